@@ -1,0 +1,142 @@
+"""What is in a feature set, and what is wrong with it: the facts behind `fewcal features info`."""
+
+from __future__ import annotations
+
+import hashlib
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from fewcal.features.featureset import _CHUNK, FeatureSet, FeatureSplit, leaked_classes
+
+
+def features_info(features: FeatureSet) -> dict[str, Any]:
+    """A description for JSON: `dimension`, `splits` by name, `across` by pair of splits, `warnings` as sentences.
+
+    >>> base = FeatureSplit.from_arrays([[0.0, 1.0], [0.0, 2.0], [0.0, 2.0]], ["cat", "dog", "dog"])
+    >>> info = features_info(FeatureSet(base))
+    >>> info["splits"]["base"]["rows"], info["splits"]["base"]["sign"], info["splits"]["base"]["duplicate_rows"]
+    (3, '>= 0', 1)
+    >>> info["warnings"][0]
+    'base: 1 of 2 columns constant, carrying no information.'
+    """
+    splits = features.splits()
+    hashes = {name: _row_hashes(split) for name, split in splits.items()}
+    base_means = _class_means(splits["base"]) if "base" in splits else None
+    described, across, warnings = {}, {}, []
+    for name, split in splits.items():
+        described[name] = facts = _describe(split, hashes[name], base_means, is_base=name == "base")
+        warnings += _remarks(name, facts)
+    for (a, split_a), (b, split_b) in combinations(splits.items(), 2):
+        seen = set(hashes[a])
+        duplicates = sum(h in seen for h in hashes[b])
+        leaks = leaked_classes(split_a, split_b)
+        across[f"{a}/{b}"] = {"duplicate_rows": duplicates, "shared_classes": leaks}
+        if duplicates:
+            warnings.append(f"{a} and {b}: {_rows(duplicates)} of {b} also in {a}, the same pictures may be in both.")
+        if leaks:
+            warnings.append(f"{a} and {b}: class leak, {len(leaks)} in both ({', '.join(leaks[:3])}); remove from one.")
+    signs = {facts["sign"] for facts in described.values()}
+    if len(signs) > 1:
+        warnings.append("Some splits are >= 0 and some signed: they may come from different layers or models.")
+    norms = {name: facts["scale"]["mean_row_norm"] for name, facts in described.items()}
+    if norms and max(norms.values()) > 3 * min(norms.values()):
+        told = ", ".join(f"{name} {norm:.3g}" for name, norm in norms.items())
+        warnings.append(f"The mean row norms differ by more than 3x ({told}): check that one model made all splits.")
+    return {"dimension": features.dimension, "splits": described, "across": across, "warnings": warnings}
+
+
+def _describe(split: FeatureSplit, hashes: list[bytes], base_means: np.ndarray | None, is_base: bool) -> dict[str, Any]:
+    counts = split.rows_per_class()
+    zeros, norms = 0, 0.0
+    column_low = np.full(split.dimension, np.inf, np.float32)
+    column_high = -column_low
+    for start in range(0, split.rows, _CHUNK):
+        x = split.features[start : start + _CHUNK].astype(np.float32)
+        zeros += x.size - int(np.count_nonzero(x))
+        column_low, column_high = np.minimum(column_low, x.min(axis=0)), np.maximum(column_high, x.max(axis=0))
+        norms += float(np.linalg.norm(x, axis=1).sum(dtype=np.float64))
+    first: dict[bytes, int] = {}
+    labels = split.require_labels()
+    duplicates = conflicting = 0
+    for row, digest in enumerate(hashes):
+        earlier = first.setdefault(digest, row)
+        if earlier != row:
+            duplicates += 1
+            conflicting += int(labels[earlier] != labels[row])
+    means = base_means if is_base and base_means is not None else _class_means(split)
+    scale = {
+        "mean_row_norm": norms / split.rows,
+        "nearest_other_class_mean": _median_nearest(split, means, skip_own=True),
+        "nearest_base_class_mean": None
+        if base_means is None or is_base
+        else _median_nearest(split, base_means, skip_own=False),
+    }
+    return {
+        "classes": len(split.classes),
+        "rows": split.rows,
+        "rows_per_class": {"min": int(counts.min()), "median": float(np.median(counts)), "max": int(counts.max())},
+        "dimension": split.dimension,
+        "dtype": str(split.features.dtype),
+        "sign": ">= 0" if column_low.min() >= 0 else "signed",
+        "zeros": zeros / split.features.size,
+        "scale": scale,
+        "constant_columns": int((column_low == column_high).sum()),
+        "duplicate_rows": duplicates,
+        "conflicting_duplicates": conflicting,
+        "named": split.named,
+        "fingerprint": split.fingerprint(),
+    }
+
+
+def _remarks(name: str, facts: dict[str, Any]) -> list[str]:
+    remarks = []
+    if constant := facts["constant_columns"]:
+        remarks.append(f"{name}: {constant} of {facts['dimension']} columns constant, carrying no information.")
+    if duplicates := facts["duplicate_rows"]:
+        remarks.append(f"{name}: {_rows(duplicates)} repeating an earlier row exactly.")
+    if conflicting := facts["conflicting_duplicates"]:
+        remarks.append(f"{name}: {_rows(conflicting)} repeating a row of another class; check the labels.")
+    smallest, largest = facts["rows_per_class"]["min"], facts["rows_per_class"]["max"]
+    if smallest == 1:
+        remarks.append(f"{name}: the smallest class has one row, too few for a support and a query row.")
+    elif largest > 10 * smallest:
+        remarks.append(f"{name}: classes have {smallest} to {largest} rows; the small ones limit shots and queries.")
+    if not facts["named"]:
+        remarks.append(f"{name}: classes have numbers but no names, so leaks between splits cannot be ruled out.")
+    return remarks
+
+
+def _rows(count: int) -> str:
+    return "1 row" if count == 1 else f"{count} rows"
+
+
+def _row_hashes(split: FeatureSplit) -> list[bytes]:
+    """A digest per row of its numbers as float32, so that equal rows match whatever the dtype of their file."""
+    return [hashlib.blake2b(row.data, digest_size=16).digest() for chunk in split._float32_chunks() for row in chunk]
+
+
+def _class_means(split: FeatureSplit) -> np.ndarray:
+    """(C, D) float32 class means, summed in float64."""
+    labels = split.require_labels()
+    order = np.argsort(labels, kind="stable")
+    bounds = np.cumsum(split.rows_per_class())[:-1]
+    rows = np.split(order, bounds)
+    return np.stack([split.features[r].mean(axis=0, dtype=np.float64).astype(np.float32) for r in rows])
+
+
+def _median_nearest(split: FeatureSplit, means: np.ndarray, skip_own: bool) -> float | None:
+    """Median over rows of the Euclidean distance to the nearest of the class means (C, D), bar the row's own class."""
+    if len(means) < (2 if skip_own else 1):
+        return None
+    labels = split.require_labels()
+    nearest = np.empty(split.rows, np.float32)
+    squares = (means**2).sum(axis=1)
+    for start in range(0, split.rows, _CHUNK):
+        x = split.features[start : start + _CHUNK].astype(np.float32)
+        d = (x**2).sum(axis=1, keepdims=True) - 2 * (x @ means.T) + squares
+        if skip_own:
+            d[np.arange(len(x)), labels[start : start + len(x)]] = np.inf
+        nearest[start : start + len(x)] = d.min(axis=1)
+    return float(np.sqrt(max(float(np.median(nearest)), 0.0)))
