@@ -138,5 +138,5 @@ def _median_nearest(split: FeatureSplit, means: np.ndarray, skip_own: bool) -> f
         d = (x**2).sum(axis=1, keepdims=True) - 2 * (x @ means.T) + squares
         if skip_own:
             d[np.arange(len(x)), labels[start : start + len(x)]] = np.inf
-        nearest[start : start + len(x)] = d.min(axis=1)
-    return float(np.sqrt(max(float(np.median(nearest)), 0.0)))
+        nearest[start : start + len(x)] = np.sqrt(d.min(axis=1).clip(0))
+    return float(np.median(nearest))

@@ -145,7 +145,8 @@ for _core in ("numpy.core", "numpy._core"):
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         try:
-            return _ADMITTED[module, name]
+            # Protocols 0 to 2 use the module's name in Python 2.
+            return _ADMITTED["builtins" if module == "__builtin__" else module, name]
         except KeyError:
             raise _Refused(f"mentions {module}.{name}") from None
 
