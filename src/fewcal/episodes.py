@@ -29,8 +29,8 @@ from pathlib import Path
 
 import numpy as np
 
+from fewcal.atomic import atomic_path
 from fewcal.errors import FileFormatError, InputError
-from fewcal.features.files import atomic_path
 
 _FORMAT = "fewcal-episodes-1"
 _GOLDEN = 0x9E3779B97F4A7C15

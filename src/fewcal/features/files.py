@@ -18,14 +18,13 @@ import os
 import re
 import zipfile
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fewcal.atomic import atomic_path
 from fewcal.errors import FileFormatError, InputError
 
 # Lets a folder hold our class order in parquet, where the label column alone would only give the sorted names.
@@ -39,35 +38,6 @@ class RawSplit:
     features: np.ndarray
     labels: np.ndarray | None
     classes: list[str] | None
-
-
-@contextmanager
-def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A temporary path beside `path` that replaces it when the block ends well, and vanishes when it does not.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     with atomic_path(Path(folder) / "a.txt") as temporary:
-    ...         _ = temporary.write_text("whole")
-    ...     [(p.name, p.read_text()) for p in Path(folder).iterdir()]
-    [('a.txt', 'whole')]
-    """
-    path = Path(path)
-    # Beside the target, since a rename is atomic only within one file system; a plain open() honours the umask,
-    # which tempfile would not.
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield temporary
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise InputError(f"cannot write {path}: {reason}; choose another place or make room") from error
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
 
 
 def _read_npz(path: Path) -> RawSplit:

@@ -1,0 +1,121 @@
+"""The edge between the user's arrays and the engine's tensors: one place for checks and conversions."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fewcal.errors import InputError
+
+
+def pick_device(device: str | torch.device | None = None) -> torch.device:
+    """The device asked for; `None` means CPU and "auto" means CUDA where there is one.
+
+    >>> pick_device(None)
+    device(type='cpu')
+    """
+    if device is None:
+        return torch.device("cpu")
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+    except RuntimeError as error:
+        raise InputError(f"device={device!r} is not a device; use 'cpu', 'cuda', 'cuda:0', … or 'auto'") from error
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise InputError(f"device={device!r}: this machine has no usable CUDA device; use device='cpu'")
+    return chosen
+
+
+def as_features(
+    x: Any,
+    name: str = "X",
+    *,
+    dim: int | None = None,
+    against: str = "the bank",
+    device: str | torch.device | None = None,
+    dtype: torch.dtype = torch.float32,
+    check: bool = True,
+) -> Tensor:
+    """Rows of numbers as a 2-D tensor `(R, D)` on `device`; anything else is refused with a reason.
+
+    >>> as_features([[1, 2], [3, 4]]).dtype
+    torch.float32
+    >>> as_features([[1.0, float("nan")]], "support")
+    Traceback (most recent call last):
+    ...
+    fewcal.errors.InputError: support has NaN in row 0; drop or impute such rows first
+    """
+    where = pick_device(device)
+    if isinstance(x, Tensor):
+        t = x
+    else:
+        a = np.asarray(x)
+        if a.dtype.kind in "OUSV":
+            try:
+                a = a.astype(np.float64)
+            except (TypeError, ValueError) as error:
+                raise InputError(
+                    f"{name} holds {a.dtype} values that are not numbers ({error}); pass a 2-D array of floats"
+                ) from error
+        if a.dtype.kind not in "fiub":
+            raise InputError(f"{name} has dtype {a.dtype}; pass real numbers (float32 is best)")
+        if not (a.flags.writeable and a.dtype.isnative):
+            a = a.astype(a.dtype.newbyteorder("="), copy=True)
+        t = torch.from_numpy(a) if a.dtype.kind == "f" else torch.from_numpy(a.astype(np.float32))
+    if t.ndim != 2:
+        raise InputError(
+            f"{name} has shape {tuple(t.shape)}; expected 2-D: one row per example, one column per feature"
+        )
+    if t.shape[1] == 0:
+        raise InputError(f"{name} has 0 features; it needs at least one column")
+    if dim is not None and t.shape[1] != dim:
+        raise InputError(
+            f"{name} has {t.shape[1]} features, but {against} has {dim}; both must come from the same feature extractor"
+        )
+    t = t.to(device=where, dtype=dtype)
+    if check:
+        check_finite(t, name)
+    return t
+
+
+def check_finite(t: Tensor, name: str) -> None:
+    """Raise when `t (R, D)` holds NaN or infinity, naming the first bad row."""
+    # A finite sum proves finite entries and is much cheaper than an elementwise test; the reverse needs the slow path.
+    if bool(torch.isfinite(t.sum(dtype=torch.float64))):
+        return
+    bad = ~torch.isfinite(t).all(dim=1)
+    if not bool(bad.any()):
+        return
+    row = int(bad.nonzero()[0])
+    what = "NaN" if bool(torch.isnan(t[row]).any()) else "infinity"
+    raise InputError(f"{name} has {what} in row {row}; drop or impute such rows first")
+
+
+def encode_labels(y: Any, rows: int, name: str = "y") -> tuple[list[Hashable], np.ndarray]:
+    """Classes in order of first appearance and the position of each row's class, for any hashable labels.
+
+    >>> encode_labels(["b", "a", "b"], rows=3)
+    (['b', 'a'], array([0, 1, 0]))
+    """
+    if isinstance(y, Tensor):
+        y = y.detach().cpu().numpy()
+    if isinstance(y, np.ndarray) and y.ndim != 1:
+        raise InputError(f"{name} has shape {y.shape}; expected one label per row")
+    values: Sequence[Any] = y.tolist() if hasattr(y, "tolist") else list(y)
+    if len(values) != rows:
+        raise InputError(f"{name} has {len(values)} labels for {rows} rows; give exactly one label per row")
+    position: dict[Hashable, int] = {}
+    codes = np.empty(len(values), dtype=np.int64)
+    for i, value in enumerate(values):
+        if isinstance(value, float) and value != value:
+            raise InputError(f"{name} has NaN as the label of row {i}; every row needs a class")
+        try:
+            codes[i] = position.setdefault(value, len(position))
+        except TypeError as error:
+            raise InputError(f"label {value!r} of row {i} is not hashable; use strings, numbers or tuples") from error
+    return list(position), codes

@@ -1,0 +1,39 @@
+"""Files that appear under their name only when they are complete."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from fewcal.errors import InputError
+
+
+@contextmanager
+def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A temporary path beside `path` that replaces it when the block ends well, and vanishes when it does not.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with atomic_path(Path(folder) / "a.txt") as temporary:
+    ...         _ = temporary.write_text("whole")
+    ...     [(p.name, p.read_text()) for p in Path(folder).iterdir()]
+    [('a.txt', 'whole')]
+    """
+    path = Path(path)
+    # Beside the target, since a rename is atomic only within one file system; a plain open() honours the umask,
+    # which tempfile would not.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield temporary
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise InputError(f"cannot write {path}: {reason}; choose another place or make room") from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)

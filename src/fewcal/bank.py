@@ -1,0 +1,602 @@
+"""BaseBank: what is known of the base classes, in one object that can be grown, merged, saved and memory-mapped.
+
+A bank holds class means, the pooled within-class scatter and, as chosen, the rows of each class, a low-rank factor of
+each class covariance, or neither. It is built in one go (`fit`), in chunks (`partial_fit`) or on many machines
+(`merge`), and gives the three covariances of `fewcal.calibrate`: `joint`, `independent` and `pooled`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Hashable, Iterable
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fewcal._version import __version__
+from fewcal.arrays import as_features, encode_labels
+from fewcal.atomic import atomic_path
+from fewcal.errors import FileFormatError, InputError
+from fewcal.gaussianize import Gaussianization, fit_gaussianization, l2_normalise
+
+FORMAT = "fewcal-bank"
+FORMAT_VERSION = 1
+_DTYPES = {"float32": torch.float32, "float16": torch.float16}
+
+
+class BaseBank:
+    """Statistics of the base classes.
+
+    Parameters
+    ----------
+    rank : int or None
+        `None` keeps every row (all covariances, any transform later). `r > 0` keeps the `r` strongest directions of
+        each class covariance instead. `0` keeps only means and the pooled scatter, which is all that the `default`
+        preset needs.
+    dtype : {"float32", "float16"} or None
+        How rows and factors are stored; `None` keeps float16 rows as they are and everything else as float32.
+        Arithmetic is in float32 throughout.
+    transform : Gaussianization or None
+        Applied to every row on its way in. Without it a bank is raw, and `in_space` can derive any transformed bank
+        from its rows. It is needed where rows are not kept.
+
+    Attributes
+    ----------
+    classes : list of hashable, length C
+    counts : Tensor (C,) int64
+    means : Tensor (C, D)
+    scatter : Tensor (D, D), the pooled within-class scatter Σ_c Σ_j (x_cj − μ_c)(x_cj − μ_c)ᵀ
+    spread : Tensor (C,) float64, the within-class sum of squares of each class
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> bank = BaseBank().fit(rng.random((40, 8)), np.repeat(["ant", "bee"], 20))
+    >>> bank
+    BaseBank(2 classes, 40 rows, 8 features, rows kept as float32, raw)
+    >>> bank.means.shape
+    torch.Size([2, 8])
+    """
+
+    def __init__(
+        self, rank: int | None = None, dtype: str | None = None, transform: Gaussianization | None = None
+    ) -> None:
+        if rank is not None and (isinstance(rank, bool) or int(rank) != rank or rank < 0):
+            raise InputError(f"rank={rank!r} must be None (keep rows), 0 (moments only) or a positive integer")
+        if dtype is not None and dtype not in _DTYPES:
+            raise InputError(f"dtype={dtype!r} must be 'float32', 'float16' or None")
+        self.rank = rank
+        self.dtype = dtype
+        self.transform = transform
+        self.source: str | None = None
+        self._reset()
+
+    def _reset(self) -> None:
+        self.classes: list[Hashable] = []
+        self.counts = torch.zeros(0, dtype=torch.int64)
+        self.means = torch.zeros(0, 0)
+        self.scatter = torch.zeros(0, 0)
+        self.spread = torch.zeros(0, dtype=torch.float64)
+        self._rows: list[list[Tensor]] = []  # per class, in order of arrival
+        self._factors: list[Tensor] = []  # per class (≤ rank, D), scaled so that BᵀB ≈ the class scatter
+        self._cache: dict[Any, Any] = {}
+
+    # ---- building -------------------------------------------------------------------------------------------------
+
+    def fit(self, X: Any, y: Any, *, device: str | torch.device | None = None) -> BaseBank:
+        """Build the bank from rows `X (R, D)` and their labels `y (R,)`, forgetting what was there."""
+        self._reset()
+        self.partial_fit(X, y, device=device)
+        return self.check()
+
+    def partial_fit(self, X: Any, y: Any, *, device: str | torch.device | None = None) -> BaseBank:
+        """Add a chunk of rows. Chunks may cut through classes and may bring new ones."""
+        x = as_features(X, "base X", dim=self.dim or None, device=device, dtype=_storage_dtype(X, self.dtype))
+        classes, codes = encode_labels(y, len(x), "base y")
+        if not classes:
+            raise InputError("base X has no rows; a bank needs at least one base class")
+        if self.transform is not None:
+            x = self.transform(x.float(), "base X").to(x.dtype)
+        chunk = BaseBank(self.rank, self.dtype)
+        chunk._from_rows(x, classes, torch.from_numpy(codes).to(x.device))
+        self._absorb(chunk)
+        return self
+
+    def merge(self, other: BaseBank) -> BaseBank:
+        """A new bank of both: classes with the same label are joined. Neither bank is changed."""
+        if (self.rank, self.dim) != (other.rank, other.dim):
+            raise InputError(
+                f"banks differ: rank {self.rank} and {other.rank}, {self.dim} and {other.dim} features; "
+                "build both with the same settings"
+            )
+        if not _same_transform(self.transform, other.transform):
+            raise InputError("banks were built with different transforms; fit one transform and give it to both")
+        both = BaseBank(self.rank, self.dtype, self.transform)
+        both._absorb(self)
+        both._absorb(other)
+        return both
+
+    def _from_rows(self, x: Tensor, classes: list[Hashable], codes: Tensor) -> None:
+        order = torch.argsort(codes, stable=True)
+        if not bool((order[1:] > order[:-1]).all()):
+            x, codes = x[order], codes[order]
+        self.classes = classes
+        self.counts = torch.bincount(codes, minlength=len(classes))
+        pieces = list(torch.split(x, self.counts.tolist()))
+        self.means = torch.stack([p.float().mean(dim=0) for p in pieces])
+        centred = x.float() - self.means[codes]
+        self.scatter = centred.T @ centred
+        squares = centred.square().sum(dim=1, dtype=torch.float64)
+        self.spread = torch.zeros(len(classes), dtype=torch.float64, device=x.device).index_add_(0, codes, squares)
+        if self.rank is None:
+            # Pieces are views of one block; cloning is left to `_absorb`, which knows whether they will be joined.
+            self._rows = [[p] for p in pieces]
+        elif self.rank > 0:
+            self._factors = [_top_directions(c, self.rank) for c in torch.split(centred, self.counts.tolist())]
+
+    def _absorb(self, other: BaseBank) -> None:
+        """Join another bank's moments into this one (the parallel form of Welford's update)."""
+        self._cache = {}
+        if not self.classes:
+            self.classes, self.counts = list(other.classes), other.counts
+            self.means, self.scatter, self.spread = other.means, other.scatter, other.spread
+            self._rows, self._factors = [list(r) for r in other._rows], list(other._factors)
+            return
+        device = self.means.device
+        position = {c: i for i, c in enumerate(self.classes)}
+        fresh = [c for c in other.classes if c not in position]
+        for c in fresh:
+            position[c] = len(self.classes)
+            self.classes.append(c)
+        if fresh:
+            grow = len(fresh)
+            self.counts = torch.cat([self.counts, self.counts.new_zeros(grow)])
+            self.means = torch.cat([self.means, self.means.new_zeros(grow, self.dim)])
+            self.spread = torch.cat([self.spread, self.spread.new_zeros(grow)])
+            self._rows += [[] for _ in fresh] if self.rank is None else []
+            self._factors += [self.means.new_zeros(0, self.dim) for _ in fresh] if self.rank else []
+        at = torch.tensor([position[c] for c in other.classes], device=device)
+        n_old = self.counts[at].double()
+        n_new = other.counts.to(device).double()
+        gap = other.means.to(device).double() - self.means[at].double()
+        total = n_old + n_new
+        share = (n_old * n_new / total)[:, None]
+        shifted = (gap * share.sqrt()).float()  # rows whose scatter is what the shift of means adds
+        self.scatter = self.scatter + other.scatter.to(device) + shifted.T @ shifted
+        self.spread = self.spread.index_add(0, at, other.spread.to(device) + (share * gap.square()).sum(dim=1))
+        if self.rank:
+            for j, i in enumerate(at.tolist()):
+                stacked = torch.cat([self._factors[i], other._factors[j].to(device), shifted[j : j + 1]])
+                self._factors[i] = _top_directions(stacked, self.rank)
+        elif self.rank is None:
+            for j, i in enumerate(at.tolist()):
+                self._rows[i] = self._rows[i] + [r.to(device) for r in other._rows[j]]
+        updated = self.means.double()
+        updated[at] = updated[at] + gap * (n_new / total)[:, None]
+        self.means = updated.float()
+        counts = self.counts.clone()
+        counts[at] += other.counts.to(device)
+        self.counts = counts
+
+    def check(self) -> BaseBank:
+        """Raise unless every class has at least two rows, without which it has no covariance."""
+        if not self.classes:
+            raise InputError("the bank is empty; fit it on base rows first")
+        thin = (self.counts < 2).nonzero().flatten().tolist()
+        if thin:
+            names = ", ".join(repr(self.classes[i]) for i in thin[:5]) + (", …" if len(thin) > 5 else "")
+            raise InputError(
+                f"{len(thin)} base class(es) with a single row: {names}; a base class needs at least two rows "
+                "(drop these classes or add rows)"
+            )
+        return self
+
+    # ---- facts ----------------------------------------------------------------------------------------------------
+
+    @property
+    def dim(self) -> int:
+        """D, the number of features (0 before the first row)."""
+        return int(self.means.shape[1])
+
+    @property
+    def n_rows(self) -> int:
+        """Base rows seen in all."""
+        return int(self.counts.sum())
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors are."""
+        return self.means.device
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether the rows themselves were kept."""
+        return self.rank is None and bool(self._rows)
+
+    def __len__(self) -> int:
+        return len(self.classes)
+
+    def __repr__(self) -> str:
+        if not self.classes:
+            return "BaseBank(empty)"
+        kept = {None: "rows kept", 0: "moments only"}.get(self.rank, f"rank {self.rank}")
+        if self.rank is None:
+            kept += f" as {str(self._rows[0][0].dtype).removeprefix('torch.')}" if self._rows else " elsewhere"
+        space = "raw" if self.transform is None else "transformed"
+        return f"BaseBank({len(self)} classes, {self.n_rows} rows, {self.dim} features, {kept}, {space})"
+
+    @property
+    def explained(self) -> Tensor:
+        """Share of each class's variance that its low-rank factor keeps, `(C,)`; ones where rows are kept."""
+        if not self.rank:
+            return torch.full((len(self),), 1.0 if self.rank is None else 0.0)
+        kept = torch.stack([f.double().square().sum() for f in self._factors])
+        return (kept / self.spread.clamp(min=1e-30)).clamp(max=1.0).float()
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of classes, counts, moments and transform: the same data give the same bank."""
+        return cast(str, self._cached("fingerprint", self._fingerprint))
+
+    def _fingerprint(self) -> str:
+        h = hashlib.sha256()
+        h.update(json.dumps([_label_to_json(c) for c in self.classes]).encode())
+        for t in (self.counts, self.means, self.spread):
+            h.update(np.ascontiguousarray(t.cpu().numpy()).tobytes())
+        if self.transform is not None:
+            h.update(json.dumps(self.transform.settings()).encode())
+        return h.hexdigest()
+
+    def rows(self, i: int) -> Tensor:
+        """Rows of class `i`, `(P_i, D)`, as stored."""
+        if not self.has_rows:
+            raise InputError(f"this bank kept no rows (rank={self.rank}); build it with rank=None")
+        if len(self._rows[i]) > 1:
+            self._rows[i] = [torch.cat(self._rows[i])]
+        return self._rows[i][0]
+
+    def to(self, device: str | torch.device) -> BaseBank:
+        """The same bank with its tensors on `device`."""
+        if torch.device(device) == self.device:
+            return self
+        return self._mapped(lambda t: t.to(device))
+
+    def _mapped(self, f: Callable[[Tensor], Tensor]) -> BaseBank:
+        out = BaseBank(self.rank, self.dtype, self.transform)
+        out.source, out.classes = self.source, list(self.classes)
+        out.counts, out.means, out.scatter, out.spread = map(f, (self.counts, self.means, self.scatter, self.spread))
+        out._rows = [[f(r) for r in rows] for rows in self._rows]
+        out._factors = [f(t) for t in self._factors]
+        if self.transform is not None:
+            out.transform = self.transform.to(out.device)
+        return out
+
+    def _cached(self, key: Any, make: Callable[[], Any]) -> Any:
+        if key not in self._cache:
+            self._cache[key] = make()
+        return self._cache[key]
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        state["_cache"] = {}  # derived data is rebuilt on the other side, not shipped
+        return state
+
+    # ---- covariances ----------------------------------------------------------------------------------------------
+
+    def paired_rows(self, common_size: int = 0) -> Tensor:
+        """Rows for the `joint` covariance: `(C, P, D)`, centred, divided by √(P−1), classes cut to a common P.
+
+        Row j of one class is paired with row j of every other, so that a weighted sum of base *random variables*
+        (eq. 4) has the sample covariance FᵀF with F = Σ cᵢRᵢ. `common_size=0` takes the smallest class.
+        """
+        smallest = int(self.counts.min())
+        size = smallest if common_size == 0 else int(common_size)
+        if not 2 <= size <= smallest:
+            raise InputError(
+                f"common_size={common_size}: the smallest base class has {smallest} rows; choose 2 to {smallest}, "
+                "or 0 for the smallest class"
+            )
+        if not self.has_rows:
+            raise InputError(
+                "the joint covariance pairs rows, and this bank kept none; use cov='independent' or rank=None"
+            )
+
+        def make() -> Tensor:
+            out = torch.empty(len(self), size, self.dim, device=self.device)
+            for i in range(len(self)):
+                block = self.rows(i)[:size].float()
+                torch.sub(block, block.mean(dim=0), out=out[i])
+            return out.div_((size - 1) ** 0.5)
+
+        return cast(Tensor, self._cached(("paired", size), make))
+
+    def class_factors(self) -> Tensor:
+        """Rᵢ with RᵢᵀRᵢ = Σᵢ for each class, `(C, P, D)`: centred rows or low-rank directions, zero-padded to one P."""
+
+        def make() -> Tensor:
+            if self.rank == 0:
+                raise InputError(
+                    "this bank keeps no class covariances (rank=0); use cov='pooled' or build it with rank=None"
+                )
+            if self.rank:
+                parts = [f / (n - 1) ** 0.5 for f, n in zip(self._factors, self.counts.tolist(), strict=True)]
+            else:
+                parts = [
+                    (self.rows(i).float() - self.means[i]) / (n - 1) ** 0.5 for i, n in enumerate(self.counts.tolist())
+                ]
+            size = max(len(p) for p in parts)
+            out = torch.zeros(len(self), size, self.dim, device=self.device)
+            for i, p in enumerate(parts):
+                out[i, : len(p)] = p
+            return out
+
+        return cast(Tensor, self._cached("factors", make))
+
+    def class_covariances(self) -> Tensor:
+        """Σᵢ for each class, dense `(C, D, D)`; for reference, many neighbours, and small D."""
+
+        def make() -> Tensor:
+            factors = self.class_factors()
+            return factors.transpose(1, 2) @ factors
+
+        return cast(Tensor, self._cached("covariances", make))
+
+    def pooled_covariance(self) -> Tensor:
+        """S_w, the within-class covariance of all base classes together, `(D, D)`."""
+        return self.scatter / max(self.n_rows - len(self), 1)
+
+    def pooled_eigen(self) -> tuple[Tensor, Tensor]:
+        """Eigenvalues `(D,)` (≥ 0) and eigenvectors `(D, D)`, in columns, of S_w; computed once."""
+
+        def make() -> tuple[Tensor, Tensor]:
+            values, vectors = torch.linalg.eigh(self.pooled_covariance().double())
+            return values.clamp(min=0).float(), vectors.float()
+
+        return cast(tuple[Tensor, Tensor], self._cached("eigen", make))
+
+    def pooled_factor(self) -> Tensor:
+        """R with RᵀR = S_w, `(D, D)`."""
+        values, vectors = self.pooled_eigen()
+        return values.sqrt()[:, None] * vectors.T
+
+    def whitening(self, shrink: float) -> Tensor:
+        """(S_w + λ·(tr S_w / D)·I)^(−1/2) up to a rotation, `(D, D)`, to be applied as `x @ whitening`."""
+        values, vectors = self.pooled_eigen()
+        return vectors * (values + shrink * values.mean()).clamp(min=1e-30).rsqrt()
+
+    # ---- other spaces ---------------------------------------------------------------------------------------------
+
+    def in_space(
+        self,
+        *,
+        beta: float = 1.0,
+        kind: str = "auto",
+        center: bool = False,
+        l2: bool = False,
+        eps: float = 1e-6,
+        whiten: float | bool = False,
+    ) -> BaseBank:
+        """The bank as seen through a transform; derived once and remembered.
+
+        A raw bank with rows can go anywhere. A bank that was built with a transform can only be used with that
+        transform (and any whitening on top of it).
+
+        >>> import numpy as np
+        >>> raw = BaseBank().fit(np.random.default_rng(0).random((20, 3)), [0, 1] * 10)
+        >>> raw.in_space(beta=0.5, l2=True).transform.settings()["kind"]
+        'tukey'
+        """
+        key = ("space", float(beta), kind, bool(center), bool(l2), float(eps))
+
+        def make() -> BaseBank:
+            wanted = {"beta": float(beta), "center": bool(center), "l2": bool(l2)}
+            if self.transform is not None:
+                have = self.transform.settings()
+                same_kind = kind in ("auto", have["kind"]) or float(beta) == 1.0
+                if not same_kind or any(have[f] != v for f, v in wanted.items()):
+                    given = ", ".join(f"{f}={have[f]}" for f in ("kind", *wanted))
+                    asked = ", ".join(f"{f}={v}" for f, v in {"kind": kind, **wanted}.items())
+                    raise InputError(
+                        f"the bank was built in another space ({given}) than the parameters ask for ({asked}); "
+                        "change these parameters or rebuild the bank from its rows"
+                    )
+                return self
+            if not self.has_rows:
+                if float(beta) == 1.0 and not center and not l2:
+                    return self._as_raw(kind)
+                raise InputError(
+                    "this bank kept no rows, so no transform can be applied to it afterwards; "
+                    "give the transform to BaseBank(transform=...) or keep rows (rank=None)"
+                )
+            x = torch.cat([self.rows(i) for i in range(len(self))]).float()
+            transform = fit_gaussianization(x, beta, kind, center, l2, eps)
+            out = BaseBank(self.rank, "float32")
+            codes = torch.repeat_interleave(torch.arange(len(self), device=self.device), self.counts)
+            out._from_rows(transform(x, "base X"), list(self.classes), codes)
+            out.transform, out.source = transform, self.source
+            return out
+
+        space = cast(BaseBank, self._cached(key, make))
+        if whiten is False or space.is_whitened:
+            return space
+        return cast(BaseBank, self._cached((*key, "white", float(whiten)), lambda: space.whitened(float(whiten))))
+
+    def _as_raw(self, kind: str) -> BaseBank:
+        out = self._mapped(lambda t: t)
+        out.transform = Gaussianization("none" if kind == "auto" else kind)  # type: ignore[arg-type]
+        return out
+
+    @property
+    def is_whitened(self) -> bool:
+        """Whether this bank lives in the space whitened with its own pooled covariance."""
+        return self.transform is not None and self.transform.whitening is not None
+
+    def whitened(self, shrink: float) -> BaseBank:
+        r"""The bank in the space whitened by its pooled covariance, where plain distance is the right distance.
+
+        With :math:`W = (S_w + \lambda\,(\mathrm{tr} S_w / D)\,I)^{-1/2}` a row x becomes Wx / ‖Wx‖ and a class mean
+        Wμ / ‖Wμ‖. Only moments are needed. The shrunk pooled covariance becomes the unit matrix divided by the
+        mean squared length of the whitened rows.
+        """
+        if not shrink >= 0:
+            raise InputError(f"whiten={shrink!r} must be ≥ 0, or False for no whitening; it is the shrinkage λ of S_w")
+        w = self.whitening(shrink)
+        out = BaseBank(0)
+        out.classes, out.counts, out.source = list(self.classes), self.counts, self.source
+        moved = self.means @ w
+        share = self.counts.double() / self.counts.sum()
+        scatter = w.T @ self.scatter @ w
+        length2 = float(
+            (scatter.diagonal().sum() / self.counts.sum()).double() + share @ moved.double().square().sum(dim=1)
+        )
+        out.means = l2_normalise(moved)
+        out.scatter = torch.eye(self.dim, device=self.device) * (max(self.n_rows - len(self), 1) / length2)
+        out.spread = self.spread * 0 + self.dim / length2 * (self.counts - 1)
+        base = self.transform or Gaussianization("none")
+        out.transform = Gaussianization(base.kind, base.beta, base.eps, base.mean, base.l2, whitening=w)
+        return out
+
+    # ---- files ----------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the bank as safetensors. The file appears under its name only when it is complete."""
+        from safetensors.torch import save_file
+
+        self.check()
+        tensors = {"counts": self.counts, "means": self.means, "scatter": self.scatter, "spread": self.spread}
+        if self.has_rows:
+            tensors["rows"] = torch.cat([self.rows(i) for i in range(len(self))])
+        elif self.rank:
+            tensors["factors"] = torch.cat(self._factors)
+            tensors["factor_sizes"] = torch.tensor([len(f) for f in self._factors])
+            tensors = {k: v.to(_DTYPES[self.dtype]) if k == "factors" and self.dtype else v for k, v in tensors.items()}
+        meta: dict[str, Any] = {
+            "format": FORMAT,
+            "version": FORMAT_VERSION,
+            "fewcal": __version__,
+            "classes": [_label_to_json(c) for c in self.classes],
+            "rank": self.rank,
+            "dtype": self.dtype,
+            "fingerprint": self.fingerprint,
+            "source": self.source,
+            "transform": None,
+        }
+        if self.transform is not None:
+            meta["transform"] = self.transform.settings()
+            for field in ("mean", "whitening"):
+                if (t := getattr(self.transform, field)) is not None:
+                    tensors[f"transform.{field}"] = t
+        ready = {k: v.detach().cpu().contiguous() for k, v in tensors.items()}
+        target = Path(path)
+        with atomic_path(target) as temporary:
+            save_file(ready, str(temporary), metadata={"fewcal": json.dumps(meta)})
+        return target
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *, device: str | torch.device | None = None) -> BaseBank:
+        """Read a bank; on the CPU its tensors stay memory-mapped until they are used."""
+        from safetensors import SafetensorError, safe_open
+
+        file = Path(path)
+        if not file.is_file():
+            raise InputError(
+                f"no bank at {file}; build one with BaseBank().fit(X, y).save(path) or `fewcal bank build`"
+            )
+        try:
+            with safe_open(str(file), framework="pt") as f:
+                meta = json.loads((f.metadata() or {}).get("fewcal", "null"))
+                tensors = {k: f.get_tensor(k) for k in f.keys()}  # noqa: SIM118  (not a dict)
+        except (SafetensorError, OSError, ValueError) as error:
+            raise FileFormatError(
+                f"{file} is not a readable safetensors file (truncated or of another kind): {error}"
+            ) from error
+        if not isinstance(meta, dict) or meta.get("format") != FORMAT:
+            raise FileFormatError(f"{file} is a safetensors file, but not a fewcal bank")
+        if meta["version"] > FORMAT_VERSION:
+            raise FileFormatError(
+                f"{file} has bank format {meta['version']}; this fewcal {__version__} reads up to {FORMAT_VERSION}: upgrade fewcal"
+            )
+        try:
+            out = cls._restore(meta, tensors)
+        except (KeyError, RuntimeError, TypeError, ValueError) as error:
+            raise FileFormatError(f"{file} is damaged: its parts do not fit together ({error})") from error
+        return out if device is None else out.to(device)
+
+    @classmethod
+    def _restore(cls, meta: dict[str, Any], tensors: dict[str, Tensor]) -> BaseBank:
+        out = cls(meta["rank"], meta["dtype"])
+        out.source = meta["source"]
+        out.classes = [_label_from_json(c) for c in meta["classes"]]
+        out.counts, out.means = tensors["counts"], tensors["means"]
+        out.scatter, out.spread = tensors["scatter"], tensors["spread"]
+        if len(out.classes) != len(out.counts) or out.means.shape != (len(out.classes), out.scatter.shape[0]):
+            raise ValueError("counts, means and class names have different lengths")
+        if out.rank is None:
+            out._rows = [[r] for r in torch.split(tensors["rows"], out.counts.tolist())]
+        elif out.rank:
+            factors = torch.split(tensors["factors"], tensors["factor_sizes"].tolist())
+            out._factors = [f.float() for f in factors]
+        if meta["transform"] is not None:
+            s = meta["transform"]
+            out.transform = Gaussianization(
+                s["kind"],
+                s["beta"],
+                s["eps"],
+                tensors.get("transform.mean"),
+                s["l2"],
+                tensors.get("transform.whitening"),
+            )
+        out._cache["fingerprint"] = meta["fingerprint"]
+        return out
+
+
+def _storage_dtype(x: Any, dtype: str | None) -> torch.dtype:
+    if dtype is not None:
+        return _DTYPES[dtype]
+    return torch.float16 if str(getattr(x, "dtype", "")) in ("float16", "torch.float16") else torch.float32
+
+
+def _top_directions(x: Tensor, rank: int) -> Tensor:
+    """B `(≤ rank, D)` whose BᵀB is the best rank-r approximation of xᵀx, for centred rows x `(P, D)`."""
+    if len(x) <= rank:
+        return x.float()
+    # Right singular vectors through the smaller Gram matrix: rows are few and features many, or the reverse.
+    x64 = x.double()
+    if x.shape[0] <= x.shape[1]:
+        _, vectors = torch.linalg.eigh(x64 @ x64.T)
+        return (vectors[:, -rank:].T @ x64).float()
+    values, vectors = torch.linalg.eigh(x64.T @ x64)
+    return (values[-rank:].clamp(min=0).sqrt()[:, None] * vectors[:, -rank:].T).float()
+
+
+def _same_transform(a: Gaussianization | None, b: Gaussianization | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    if a.settings() != b.settings():
+        return False
+    pairs: Iterable[tuple[Tensor | None, Tensor | None]] = ((a.mean, b.mean), (a.whitening, b.whitening))
+    return all(s is t or (s is not None and t is not None and torch.equal(s.cpu(), t.cpu())) for s, t in pairs)
+
+
+def _label_to_json(label: Hashable) -> Any:
+    if label is None or isinstance(label, str | bool | int | float):
+        return label
+    if isinstance(label, tuple):
+        return {"tuple": [_label_to_json(part) for part in label]}
+    if isinstance(label, bytes):
+        return {"bytes": label.hex()}
+    raise InputError(f"class label {label!r} of type {type(label).__name__} cannot be saved; use str, int or tuple")
+
+
+def _label_from_json(value: Any) -> Hashable:
+    if isinstance(value, dict):
+        if "tuple" in value:
+            return tuple(_label_from_json(part) for part in value["tuple"])
+        return bytes.fromhex(value["bytes"])
+    return cast(Hashable, value)

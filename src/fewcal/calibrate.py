@@ -1,0 +1,206 @@
+r"""Calibration: a novel class as a weighted random variable of its nearest base classes (eq. 4-8).
+
+    d_i  = ‖x̃ − μ_i‖²  (or another distance)      eq. 6, appendix A
+    S_k  = the k nearest base classes              eq. 7
+    w_i  = 1 / (1 + d_i^m)                         eq. 8
+    μ'   = (x̃ + Σ w_i μ_i) / (1 + Σ w_i)           eq. 5
+
+`covariance.py` turns the same weights into Σ' and its shrunk form (eq. 5 and 9).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, cast
+
+import torch
+from torch import Tensor
+
+from fewcal.bank import BaseBank
+from fewcal.errors import InputError
+
+Metric = Literal["sqeuclidean", "euclidean", "mahalanobis", "delta"]
+METRICS = ("sqeuclidean", "euclidean", "mahalanobis", "delta")
+
+# Ridge of the class covariances under Mahalanobis, as a share of their mean variance: with fewer rows than features
+# they have no inverse.
+MAHALANOBIS_RIDGE = 0.1
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """What calibration found for each support point, batch shape `B`.
+
+    Attributes
+    ----------
+    index : Tensor (*B, k) int64
+        Nearest base classes, nearest first.
+    distances : Tensor (*B, k)
+        Their distances d_i, in the unit asked for.
+    weights : Tensor (*B, k)
+        w_i of eq. 8.
+    mean : Tensor (*B, D)
+        The calibrated mean μ' (eq. 5).
+    """
+
+    index: Tensor
+    distances: Tensor
+    weights: Tensor
+    mean: Tensor
+
+    @property
+    def normalised(self) -> Tensor:
+        """w_i / (1 + Σw), the share of each base class in X' (what the paper's tables list)."""
+        return self.weights / (1 + self.weights.sum(dim=-1, keepdim=True))
+
+
+def squared_distances(x: Tensor, means: Tensor) -> Tensor:
+    """‖x − μ_i‖² for `x (*B, D)` and `means (C, D)`, `(*B, C)`.
+
+    >>> squared_distances(torch.tensor([[0.0, 0.0]]), torch.tensor([[3.0, 4.0], [0.0, 1.0]]))
+    tensor([[25.,  1.]])
+    """
+    # Distances do not change when both sides are moved; around the mean of means the expansion cancels least.
+    origin = means.mean(dim=0)
+    x, means = x - origin, means - origin
+    cross = x @ means.T
+    return (x.square().sum(dim=-1, keepdim=True) + means.square().sum(dim=-1) - 2 * cross).clamp_(min=0)
+
+
+def mahalanobis_log(x: Tensor, bank: BaseBank, ridge: float = MAHALANOBIS_RIDGE) -> Tensor:
+    r"""ln|Σ_i| + (x̃ − μ_i)ᵀ Σ_i⁻¹ (x̃ − μ_i) for each base class (appendix A), `(*B, C)`.
+
+    Each Σ_i gets a ridge of `ridge` times its mean variance. The log-determinants are taken relative to the smallest
+    one, which keeps the order and makes every d_i ≥ 0, as d_i^m needs.
+    """
+
+    def make() -> tuple[Tensor, Tensor, Tensor]:
+        factors = bank.class_factors()  # (C, P, D)
+        _, p, d = factors.shape
+        tau = (ridge * factors.square().sum(dim=(1, 2)) / d).clamp(min=1e-12)
+        if p <= d:
+            values, vectors = torch.linalg.eigh((factors @ factors.mT).double())
+            directions = (vectors.mT @ factors.double()) / values.clamp(min=1e-30).sqrt()[..., None]
+        else:
+            values, vectors = torch.linalg.eigh((factors.mT @ factors).double())
+            directions = vectors.mT
+        values = values.clamp(min=0)
+        keep = values > 1e-10 * values.amax(dim=-1, keepdim=True)
+        t = tau.double()[:, None]
+        logdet = (d * t.log()).squeeze(1) + torch.where(keep, (values / t).log1p(), 0.0).sum(dim=-1)
+        # Σ⁻¹ = (I − V diag(e/(e+τ)) Vᵀ)/τ: what is left of the length after the known directions.
+        gain = torch.where(keep, values / (values + t), 0.0).sqrt()
+        scaled = torch.where(keep[..., None], directions, 0.0) * gain[..., None]
+        return scaled.float(), tau, (logdet - logdet.min()).float()
+
+    scaled, tau, logdet = cast(tuple[Tensor, Tensor, Tensor], bank._cached(("mahalanobis", ridge), make))
+    flat = x.reshape(-1, x.shape[-1])
+    out = torch.empty(len(flat), len(bank), dtype=x.dtype, device=x.device)
+    for i in range(len(bank)):
+        z = flat - bank.means[i]
+        quad = z.square().sum(dim=-1) - (z @ scaled[i].T).square().sum(dim=-1)
+        out[:, i] = logdet[i] + quad.clamp(min=0) / tau[i]
+    return out.reshape(*x.shape[:-1], len(bank))
+
+
+def distances(x: Tensor, bank: BaseBank, metric: str = "sqeuclidean", *, delta: float = 1.0) -> Tensor:
+    """Distance of points `x (*B, D)` from every base class, `(*B, C)` (eq. 6, appendix A and A.1).
+
+    `sqeuclidean` is the paper's d_i, `euclidean` its root, `mahalanobis` has the log-determinant, `delta` is the
+    squared δ-distance ‖x̃ − δμ_i‖².
+    """
+    if metric == "sqeuclidean":
+        return squared_distances(x, bank.means)
+    if metric == "euclidean":
+        return squared_distances(x, bank.means).sqrt()
+    if metric == "delta":
+        return squared_distances(x, delta * bank.means)
+    if metric == "mahalanobis":
+        return mahalanobis_log(x, bank)
+    raise InputError(f"metric={metric!r} is unknown; use one of {', '.join(METRICS)}")
+
+
+def unit_distance(bank: BaseBank, metric: str = "sqeuclidean", *, delta: float = 1.0) -> float:
+    """The bank's own unit: the median over base classes of the distance to the nearest other base class.
+
+    It has the scale of the feature extractor, so distances divided by it do not.
+    """
+    if len(bank) < 2:
+        raise InputError("unit needs at least two base classes; use unit=False")
+
+    def make() -> float:
+        nearest = []
+        for start in range(0, len(bank), 2048):
+            block = distances(bank.means[start : start + 2048], bank, metric, delta=delta)
+            own = torch.arange(len(block), device=block.device)
+            block[own, own + start] = torch.inf
+            nearest.append(block.amin(dim=1))
+        return max(float(torch.cat(nearest).median()), 1e-12)
+
+    return cast(float, bank._cached(("unit", metric, delta), make))
+
+
+def weights_from_distances(d: Tensor, m: float) -> Tensor:
+    """w = 1/(1 + d^m) (eq. 8): 1 on top of the base class, falling with distance, faster for larger m.
+
+    >>> weights_from_distances(torch.tensor([0.0, 1.0, 3.0]), m=2)
+    tensor([1.0000, 0.5000, 0.1000])
+    """
+    if not (m >= 0 and math.isfinite(m)):
+        raise InputError(f"m={m!r} must be a finite number ≥ 0; it is the power of the distance in the weights")
+    return 1 / (1 + d**m)
+
+
+def calibrate(
+    x: Tensor,
+    bank: BaseBank,
+    *,
+    k: int = 2,
+    m: float = 1.0,
+    metric: str = "sqeuclidean",
+    delta: float = 1.0,
+    unit: float | bool = False,
+    equal: bool = False,
+) -> Calibration:
+    """Calibrate support points `x (*B, D)` that live in the bank's space (eq. 4-8).
+
+    Parameters
+    ----------
+    x : Tensor (*B, D)
+    bank : BaseBank
+    k : int
+        Neighbours, 1 to C.
+    m : float
+        Power of the distance in the weights.
+    metric, delta
+        See `distances`.
+    unit : float or False
+        Divide distances by `unit` × `unit_distance(bank)`, so that weights do not depend on the features' scale.
+    equal : bool
+        Weigh every neighbour 1, as DC does.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> bank = BaseBank().fit(np.array([[0.0], [2.0], [9.0], [11.0]]), ["near", "near", "far", "far"])
+    >>> c = calibrate(torch.tensor([[0.0]]), bank, k=1, m=1)
+    >>> c.distances.tolist(), c.weights.tolist(), c.mean.tolist()
+    ([[1.0]], [[0.5]], [[0.3333333432674408]])
+    """
+    if isinstance(k, bool) or int(k) != k or not 1 <= k <= len(bank):
+        raise InputError(f"k={k!r} must be an integer from 1 to the number of base classes, {len(bank)}")
+    if x.shape[-1] != bank.dim:
+        raise InputError(
+            f"support has {x.shape[-1]} features, but the bank has {bank.dim}; use the same extractor for both"
+        )
+    every = distances(x, bank, metric, delta=delta)
+    if unit is not False:
+        if not unit > 0:
+            raise InputError(f"unit={unit!r} must be > 0, or False for distances as they are")
+        every = every / (float(unit) * unit_distance(bank, metric, delta=delta))
+    nearest, index = torch.topk(every, int(k), dim=-1, largest=False)
+    weights = torch.ones_like(nearest) if equal else weights_from_distances(nearest, m)
+    spread = torch.zeros_like(every).scatter_(-1, index, weights)  # (*B, C): a product instead of a gather of means
+    mean = (x + spread @ bank.means) / (1 + weights.sum(dim=-1, keepdim=True))
+    return Calibration(index, nearest, weights, mean)

@@ -1,0 +1,229 @@
+r"""FactorGaussian: a batch of normal distributions with covariance FᵀF + a·I + b·11ᵀ (eq. 9-10).
+
+The paper's shrunk covariance has exactly this form, so it is never built: sampling is one product with F and a cheap
+isotropic part, solving is Woodbury's identity. `dense()` is there for tests and small problems.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fewcal.errors import FewcalWarning, InputError
+from fewcal.randomness import TaskRandom
+
+# Rows of latent noise drawn at a time on the CPU. It bounds memory; it is fixed because it fixes the random stream.
+_NOISE_ROWS = 256
+
+
+@dataclass(frozen=True, eq=False)
+class FactorGaussian:
+    """Normal distributions N(mean, FᵀF + a·I + b·11ᵀ) over a batch of any shape `B`.
+
+    Attributes
+    ----------
+    mean : Tensor (*B, D)
+    factor : Tensor (*B, P, D)
+        F; P may be 0, and leading dimensions may be expanded views.
+    a : Tensor (*B) or None
+        Weight of the unit matrix, ≥ 0. `None` means that it is zero everywhere, which saves the isotropic noise.
+    b : Tensor (*B)
+        Weight of the all-ones matrix, a + b·D ≥ 0.
+
+    Examples
+    --------
+    >>> g = FactorGaussian(torch.zeros(2), torch.tensor([[1.0, 0.0]]), torch.tensor(1.0), torch.tensor(0.5))
+    >>> g.dense()
+    tensor([[2.5000, 0.5000],
+            [0.5000, 1.5000]])
+    >>> g.sample(3, 0).shape
+    torch.Size([3, 2])
+    """
+
+    mean: Tensor
+    factor: Tensor
+    a: Tensor | None
+    b: Tensor
+
+    @property
+    def dim(self) -> int:
+        """D."""
+        return int(self.mean.shape[-1])
+
+    def _a(self) -> Tensor:
+        return torch.zeros_like(self.b) if self.a is None else self.a
+
+    def dense(self) -> Tensor:
+        """The covariance matrices `(*B, D, D)`."""
+        eye = torch.eye(self.dim, dtype=self.mean.dtype, device=self.mean.device)
+        return self.factor.mT @ self.factor + self._a()[..., None, None] * eye + self.b[..., None, None]
+
+    def sample(self, n: int, random: TaskRandom | torch.Generator | int, out: Tensor | None = None) -> Tensor:
+        """Draw `n` points from each distribution, `(*B, n, D)` (eq. 10), into `out` where it is given.
+
+        With a `TaskRandom` the first batch dimension is the tasks' and each task draws from its own stream.
+        The square root of a·I + b·11ᵀ is √a·I + ((√(a+bD) − √a)/D)·11ᵀ.
+        """
+        if n < 1:
+            raise InputError(f"n={n} must be at least 1")
+        if isinstance(random, TaskRandom):
+            if self.mean.shape[0] != len(random):
+                raise InputError(f"{len(random)} random streams for {self.mean.shape[0]} tasks")
+            batch: tuple[int, ...] = tuple(self.mean.shape[:-1])
+        else:
+            # One stream for everything: a single task.
+            batch = (1, *self.mean.shape[:-1])
+            if isinstance(random, int):
+                random = TaskRandom(random, device=self.mean.device)
+            else:
+                generator, random = random, TaskRandom(0, device=self.mean.device)
+                random._generators = [generator]
+        shape = (*self.mean.shape[:-1], n, self.dim)
+        result = torch.empty(shape, dtype=self.mean.dtype, device=self.mean.device) if out is None else out
+        if result.shape != shape:
+            raise InputError(f"out has shape {tuple(result.shape)}, expected {shape}")
+        out = result.view(*batch, n, self.dim)
+        a, b = self._a().reshape(batch), self.b.reshape(batch)
+        if self.a is None:
+            noise = random.normal(*out.shape[1:-1], 1, dtype=out.dtype)
+            torch.mul(noise, b.clamp(min=0).sqrt()[..., None, None], out=noise)
+            out.copy_(noise.expand_as(out))
+        else:
+            random.fill_normal(out)
+            root_a = a.clamp(min=0).sqrt()
+            slope = ((a + b * self.dim).clamp(min=0).sqrt() - root_a) / self.dim
+            along = out.sum(dim=-1, keepdim=True) * slope[..., None, None]
+            out.mul_(root_a[..., None, None]).add_(along)
+        out.add_(self.mean.reshape(*batch, 1, self.dim))
+        if self.factor.shape[-2]:
+            self._add_factor_noise(out, random)
+        return result
+
+    def _add_factor_noise(self, out: Tensor, random: TaskRandom) -> None:
+        """out += G·F with G standard normal, in place."""
+        tasks, n, d = out.shape[0], out.shape[-2], self.dim
+        p = self.factor.shape[-2]
+        flat = out.view(tasks, -1, n, d)
+        factor = self.factor.expand(*self.mean.shape[:-1], p, d).reshape(tasks, -1, p, d)
+        if out.is_cuda:
+            noise = random.normal(flat.shape[1], n, p, dtype=out.dtype)
+            flat.add_(noise @ factor)
+            return
+        noise = torch.empty(min(n, _NOISE_ROWS), p, dtype=out.dtype)
+        for t, generator in enumerate(random._generators):
+            for s in range(flat.shape[1]):
+                for start in range(0, n, _NOISE_ROWS):
+                    rows = flat[t, s, start : start + _NOISE_ROWS]
+                    block = noise[: len(rows)].normal_(generator=generator)
+                    rows.addmm_(block, factor[t, s])
+
+    # ---- B = a·I + b·11ᵀ, and Woodbury around it ------------------------------------------------------------------
+
+    def _base_solve(self, v: Tensor) -> Tensor:
+        """B⁻¹v for `v (*B, M, D)`, by Sherman and Morrison."""
+        a = self._a()[..., None, None]
+        b = self.b[..., None, None]
+        return (v - (b / (a + b * self.dim)) * v.sum(dim=-1, keepdim=True)) / a
+
+    def _require_invertible(self) -> None:
+        a = self._a()
+        if bool((a <= 0).any()) or bool((a + self.b * self.dim <= 0).any()):
+            raise InputError(
+                "a covariance without an isotropic part (a = 0) has no inverse in general; use alpha1 > 0, "
+                "or a head that trains on samples"
+            )
+
+    def _capacitance(self) -> tuple[Tensor, Tensor]:
+        """B⁻¹Fᵀ as rows `(*B, P, D)` and the Cholesky factor of I + F·B⁻¹·Fᵀ `(*B, P, P)`."""
+        self._require_invertible()
+        scaled = self._base_solve(self.factor)
+        inner = self.factor @ scaled.mT
+        inner = inner + torch.eye(inner.shape[-1], dtype=inner.dtype, device=inner.device)
+        return scaled, torch.linalg.cholesky(inner)
+
+    def solve(self, v: Tensor) -> Tensor:
+        """Σ⁻¹v for rows `v (*B, M, D)`, by Woodbury: only P×P systems are solved."""
+        scaled, chol = self._capacitance()
+        base = self._base_solve(v)
+        if not self.factor.shape[-2]:
+            return base
+        inner = torch.cholesky_solve(self.factor @ base.mT, chol)
+        return base - inner.mT @ scaled
+
+    def logdet(self) -> Tensor:
+        """log |Σ|, `(*B)`."""
+        _, chol = self._capacitance()
+        a = self._a()
+        base = (self.dim - 1) * a.log() + (a + self.b * self.dim).log()
+        return base + 2 * chol.diagonal(dim1=-2, dim2=-1).log().sum(dim=-1)
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        """Log-density of rows `x (*B, M, D)`, `(*B, M)`."""
+        z = x - self.mean[..., None, :]
+        square = (z * self.solve(z)).sum(dim=-1)
+        return -0.5 * (square + self.logdet()[..., None] + self.dim * math.log(2 * math.pi))
+
+    def eigen_clipped(self) -> FactorGaussian:
+        """The nearest positive semi-definite covariance: negative eigenvalues set to 0 (what the authors' script did).
+
+        This is dense, O(D³) for each distribution; the analytic clip of `shrink` costs nothing.
+        """
+        values, vectors = torch.linalg.eigh(self.dense().double())
+        factor = (values.clamp(min=0).sqrt()[..., None] * vectors.mT).to(self.mean.dtype)
+        return FactorGaussian(self.mean, factor, None, torch.zeros_like(self.b))
+
+
+def shrink(
+    sigma1: Tensor,
+    sigma2: Tensor,
+    dim: int,
+    alpha1: float,
+    alpha2_ratio: float,
+    *,
+    clip: bool = True,
+) -> tuple[Tensor, Tensor]:
+    r"""The two scalars of the shrunk covariance (eq. 9): :math:`a = α_1σ_1 - α_2σ_2` and :math:`b = α_2σ_2`.
+
+    :math:`Σ'_s = Σ' + α_1σ_1 I + α_2σ_2(11^T - I)` with :math:`α_2 = \text{alpha2\_ratio}·α_1`. As Σ' is positive
+    semi-definite, Σ'ₛ is too if :math:`-α_1σ_1/(D-1) \le b \le α_1σ_1`; with `clip` b is brought into that interval.
+
+    Parameters
+    ----------
+    sigma1, sigma2 : Tensor, any shape
+        Mean variance and mean off-diagonal covariance of Σ'.
+    dim : int
+        D.
+
+    Examples
+    --------
+    >>> a, b = shrink(torch.tensor(2.0), torch.tensor(0.1), dim=10, alpha1=3.0, alpha2_ratio=2.0)
+    >>> round(float(a), 4), round(float(b), 4)
+    (5.4, 0.6)
+    """
+    if not (alpha1 >= 0 and math.isfinite(alpha1)):
+        raise InputError(
+            f"alpha1={alpha1!r} must be a finite number ≥ 0; it scales the mean variance added to the diagonal"
+        )
+    if not (alpha2_ratio >= 0 and math.isfinite(alpha2_ratio)):
+        raise InputError(f"alpha2_ratio={alpha2_ratio!r} must be a finite number ≥ 0; it is α2/α1")
+    diagonal = alpha1 * sigma1
+    b = alpha1 * alpha2_ratio * sigma2
+    if clip:
+        low = -diagonal / max(dim - 1, 1)
+        clipped = torch.minimum(torch.maximum(b, low), diagonal)
+        moved = (clipped - b).abs() > 1e-6 * diagonal
+        if bool(moved.any()):
+            warnings.warn(
+                f"α2σ2 was clipped to keep the covariance positive semi-definite in {int(moved.sum())} of "
+                f"{moved.numel()} distributions: alpha2_ratio={alpha2_ratio:g} asks for off-diagonal terms larger than "
+                f"α1σ1 allows (largest share asked: {float((b / diagonal.clamp(min=1e-30)).abs().max()):.3g} of α1σ1); "
+                "lower alpha2_ratio to avoid this",
+                FewcalWarning,
+                stacklevel=2,
+            )
+        b = clipped
+    return diagonal - b, b

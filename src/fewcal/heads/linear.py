@@ -1,0 +1,52 @@
+"""A linear classifier for each task of a batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class LinearHead:
+    """Scores x·w_c + b_c.
+
+    Attributes
+    ----------
+    weight : Tensor (T, N, D)
+    bias : Tensor (T, N)
+
+    Examples
+    --------
+    >>> head = LinearHead(torch.eye(2)[None], torch.zeros(1, 2))
+    >>> head.logits(torch.tensor([[[3.0, 1.0]]]))
+    tensor([[[3., 1.]]])
+    """
+
+    weight: Tensor
+    bias: Tensor
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Scores of rows `x (T, Q, D)`, `(T, Q, N)`; their softmax are the class probabilities."""
+        return x @ self.weight.mT + self.bias[:, None, :]
+
+
+def class_means(x: Tensor, labels: Tensor, n_classes: int) -> Tensor:
+    """Mean of the rows of each class: `x (T, S, D)`, `labels (T, S)` → `(T, N, D)`.
+
+    >>> class_means(torch.tensor([[[1.0], [3.0], [5.0]]]), torch.tensor([[0, 0, 1]]), 2)
+    tensor([[[2.],
+             [5.]]])
+    """
+    member = torch.nn.functional.one_hot(labels, n_classes).to(x.dtype)  # (T, S, N)
+    return (member.mT @ x) / member.sum(dim=1).clamp(min=1)[..., None]
+
+
+def nearest_mean_head(means: Tensor, variance: float | Tensor = 1.0) -> LinearHead:
+    """Classify by the nearest of `means (T, N, D)`; probabilities are those of spheres with this variance.
+
+    −‖x − μ‖²/2v is linear in x up to a term that all classes share.
+    """
+    weight = means / variance
+    return LinearHead(weight, -0.5 * (weight * means).sum(dim=-1))

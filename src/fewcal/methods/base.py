@@ -1,0 +1,82 @@
+"""What all methods share: prepared once with a bank, then fitted on batches of tasks."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable
+from typing import Any, ClassVar, Protocol
+
+from torch import Tensor
+
+from fewcal.bank import BaseBank
+from fewcal.errors import InputError
+from fewcal.gaussianize import Gaussianization
+from fewcal.randomness import TaskRandom
+
+
+class Head(Protocol):
+    """A fitted classifier for a batch of tasks."""
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Scores `(T, Q, N)` of rows `x (T, Q, D)`; their softmax are probabilities."""
+
+
+class Method(ABC):
+    """A few-shot method.
+
+    `prepare(bank)` does what depends on the base classes alone and returns the method, ready. `transform` maps raw
+    features into the method's space; `fit` learns from support points in that space. Tasks are batched: support
+    `(T, S, D)` with labels `(T, S)` in 0..N−1, whatever the number of shots.
+    """
+
+    name: ClassVar[str]
+    needs_bank: ClassVar[bool] = False
+
+    def prepare(self, bank: BaseBank | None) -> Method:
+        """Do the work that depends on the base classes alone."""
+        if bank is None and self.needs_bank:
+            raise InputError(f"method {self.name!r} needs base classes; give a bank")
+        return self
+
+    def transform(self, x: Tensor, name: str = "X") -> Tensor:
+        """Map raw features `(R, D)` into the space in which `fit` and the head work."""
+        return x
+
+    @property
+    def space(self) -> Hashable:
+        """Methods with equal `space` have equal `transform`, so that features are mapped once for all of them."""
+        return "raw"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Parameters, for the record of a run."""
+        return {}
+
+    @abstractmethod
+    def fit(
+        self,
+        support: Tensor,
+        labels: Tensor,
+        n_classes: int,
+        random: TaskRandom,
+        shared: dict[Hashable, Any] | None = None,
+    ) -> Head:
+        """Fit a batch of tasks. `shared` holds what methods with the same settings computed on the same batch."""
+
+    def task_bytes(self, n_support: int, dim: int) -> int:
+        """Working memory for one task, in bytes, by which the engine sizes its batches."""
+        return 16 * n_support * dim * 4
+
+
+def once(shared: dict[Hashable, Any] | None, key: Hashable, make: Any) -> Any:
+    """`make()`, or what another method made under the same key for this batch."""
+    if shared is None:
+        return make()
+    if key not in shared:
+        shared[key] = make()
+    return shared[key]
+
+
+def space_key(transform: Gaussianization, bank: BaseBank) -> Hashable:
+    """Identifies a transform fitted on a bank."""
+    return (bank.fingerprint, *sorted(transform.settings().items()))

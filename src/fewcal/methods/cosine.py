@@ -1,0 +1,55 @@
+"""Cosine classifier: one unit vector for each class, trained on the support with a scaled softmax.
+
+Chen, Liu, Kira, Wang, Huang. A closer look at few-shot classification. ICLR 2019 (Baseline++, its classifier).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fewcal.gaussianize import l2_normalise
+from fewcal.heads.linear import LinearHead, class_means
+from fewcal.methods.base import Method
+from fewcal.randomness import TaskRandom
+
+
+class CosineClassifier(Method):
+    """Softmax over `scale` × cosine similarity; weights start at the class means and take `steps` gradient steps."""
+
+    name = "cosine"
+
+    def __init__(self, scale: float = 10.0, steps: int = 50, lr: float = 0.1) -> None:
+        self.scale, self.steps, self.lr = scale, steps, lr
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"scale": self.scale, "steps": self.steps, "lr": self.lr}
+
+    @property
+    def space(self) -> Hashable:
+        return "unit"
+
+    def transform(self, x: Tensor, name: str = "X") -> Tensor:
+        return l2_normalise(x)
+
+    def fit(
+        self,
+        support: Tensor,
+        labels: Tensor,
+        n_classes: int,
+        random: TaskRandom,
+        shared: dict[Hashable, Any] | None = None,
+    ) -> LinearHead:
+        weight = l2_normalise(class_means(support, labels, n_classes))
+        target = torch.nn.functional.one_hot(labels, n_classes).to(support.dtype)
+        for _ in range(self.steps):
+            slope = (torch.softmax(self.scale * support @ weight.mT, dim=-1) - target) / support.shape[1]
+            grad = self.scale * slope.mT @ support
+            # The gradient on the sphere: what is left after the part along the weight itself.
+            grad = grad - (grad * weight).sum(dim=-1, keepdim=True) * weight
+            weight = l2_normalise(weight - self.lr * grad)
+        return LinearHead(self.scale * weight, torch.zeros_like(weight[..., 0]))

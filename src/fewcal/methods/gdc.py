@@ -1,0 +1,199 @@
+"""GDC: generalized distribution calibration.
+
+Kumar, Zaidi. GDC: generalized distribution calibration for few-shot learning. arXiv:2204.05230, 2022.
+The paper's algorithm 1, stage by stage; every choice it leaves open is a field of `GDCParams`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fewcal.bank import BaseBank
+from fewcal.calibrate import Calibration, calibrate
+from fewcal.covariance import CalibratedCovariance, ShrunkCovariance, shares, shrink_covariance
+from fewcal.heads.closed_form import closed_form_head
+from fewcal.heads.lbfgs import lbfgs_head
+from fewcal.heads.sgd import sgd_head
+from fewcal.methods.base import Head, Method, once, space_key
+from fewcal.params import GDCParams
+from fewcal.randomness import TaskRandom
+
+_SPACE_FIELDS = ("beta", "kind", "eps", "center", "l2", "whiten")
+
+
+class GDC(Method):
+    """GDC with any `GDCParams`."""
+
+    name = "gdc"
+    needs_bank = True
+
+    def __init__(self, params: GDCParams) -> None:
+        self.params = params
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return self.params.as_dict()
+
+    def prepare(self, bank: BaseBank | None) -> Method:
+        super().prepare(bank)
+        assert bank is not None
+        bank.check()
+        p = self.params
+        seen = bank.in_space(**{f: getattr(p, f) for f in _SPACE_FIELDS})
+        assert seen.transform is not None
+        self.bank = seen if p.transform_base else bank
+        self._transform, self._space = seen.transform, (space_key(seen.transform, bank), p.whiten)
+        return self
+
+    def transform(self, x: Tensor, name: str = "X") -> Tensor:
+        return self._transform(x, name)
+
+    @property
+    def space(self) -> Hashable:
+        return self._space
+
+    def calibrate(self, support: Tensor) -> Calibration:
+        """Neighbours, weights and calibrated means of support points `(T, S, D)` (eq. 4-8)."""
+        p = self.params
+        return calibrate(support, self.bank, k=p.k, m=p.m, metric=p.metric, delta=p.delta, unit=p.unit)
+
+    def shrunk(self, found: Calibration) -> ShrunkCovariance:
+        """Σ'ₛ of each support point (eq. 5, 9)."""
+        p = self.params
+        covariance = CalibratedCovariance(self.bank, p.cov, found.index, shares(found, p.cov_weights), p.common_size)
+        return shrink_covariance(covariance, p.alpha1, p.alpha2_ratio, off_diagonal=p.off_diagonal, psd=p.psd)
+
+    def fit(
+        self,
+        support: Tensor,
+        labels: Tensor,
+        n_classes: int,
+        random: TaskRandom,
+        shared: dict[Hashable, Any] | None = None,
+    ) -> Head:
+        p = self.params
+        key = self._stage_key()
+        with torch.no_grad():
+            found, shrunk = once(shared, ("calibration", *key), lambda: self._calibrated(support))
+            if p.head == "closed_form":
+                return closed_form_head(found.mean, labels, n_classes, shrunk)
+            # Heads that train on the same points get the same points: each stage has a stream of its own.
+            x, y = once(
+                shared,
+                ("samples", *key, p.n, p.n_per),
+                lambda: augment(support, labels, found.mean, shrunk, p.n, p.n_per, random),
+            )
+            if p.head == "lbfgs":
+                return lbfgs_head(x, y, n_classes, C=p.C)
+            if p.head == "sgd":
+                return sgd_head(x, y, n_classes, TaskRandom(random.seed + 1, random.tasks, random.device))
+        return SklearnHead(p.head, x, y, n_classes)
+
+    def _calibrated(self, support: Tensor) -> tuple[Calibration, ShrunkCovariance]:
+        found = self.calibrate(support)
+        return found, self.shrunk(found)
+
+    def _stage_key(self) -> tuple[Hashable, ...]:
+        values = self.params.as_dict()
+        return (self._space, *(v for f, v in values.items() if f not in ("n", "n_per", "head", "C")))
+
+    def task_bytes(self, n_support: int, dim: int) -> int:
+        p = self.params
+        if p.head == "closed_form":
+            if self.bank.is_whitened:
+                return 16 * n_support * max(dim, len(self.bank)) * 4
+            size = len(self.bank) * int(self.bank.counts.max())
+            return 4 * 4 * (size * min(n_support, 64) // 4 + n_support * dim)
+        rows = dim if p.cov == "pooled" else int(self.bank.counts.min())
+        rows *= p.k if p.cov == "independent" else 1
+        return sampled_bytes(n_support, dim, rows, p.n, p.n_per)
+
+
+def sampled_bytes(n_support: int, dim: int, factor_rows: int, n: int, n_per: str) -> int:
+    """Memory of one task that draws samples: factors, points, and what the head needs beside them."""
+    points = n_support * n if n_per == "point" else 5 * n
+    return 4 * dim * (n_support * factor_rows + 2 * points)
+
+
+def points_per_support(labels: Tensor, n: int, n_per: str) -> np.ndarray:
+    """How many points each support point contributes, `(T, S)`: n each, or n for each class shared among its shots.
+
+    >>> points_per_support(torch.tensor([[0, 0, 1]]), 750, "class")
+    array([[375, 375, 750]])
+    """
+    y = labels.cpu().numpy()
+    if n_per == "point":
+        return np.full(y.shape, n)
+    shots = (y[:, :, None] == y[:, None, :]).sum(axis=2)
+    return np.maximum(n // shots, 1)
+
+
+def augment(
+    support: Tensor,
+    labels: Tensor,
+    mean: Tensor,
+    covariance: ShrunkCovariance,
+    n: int,
+    n_per: str,
+    random: TaskRandom,
+) -> tuple[Tensor, Tensor]:
+    """Support ∪ samples (eq. 10-11): points `(T, M, D)` and labels `(T, M)`.
+
+    With unequal shots tasks are handled one by one; all tasks of a batch must then end with the same M.
+    """
+    t, s, d = support.shape
+    counts = points_per_support(labels, n, n_per)
+    gaussian = covariance.gaussian(mean)
+    if (counts == counts[0, 0]).all():
+        each = int(counts[0, 0])
+        x = torch.empty(t, s + s * each, d, dtype=support.dtype, device=support.device)
+        x[:, :s] = support
+        gaussian.sample(each, random, out=x[:, s:].view(t, s, each, d))
+        return x, torch.cat([labels, labels.repeat_interleave(each, dim=1)], dim=1)
+    if t > 1:
+        raise ValueError("unequal shots are for one task at a time")
+    x = torch.empty(1, s + int(counts.sum()), d, dtype=support.dtype, device=support.device)
+    x[:, :s] = support
+    begin = s
+    for i, each in enumerate(counts[0].tolist()):
+        one = type(gaussian)(
+            gaussian.mean[:, i : i + 1],
+            gaussian.factor[:, i : i + 1],
+            None if gaussian.a is None else gaussian.a[:, i : i + 1],
+            gaussian.b[:, i : i + 1],
+        )
+        x[:, begin : begin + each] = one.sample(each, random)[:, 0]
+        begin += each
+    repeats = torch.from_numpy(counts[0]).to(labels.device)
+    return x, torch.cat([labels, labels[0].repeat_interleave(repeats)[None]], dim=1)
+
+
+class SklearnHead:
+    """Any scikit-learn classifier, trained task by task on support ∪ samples."""
+
+    def __init__(self, classifier: Any, x: Tensor, y: Tensor, n_classes: int) -> None:
+        from sklearn.base import clone
+
+        self.n_classes = n_classes
+        self.fitted = [
+            clone(classifier).fit(points, target)
+            for points, target in zip(x.cpu().numpy(), y.cpu().numpy(), strict=True)
+        ]
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Log-probabilities where the classifier has them, its decision values otherwise, else the predicted class."""
+        scores = [self._scores(c, rows) for c, rows in zip(self.fitted, x.cpu().numpy(), strict=True)]
+        return torch.from_numpy(np.stack(scores)).to(x)
+
+    def _scores(self, classifier: Any, rows: np.ndarray) -> np.ndarray:
+        if hasattr(classifier, "predict_proba"):
+            return np.log(np.maximum(classifier.predict_proba(rows), 1e-12))
+        if hasattr(classifier, "decision_function"):
+            values = classifier.decision_function(rows)
+            return np.stack([-values, values], axis=1) if values.ndim == 1 else values
+        return np.where(np.arange(self.n_classes) == classifier.predict(rows)[:, None], 0.0, -10.0)

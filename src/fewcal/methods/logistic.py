@@ -1,0 +1,70 @@
+"""Logistic regression on the support set alone, raw or Gaussianized.
+
+The "no method" baseline of Yang, Liu, Xu (ICLR 2021) and of the GDC paper's ablation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+from torch import Tensor
+
+from fewcal.bank import BaseBank
+from fewcal.heads.lbfgs import lbfgs_head
+from fewcal.heads.linear import LinearHead
+from fewcal.methods.base import Method, space_key
+from fewcal.randomness import TaskRandom
+
+
+class LogisticRegression(Method):
+    """L2-regularised multinomial logistic regression (scikit-learn's objective) on raw features."""
+
+    name = "lr"
+
+    def __init__(self, C: float = 1.0) -> None:
+        self.C = C
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"C": self.C}
+
+    def fit(
+        self,
+        support: Tensor,
+        labels: Tensor,
+        n_classes: int,
+        random: TaskRandom,
+        shared: dict[Hashable, Any] | None = None,
+    ) -> LinearHead:
+        return lbfgs_head(support, labels, n_classes, C=self.C, max_iter=1000)
+
+
+class GaussianizedLogisticRegression(LogisticRegression):
+    """The same on Gaussianized features (eq. 1-3): Tukey or Yeo-Johnson as the base features decide."""
+
+    name = "lr-gauss"
+    needs_bank = True
+
+    def __init__(self, C: float = 1.0, beta: float = 0.5) -> None:
+        super().__init__(C)
+        self.beta = beta
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"C": self.C, "beta": self.beta}
+
+    def prepare(self, bank: BaseBank | None) -> Method:
+        super().prepare(bank)
+        assert bank is not None
+        space = bank.in_space(beta=self.beta)
+        assert space.transform is not None
+        self._transform, self._space = space.transform, space_key(space.transform, bank)
+        return self
+
+    def transform(self, x: Tensor, name: str = "X") -> Tensor:
+        return self._transform(x, name)
+
+    @property
+    def space(self) -> Hashable:
+        return self._space

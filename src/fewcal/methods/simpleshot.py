@@ -1,0 +1,37 @@
+"""SimpleShot: nearest centroid on centred, L2-normalised features.
+
+Wang, Chao, Weinberger, van der Maaten. SimpleShot: revisiting nearest-neighbor classification for few-shot learning.
+arXiv:1911.04623, 2019 (variant CL2N).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from torch import Tensor
+
+from fewcal.bank import BaseBank
+from fewcal.methods.base import Method, space_key
+from fewcal.methods.ncm import NearestCentroid
+
+
+class SimpleShot(NearestCentroid):
+    """Subtract the mean of the base features, normalise to unit length, classify by the nearest class mean."""
+
+    name = "simpleshot"
+    needs_bank = True
+
+    def prepare(self, bank: BaseBank | None) -> Method:
+        super().prepare(bank)
+        assert bank is not None
+        space = bank.in_space(beta=1.0, center=True, l2=True)
+        assert space.transform is not None
+        self._transform, self._space = space.transform, space_key(space.transform, bank)
+        return self
+
+    def transform(self, x: Tensor, name: str = "X") -> Tensor:
+        return self._transform(x, name)
+
+    @property
+    def space(self) -> Hashable:
+        return self._space
