@@ -520,7 +520,8 @@ class BaseBank:
             raise FileFormatError(f"{file} is a safetensors file, but not a fewcal bank")
         if meta["version"] > FORMAT_VERSION:
             raise FileFormatError(
-                f"{file} has bank format {meta['version']}; this fewcal {__version__} reads up to {FORMAT_VERSION}: upgrade fewcal"
+                f"{file} has bank format {meta['version']}; this fewcal {__version__} reads up to "
+                f"{FORMAT_VERSION}; upgrade fewcal"
             )
         try:
             out = cls._restore(meta, tensors)
