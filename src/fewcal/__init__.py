@@ -24,8 +24,8 @@ _EXPORTS = {
     "Gaussianization": "fewcal.gaussianize",
     "Gaussianizer": "fewcal.estimators",
     "FeatureSet": "fewcal.features",
-    "calibrate": "fewcal.calibrate",
-    "evaluate": "fewcal.evaluate",
+    "Protocol": "fewcal.evaluation",
+    "evaluate": "fewcal.evaluation",
     "get_preset": "fewcal.presets",
     "list_presets": "fewcal.presets",
 }

@@ -42,7 +42,7 @@ def make_method(name: str, preset: str | GDCParams | None = None, **settings: An
         from fewcal.presets import get_preset
 
         params = preset if isinstance(preset, GDCParams) else get_preset(preset or "default")
-        return GDC(params.with_changes(**settings))
+        return GDC(params.with_changes(**settings), cap_k="k" not in settings)
     if preset is not None:
         raise InputError(f"presets are for gdc; method {name!r} takes its own parameters")
     try:

@@ -48,6 +48,11 @@ class Method(ABC):
         return "raw"
 
     @property
+    def group(self) -> Hashable | None:
+        """Methods of one group share work on a batch and are run together; `None` for a method on its own."""
+        return None
+
+    @property
     def settings(self) -> dict[str, Any]:
         """Parameters, for the record of a run."""
         return {}

@@ -27,13 +27,18 @@ _SPACE_FIELDS = ("beta", "kind", "eps", "center", "l2", "whiten")
 
 
 class GDC(Method):
-    """GDC with any `GDCParams`."""
+    """GDC with any `GDCParams`.
+
+    With `cap_k` a k larger than the bank is brought down to its number of classes: right for a preset, which knows
+    nothing of the bank, and wrong for a k that a person asked for.
+    """
 
     name = "gdc"
     needs_bank = True
 
-    def __init__(self, params: GDCParams) -> None:
+    def __init__(self, params: GDCParams, cap_k: bool = False) -> None:
         self.params = params
+        self.cap_k = cap_k
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -43,6 +48,8 @@ class GDC(Method):
         super().prepare(bank)
         assert bank is not None
         bank.check()
+        if self.cap_k:
+            self.params = self.params.with_changes(k=min(self.params.k, len(bank)))
         p = self.params
         seen = bank.in_space(**{f: getattr(p, f) for f in _SPACE_FIELDS})
         assert seen.transform is not None
@@ -56,6 +63,12 @@ class GDC(Method):
     @property
     def space(self) -> Hashable:
         return self._space
+
+    @property
+    def group(self) -> Hashable | None:
+        if self.params.head == "closed_form":
+            return None
+        return ("samples", *self._stage_key(), self.params.n, self.params.n_per)
 
     def calibrate(self, support: Tensor) -> Calibration:
         """Neighbours, weights and calibrated means of support points `(T, S, D)` (eq. 4-8)."""
@@ -85,7 +98,7 @@ class GDC(Method):
             # Heads that train on the same points get the same points: each stage has a stream of its own.
             x, y = once(
                 shared,
-                ("samples", *key, p.n, p.n_per),
+                self.group,
                 lambda: augment(support, labels, found.mean, shrunk, p.n, p.n_per, random),
             )
             if p.head == "lbfgs":

@@ -1,0 +1,218 @@
+"""The engine: blocks of tasks in, counts of right answers out.
+
+A run is cut into blocks of tasks with fixed borders. A block depends on nothing but its `Job` and its borders, so it can
+be computed in any order, in any process, again after a kill, and always gives the same numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fewcal.bank import BaseBank
+from fewcal.episodes import Episodes, EpisodeSpec, sample_episodes
+from fewcal.errors import InputError
+from fewcal.methods import Method
+from fewcal.randomness import TaskRandom
+from fewcal.stats import CalibrationBins
+
+# Tasks in a block: small enough to lose little when a run is killed, large enough to make block overhead vanish.
+BLOCK_TASKS = 100
+# Working memory of a batch. On a CPU more than this only costs cache; on a GPU more keeps it busy.
+_CPU_BYTES = 256 << 20
+_CUDA_SHARE = 0.4
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """Everything that a worker needs to compute any block of a run.
+
+    Attributes
+    ----------
+    base : tuple of arrays (features (R, D), labels (R,)) or None
+    features : array (R, D) and labels : array (R,)
+        The split that tasks are drawn from.
+    methods : dict of unprepared methods by display name
+    spec : EpisodeSpec
+    episodes : Episodes or None
+        A fixed list of tasks instead of drawn ones.
+    batches : dict
+        Tasks computed together, by method; part of the job so that a resumed run makes the same batches.
+    token : str
+        Identifies the job, so that a worker prepares it once.
+    """
+
+    base: tuple[np.ndarray, np.ndarray] | None
+    features: np.ndarray
+    labels: np.ndarray
+    methods: dict[str, Method]
+    spec: EpisodeSpec
+    episodes: Episodes | None
+    device: str
+    token: str
+    batches: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """What one block of tasks gave.
+
+    Attributes
+    ----------
+    start : int
+        Index of its first task.
+    classes : array (B, N)
+        Classes of each task, as positions in the split's class list.
+    correct : dict of arrays (B, N), right answers among the Q queries of each class
+    bins : dict of CalibrationBins
+    seconds : dict of float
+    """
+
+    start: int
+    classes: np.ndarray
+    correct: dict[str, np.ndarray]
+    bins: dict[str, CalibrationBins]
+    seconds: dict[str, float]
+
+    @property
+    def stop(self) -> int:
+        """One past its last task."""
+        return self.start + len(self.classes)
+
+
+class Engine:
+    """A job made ready in one process: bank, prepared methods, features in each method's space."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.device = torch.device(job.device)
+        reuse_memory()
+        bank = None
+        if job.base is not None:
+            bank = BaseBank().fit(*job.base)
+            bank = bank.to(self.device)
+        raw = torch.from_numpy(job.features).to(self.device).float()
+        self.methods = {name: method.prepare(bank) for name, method in job.methods.items()}
+        self.features: dict[Hashable, Tensor] = {}
+        for method in self.methods.values():
+            if method.space not in self.features:
+                self.features[method.space] = method.transform(raw, "features")
+
+    def batch_sizes(self) -> dict[str, int]:
+        """Tasks to compute together for each method, from the memory there is; methods that share work share a size."""
+        spec = self.job.spec
+        budget = _CPU_BYTES
+        if self.device.type == "cuda":
+            free, _ = torch.cuda.mem_get_info(self.device)
+            budget = int(free * _CUDA_SHARE)
+        rows = spec.way * (spec.shot + spec.query)
+        sizes = {}
+        for name, method in self.methods.items():
+            dim = self.features[method.space].shape[1]
+            need = method.task_bytes(spec.way * spec.shot, dim) + 4 * rows * dim
+            sizes[name] = int(np.clip(budget // max(need, 1), 1, BLOCK_TASKS if self.device.type == "cpu" else 4096))
+        for group in self._groups():
+            common = min(sizes[name] for name in group)
+            sizes |= dict.fromkeys(group, common)
+        return sizes
+
+    def _groups(self) -> list[list[str]]:
+        groups: dict[Hashable, list[str]] = {}
+        for name, method in self.methods.items():
+            groups.setdefault(method.group if method.group is not None else ("alone", name), []).append(name)
+        return list(groups.values())
+
+    def run(self, start: int, stop: int) -> Block:
+        """Compute tasks `start` to `stop`."""
+        spec = self.job.spec
+        if self.job.episodes is None:
+            episodes = sample_episodes(self.job.labels, spec, range(start, stop))
+        else:
+            episodes = self.job.episodes[start:stop]
+        tasks = len(episodes)
+        support = torch.from_numpy(episodes.support.reshape(tasks, -1)).to(self.device)
+        query = torch.from_numpy(episodes.query.reshape(tasks, -1)).to(self.device)
+        order = torch.arange(spec.way, device=self.device)
+        labels = order.repeat_interleave(spec.shot)
+        truth = order.repeat_interleave(spec.query)
+        correct = {name: np.zeros((tasks, spec.way), np.int32) for name in self.methods}
+        bins = {name: CalibrationBins() for name in self.methods}
+        seconds = dict.fromkeys(self.methods, 0.0)
+        for group in self._groups():
+            size = self.job.batches.get(group[0], BLOCK_TASKS)
+            for low in range(0, tasks, size):
+                part = slice(low, min(low + size, tasks))
+                shared: dict[Hashable, Any] = {}
+                for name in group:
+                    method = self.methods[name]
+                    began = self._clock()
+                    z = self.features[method.space]
+                    random = TaskRandom(spec.seed, episodes.task_ids[part].tolist(), self.device)
+                    head = method.fit(z[support[part]], labels.expand(part.stop - low, -1), spec.way, random, shared)
+                    probabilities = torch.softmax(head.logits(z[query[part]]), dim=-1)
+                    confidence, answer = probabilities.max(dim=-1)
+                    right = answer == truth
+                    correct[name][part] = right.view(-1, spec.way, spec.query).sum(dim=-1).cpu().numpy()
+                    seconds[name] += self._clock() - began
+                    bins[name].update(confidence.cpu().numpy(), right.cpu().numpy())
+        return Block(start, episodes.classes, correct, bins, seconds)
+
+    def _clock(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
+
+_READY: dict[str, Engine] = {}
+
+
+def run_block(job: Job, start: int, stop: int, threads: int | None = None) -> Block:
+    """Compute one block in this process, preparing the job the first time."""
+    if threads is not None and torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
+    if job.token not in _READY:
+        _READY.clear()  # one job at a time: features of an old one would only fill memory
+        _READY[job.token] = Engine(job)
+    return _READY[job.token].run(start, stop)
+
+
+def blocks(tasks: int, size: int = BLOCK_TASKS) -> Iterator[tuple[int, int]]:
+    """Borders of the blocks of a run.
+
+    >>> list(blocks(250))
+    [(0, 100), (100, 200), (200, 250)]
+    """
+    for start in range(0, tasks, size):
+        yield start, min(start + size, tasks)
+
+
+def reuse_memory() -> None:
+    """Tell the C library to keep freed memory: large tensors then do not fault in fresh pages at every step.
+
+    Without it, the hot loop spends most of its time in the kernel. It has no effect outside glibc.
+    """
+    if not sys.platform.startswith("linux") or os.environ.get("FEWCAL_KEEP_MALLOC"):
+        return
+    with contextlib.suppress(OSError, AttributeError):
+        import ctypes
+
+        libc = ctypes.CDLL("libc.so.6")
+        m_trim_threshold, m_mmap_max = -1, -4
+        libc.mallopt(m_mmap_max, 0)
+        libc.mallopt(m_trim_threshold, 1 << 30)
+
+
+def check_methods(methods: dict[str, Method], has_base: bool) -> None:
+    """Raise when a method needs base classes and there are none."""
+    for name, method in methods.items():
+        if method.needs_bank and not has_base:
+            raise InputError(f"method {name!r} needs base classes, and the features have no base split; add base.npz")
