@@ -282,6 +282,9 @@ class BaseBank:
             self._cache[key] = make()
         return self._cache[key]
 
+    def __sklearn_clone__(self) -> BaseBank:
+        return self  # clones of an estimator share its bank, and with it every space derived so far
+
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
         state["_cache"] = {}  # derived data is rebuilt on the other side, not shipped

@@ -73,6 +73,35 @@ def yeo_johnson(x: Tensor, beta: float) -> Tensor:
     return positive - negative  # each is zero on the other's side
 
 
+def inverse_tukey(z: Tensor, beta: float, eps: float = DEFAULT_EPS) -> Tensor:
+    """x with `tukey(x) = z`; values of z that no x ≥ 0 has become the nearest x that there is.
+
+    >>> inverse_tukey(torch.tensor([-1.0, 2.0]), 0.5)
+    tensor([0., 4.])
+    """
+    if beta == 1:
+        return z
+    if beta == 0:
+        return (z.exp() - eps).clamp(min=0)
+    if beta < 0:
+        return (z.clamp(min=1e-30) ** (1 / beta) - eps).clamp(min=0)
+    return z.clamp(min=0) ** (1 / beta)
+
+
+def inverse_yeo_johnson(z: Tensor, beta: float) -> Tensor:
+    """x with `yeo_johnson(x) = z`; for β outside [0, 2] one side of z is bounded, and beyond it x is infinite.
+
+    >>> inverse_yeo_johnson(yeo_johnson(torch.tensor([-3.0, 0.0, 3.0]), 0.5), 0.5)
+    tensor([-3.,  0.,  3.])
+    """
+    if beta == 1:
+        return z
+    up, down = z.clamp(min=0), (-z).clamp(min=0)
+    positive = up if beta == 0 else torch.log1p((beta * up).clamp(min=-1)) / beta
+    negative = down if beta == 2 else torch.log1p(((2 - beta) * down).clamp(min=-1)) / (2 - beta)
+    return torch.expm1(positive) - torch.expm1(negative)
+
+
 def l2_normalise(x: Tensor) -> Tensor:
     """Rows of unit length; a zero row stays zero.
 
@@ -142,6 +171,16 @@ class Gaussianization:
             z = l2_normalise(z @ self.whitening)
         return z
 
+    def inverse(self, z: Tensor) -> Tensor:
+        """Map points `(..., D)` back to raw features; lengths that L2 normalisation took away cannot be given back."""
+        if self.l2 or self.whitening is not None:
+            raise InputError("L2 normalisation and whitening cannot be undone; use l2=False and whiten=False")
+        if self.mean is not None:
+            z = z + self.mean
+        if self.kind == "none":
+            return z
+        return inverse_yeo_johnson(z, self.beta) if self.kind == "yeo-johnson" else inverse_tukey(z, self.beta, self.eps)
+
     def to(self, device: torch.device | str) -> Gaussianization:
         """The same map with its tensors on `device`."""
         move = {f: t.to(device) for f, t in (("mean", self.mean), ("whitening", self.whitening)) if t is not None}
@@ -194,6 +233,7 @@ class GaussianizationFitter:
             return self
         self.rows += len(x)
         self.low = min(self.low, float(x.min()))
+        self._check_sign()
         if self.center:
             for kind in self._candidates():
                 total = Gaussianization(kind, self.beta, self.eps).power(x).sum(dim=0, dtype=torch.float64)
@@ -203,6 +243,10 @@ class GaussianizationFitter:
 
     def merge(self, other: GaussianizationFitter) -> GaussianizationFitter:
         """Take in what another fitter has seen."""
+        if self._settings() != other._settings():
+            raise InputError(
+                f"fitters have different settings: {self._settings()} and {other._settings()}; use the same for all parts"
+            )
         self.rows += other.rows
         self.low = min(self.low, other.low)
         kinds = self._candidates()
@@ -213,17 +257,22 @@ class GaussianizationFitter:
         }
         return self
 
-    def finish(self) -> Gaussianization:
-        """The fitted map."""
+    def finish(self, dtype: torch.dtype = torch.float32) -> Gaussianization:
+        """The fitted map, its mean in `dtype`."""
         if not self.rows:
             raise InputError("no base rows were given; the transform is fitted on base data")
+        kind = self._candidates()[-1]
+        mean = (self._sums[kind] / self.rows).to(dtype) if self.center else None
+        return Gaussianization(kind, self.beta, self.eps, mean=mean, l2=self.l2)
+
+    def _settings(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("beta", "kind", "center", "l2", "eps")}
+
+    def _check_sign(self) -> None:
         if self.kind == "tukey" and self.low < 0 and self.beta != 1:
             raise InputError(
                 f"kind='tukey' with negative base features (smallest {self.low:.4g}); use kind='yeo-johnson' or 'auto'"
             )
-        kind = self._candidates()[-1]
-        mean = (self._sums[kind] / self.rows).to(torch.float32) if self.center else None
-        return Gaussianization(kind, self.beta, self.eps, mean=mean, l2=self.l2)
 
     def _candidates(self) -> list[Kind]:
         """Transforms still possible, the preferred one last."""
