@@ -179,7 +179,9 @@ class Gaussianization:
             z = z + self.mean
         if self.kind == "none":
             return z
-        return inverse_yeo_johnson(z, self.beta) if self.kind == "yeo-johnson" else inverse_tukey(z, self.beta, self.eps)
+        if self.kind == "yeo-johnson":
+            return inverse_yeo_johnson(z, self.beta)
+        return inverse_tukey(z, self.beta, self.eps)
 
     def to(self, device: torch.device | str) -> Gaussianization:
         """The same map with its tensors on `device`."""
