@@ -52,9 +52,14 @@ def as_features(
     """
     where = pick_device(device)
     if isinstance(x, Tensor):
-        t = x
+        t = x.detach()
+        if t.is_complex():
+            raise InputError(f"{name} has dtype {t.dtype}; pass real numbers (float32 is best)")
     else:
-        a = np.asarray(x)
+        try:
+            a = np.asarray(x)
+        except ValueError as error:
+            raise InputError(f"{name} has rows of different length; pass a 2-D array of floats ({error})") from error
         if a.dtype.kind in "OUSV":
             try:
                 a = a.astype(np.float64)
@@ -64,8 +69,10 @@ def as_features(
                 ) from error
         if a.dtype.kind not in "fiub":
             raise InputError(f"{name} has dtype {a.dtype}; pass real numbers (float32 is best)")
-        if not (a.flags.writeable and a.dtype.isnative):
-            a = a.astype(a.dtype.newbyteorder("="), copy=True)
+        if a.dtype.kind == "f" and a.dtype.itemsize > 8:
+            a = a.astype(np.float64)  # torch has no long double
+        if not (a.flags.writeable and a.dtype.isnative) or any(s < 0 for s in a.strides):
+            a = a.astype(a.dtype.newbyteorder("="), order="C", copy=True)
         t = torch.from_numpy(a) if a.dtype.kind == "f" else torch.from_numpy(a.astype(np.float32))
     if t.ndim != 2:
         raise InputError(
@@ -77,14 +84,14 @@ def as_features(
         raise InputError(
             f"{name} has {t.shape[1]} features, but {against} has {dim}; both must come from the same feature extractor"
         )
-    t = t.to(device=where, dtype=dtype)
+    out = t.to(device=where, dtype=dtype)
     if check:
-        check_finite(t, name)
-    return t
+        check_finite(out, name, t)
+    return out
 
 
-def check_finite(t: Tensor, name: str) -> None:
-    """Raise when `t (R, D)` holds NaN or infinity, naming the first bad row."""
+def check_finite(t: Tensor, name: str, given: Tensor | None = None) -> None:
+    """Raise when `t (R, D)` holds NaN or infinity, naming the first bad row; `given` is what `t` was made from."""
     # A finite sum proves finite entries and is much cheaper than an elementwise test; the reverse needs the slow path.
     if bool(torch.isfinite(t.sum(dtype=torch.float64))):
         return
@@ -92,6 +99,12 @@ def check_finite(t: Tensor, name: str) -> None:
     if not bool(bad.any()):
         return
     row = int(bad.nonzero()[0])
+    if given is not None and bool(torch.isfinite(given[row]).all()):
+        dtype = str(t.dtype).removeprefix("torch.")
+        raise InputError(
+            f"{name} has values up to {float(given[row].abs().max()):.3g} in row {row}, beyond what {dtype} holds; "
+            "rescale the features or use a wider dtype"
+        )
     what = "NaN" if bool(torch.isnan(t[row]).any()) else "infinity"
     raise InputError(f"{name} has {what} in row {row}; drop or impute such rows first")
 
@@ -106,12 +119,17 @@ def encode_labels(y: Any, rows: int, name: str = "y") -> tuple[list[Hashable], n
         y = y.detach().cpu().numpy()
     if isinstance(y, np.ndarray) and y.ndim != 1:
         raise InputError(f"{name} has shape {y.shape}; expected one label per row")
-    values: Sequence[Any] = y.tolist() if hasattr(y, "tolist") else list(y)
+    try:
+        values: Sequence[Any] = y.tolist() if hasattr(y, "tolist") else list(y)
+    except TypeError as error:
+        raise InputError(f"{name}={y!r} is not a list of labels; give exactly one label per row") from error
     if len(values) != rows:
         raise InputError(f"{name} has {len(values)} labels for {rows} rows; give exactly one label per row")
     position: dict[Hashable, int] = {}
     codes = np.empty(len(values), dtype=np.int64)
     for i, value in enumerate(values):
+        if isinstance(value, np.generic):
+            value = value.item()
         if isinstance(value, float) and value != value:
             raise InputError(f"{name} has NaN as the label of row {i}; every row needs a class")
         try:

@@ -1,0 +1,192 @@
+"""Power transforms against SciPy and the reference, the automatic choice, and fitting in chunks."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import reference
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import yeojohnson
+
+from fewcal.errors import InputError
+from fewcal.gaussianize import (
+    Gaussianization,
+    GaussianizationFitter,
+    fit_gaussianization,
+    l2_normalise,
+    tukey,
+    yeo_johnson,
+)
+
+LAMBDAS = [-2, -0.5, 0, 1e-9, 1e-4, 0.3, 0.5, 0.999999, 1, 1.000001, 1.5, 2 - 1e-4, 2 - 1e-9, 2, 2.5, 4]
+GRID = np.concatenate([-np.geomspace(1e-6, 20, 40)[::-1], [0.0], np.geomspace(1e-6, 20, 40)])
+
+
+@pytest.mark.parametrize("beta", LAMBDAS)
+def test_yeo_johnson_is_scipys(beta: float) -> None:
+    expected = yeojohnson(GRID, beta)
+    double = yeo_johnson(torch.from_numpy(GRID), beta).numpy()
+    np.testing.assert_allclose(double, expected, rtol=1e-10, atol=1e-14)
+    single = yeo_johnson(torch.from_numpy(GRID).float(), beta).numpy()
+    np.testing.assert_allclose(single, expected, rtol=2e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("beta", [-2, 0, 0.3, 0.5, 1, 1.5, 2, 2.5, 4])
+def test_reference_and_scipy_agree(beta: float) -> None:
+    np.testing.assert_allclose(reference.yeo_johnson(GRID, beta), yeojohnson(GRID, beta), rtol=1e-7, atol=1e-9)
+
+
+@settings(deadline=None)
+@given(st.floats(-3, 5), st.lists(st.floats(-50, 50), min_size=2, max_size=20))
+def test_yeo_johnson_is_monotone_and_keeps_the_sign(beta: float, values: list[float]) -> None:
+    x = torch.tensor(sorted(values), dtype=torch.float64)
+    z = yeo_johnson(x, beta)
+    assert torch.isfinite(z).all()
+    assert (z.diff() >= 0).all()
+    assert (z[x > 0] >= 0).all()
+    assert (z[x < 0] <= 0).all()
+
+
+@pytest.mark.parametrize("beta", [-1, 0, 0.25, 0.5, 0.75, 1, 2, 3])
+def test_tukey_is_the_equation(beta: float) -> None:
+    x = np.concatenate([[0.0], np.geomspace(1e-4, 30, 50)])
+    z = tukey(torch.from_numpy(x), beta).numpy()
+    assert np.isfinite(z).all()
+    np.testing.assert_allclose(z, reference.tukey(x, beta), rtol=1e-12)
+
+
+def test_tukey_at_zero_uses_eps() -> None:
+    assert tukey(torch.zeros(1, dtype=torch.float64), 0.0, 1e-3).item() == pytest.approx(math.log(1e-3))
+    assert torch.isfinite(tukey(torch.zeros(1), -1.0)).all()
+
+
+@settings(deadline=None)
+@given(st.floats(0, 3), st.lists(st.floats(0, 50), min_size=2, max_size=20))
+def test_tukey_is_monotone(beta: float, values: list[float]) -> None:
+    z = tukey(torch.tensor(sorted(values), dtype=torch.float64), beta)
+    assert torch.isfinite(z).all()
+    assert (z.diff() >= 0).all()
+
+
+def test_unit_rows() -> None:
+    x = torch.randn(5, 7) * 1e3
+    x[2] = 0
+    z = l2_normalise(x)
+    assert z.norm(dim=1).tolist() == pytest.approx([1, 1, 0, 1, 1])
+
+
+# ---- the automatic choice ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rows", "kind"),
+    [([[0.0, 1.0]], "tukey"), ([[0.0, -1e-6], [2.0, 3.0]], "yeo-johnson"), ([[-0.0, 2.0]], "tukey")],
+)
+def test_tukey_only_if_every_base_feature_is_nonnegative(rows: list, kind: str) -> None:
+    assert fit_gaussianization(torch.tensor(rows)).kind == kind
+
+
+def test_the_choice_is_remembered() -> None:
+    on_signed = fit_gaussianization(torch.tensor([[-1.0, 2.0]]), beta=0.5)
+    x = torch.tensor([[3.0, 8.0]])
+    assert torch.equal(on_signed(x), yeo_johnson(x, 0.5))  # though x itself is ≥ 0
+
+
+def test_negative_features_under_tukey_are_refused() -> None:
+    g = fit_gaussianization(torch.rand(4, 3), beta=0.5)
+    with pytest.raises(InputError, match=r"query has negative features \(smallest -0.25\).*yeo-johnson"):
+        g(torch.tensor([[1.0, -0.25, 0.0]]), "query")
+    identity = fit_gaussianization(torch.rand(4, 3), beta=1.0)
+    assert identity(torch.tensor([[-1.0, 0.0, 0.0]])).tolist() == [[-1.0, 0.0, 0.0]]
+
+
+@pytest.mark.parametrize("center", [False, True])
+def test_tukey_on_negative_base_features_is_refused(center: bool) -> None:
+    with pytest.raises(InputError, match=r"kind='tukey' with negative base features \(smallest -2\)"):
+        fit_gaussianization(torch.tensor([[1.0, -2.0]]), 0.5, "tukey", center)
+
+
+@pytest.mark.parametrize(
+    ("settings_", "words"),
+    [
+        ({"kind": "boxcox"}, "kind='boxcox' is unknown; use one of auto"),
+        ({"beta": 11}, "beta=11 is out of range"),
+        ({"beta": float("nan")}, "beta=nan is out of range"),
+        ({"eps": 0}, "eps=0 must be > 0"),
+    ],
+)
+def test_bad_settings(settings_: dict, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        GaussianizationFitter(**settings_)
+
+
+def test_no_rows() -> None:
+    with pytest.raises(InputError, match="no base rows"):
+        GaussianizationFitter().finish()
+
+
+# ---- the whole map ----------------------------------------------------------------------------------------------------
+
+
+def test_steps_come_in_order() -> None:
+    rng = np.random.default_rng(0)
+    x, w = rng.random((6, 4)), rng.normal(size=(4, 4))
+    mean = reference.tukey(x, 0.5).mean(axis=0)
+    g = Gaussianization("tukey", 0.5, mean=torch.from_numpy(mean), l2=True, whitening=torch.from_numpy(w))
+    expected = reference.unit_rows(reference.unit_rows(np.sqrt(x) - mean) @ w)
+    np.testing.assert_allclose(g(torch.from_numpy(x)).numpy(), expected, rtol=1e-12)
+    assert g.settings() == {
+        "kind": "tukey",
+        "beta": 0.5,
+        "eps": 1e-6,
+        "center": True,
+        "l2": True,
+        "whitened": True,
+    }
+    assert torch.equal(g.to("cpu")(torch.from_numpy(x)), g(torch.from_numpy(x)))
+
+
+def test_none_leaves_features_alone() -> None:
+    x = torch.randn(3, 2)
+    assert torch.equal(fit_gaussianization(x, beta=0.5, kind="none")(x), x)
+
+
+@settings(deadline=None)
+@given(
+    st.integers(1, 30),
+    st.lists(st.integers(0, 30), max_size=4),
+    st.booleans(),
+    st.sampled_from([0.0, 0.5, 1.0, 2.0]),
+    st.integers(0, 2**31),
+)
+def test_chunks_and_merges_equal_one_pass(n: int, cuts: list[int], signed: bool, beta: float, seed: int) -> None:
+    x = torch.from_numpy(np.random.default_rng(seed).random((n, 3)))
+    if signed:
+        x[n // 2] -= 0.5  # the negative features may come in any chunk
+    whole = fit_gaussianization(x, beta, center=True, l2=True)
+    edges = [0, *sorted(min(c, n) for c in cuts), n]
+    pieces = [x[i:j] for i, j in zip(edges, edges[1:], strict=False)]
+    fitter = GaussianizationFitter(beta, center=True, l2=True)
+    merged = GaussianizationFitter(beta, center=True, l2=True)
+    for piece in pieces:
+        fitter.update(piece)
+        merged.merge(GaussianizationFitter(beta, center=True, l2=True).update(piece))
+    for got in (fitter.finish(), merged.finish()):
+        assert got.settings() == whole.settings()
+        assert got.mean is not None
+        torch.testing.assert_close(got.mean, whole.mean)
+
+
+def test_fitters_with_different_settings_do_not_merge() -> None:
+    one = GaussianizationFitter(0.5, center=True).update(torch.rand(2, 2))
+    for other in (
+        GaussianizationFitter(0.3, center=True),
+        GaussianizationFitter(0.5),
+        GaussianizationFitter(0.5, l2=True),
+    ):
+        with pytest.raises(InputError, match="different settings"):
+            one.merge(other.update(torch.rand(2, 2)))
