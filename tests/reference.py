@@ -12,7 +12,7 @@ import numpy as np
 
 RIDGE = 0.1  # of the class covariances under Mahalanobis, as a share of their mean variance
 
-# ---- Gaussianization (1-3) --------------------------------------------------------------------------------------------
+# ---- Gaussianization (1-3) ------------------------------------------------------------------------------------
 
 
 def tukey(x: np.ndarray, beta: float, eps: float = 1e-6) -> np.ndarray:
@@ -39,7 +39,7 @@ def unit_rows(x: np.ndarray) -> np.ndarray:
     return x / np.where(length == 0, 1, length)
 
 
-# ---- distances, neighbours, weights, mean (4-8) ------------------------------------------------------------------------
+# ---- distances, neighbours, weights, mean (4-8) ----------------------------------------------------------------
 
 
 def covariance(rows: np.ndarray) -> np.ndarray:
@@ -93,7 +93,7 @@ def calibrated_mean(x: np.ndarray, w: np.ndarray, neighbours: np.ndarray) -> np.
     return total / (1 + w.sum())
 
 
-# ---- covariance and shrinkage (5, 9) -----------------------------------------------------------------------------------
+# ---- covariance and shrinkage (5, 9) ---------------------------------------------------------------------------
 
 
 def shares(w: np.ndarray, kind: str) -> np.ndarray:
@@ -133,7 +133,7 @@ def clip_eigenvalues(sigma: np.ndarray) -> np.ndarray:
     return vectors @ np.diag(np.maximum(values, 0)) @ vectors.T
 
 
-# ---- whitening ---------------------------------------------------------------------------------------------------------
+# ---- whitening -------------------------------------------------------------------------------------------------
 
 
 def whitening(bases: list[np.ndarray], shrink_share: float) -> np.ndarray:
@@ -150,7 +150,7 @@ def whitened_variance(bases: list[np.ndarray], w: np.ndarray) -> float:
     return 1 / (sum(lengths) / len(lengths))
 
 
-# ---- classifiers -------------------------------------------------------------------------------------------------------
+# ---- classifiers -----------------------------------------------------------------------------------------------
 
 
 def lda_scores(means: np.ndarray, sigma: np.ndarray, query: np.ndarray) -> np.ndarray:
@@ -169,7 +169,7 @@ def dc_moments(x: np.ndarray, bases: list[np.ndarray], k: int, alpha: float) -> 
     return mean, sigma
 
 
-# ---- one task ----------------------------------------------------------------------------------------------------------
+# ---- one task --------------------------------------------------------------------------------------------------
 
 _KNOWN = {
     *("beta", "kind", "eps", "center", "l2", "whiten", "transform_base", "metric", "delta", "k", "m", "unit", "cov"),

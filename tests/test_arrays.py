@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as npst
 from fewcal.arrays import as_features, check_finite, encode_labels, pick_device
 from fewcal.errors import FewcalError, InputError
 
-# ---- features ---------------------------------------------------------------------------------------------------------
+# ---- features -------------------------------------------------------------------------------------------------
 
 GOOD = np.arange(12, dtype=np.float64).reshape(4, 3)
 
@@ -124,7 +124,7 @@ def test_huge_finite_rows_pass_though_their_sum_overflows() -> None:
     assert torch.isinf(x.sum())
 
 
-# ---- labels -----------------------------------------------------------------------------------------------------------
+# ---- labels ---------------------------------------------------------------------------------------------------
 
 
 @given(st.lists(st.one_of(st.text(max_size=2), st.integers(0, 3), st.tuples(st.integers(0, 1))), max_size=20))
@@ -161,7 +161,7 @@ def test_bad_labels(y: object, rows: int, words: str) -> None:
         encode_labels(y, rows)
 
 
-# ---- devices ----------------------------------------------------------------------------------------------------------
+# ---- devices --------------------------------------------------------------------------------------------------
 
 
 def test_devices() -> None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
 import pytest
-import reference
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import yeojohnson
 
+import reference
 from fewcal.errors import InputError
 from fewcal.gaussianize import (
     Gaussianization,
@@ -79,7 +80,7 @@ def test_unit_rows() -> None:
     assert z.norm(dim=1).tolist() == pytest.approx([1, 1, 0, 1, 1])
 
 
-# ---- the automatic choice ---------------------------------------------------------------------------------------------
+# ---- the automatic choice -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -129,7 +130,7 @@ def test_no_rows() -> None:
         GaussianizationFitter().finish()
 
 
-# ---- the whole map ----------------------------------------------------------------------------------------------------
+# ---- the whole map --------------------------------------------------------------------------------------------
 
 
 def test_steps_come_in_order() -> None:
@@ -169,7 +170,7 @@ def test_chunks_and_merges_equal_one_pass(n: int, cuts: list[int], signed: bool,
         x[n // 2] -= 0.5  # the negative features may come in any chunk
     whole = fit_gaussianization(x, beta, center=True, l2=True)
     edges = [0, *sorted(min(c, n) for c in cuts), n]
-    pieces = [x[i:j] for i, j in zip(edges, edges[1:], strict=False)]
+    pieces = [x[i:j] for i, j in itertools.pairwise(edges)]
     fitter = GaussianizationFitter(beta, center=True, l2=True)
     merged = GaussianizationFitter(beta, center=True, l2=True)
     for piece in pieces:

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Hashable, Iterable
+from numbers import Integral
 from pathlib import Path
 from typing import Any, cast
 
@@ -67,7 +68,7 @@ class BaseBank:
     def __init__(
         self, rank: int | None = None, dtype: str | None = None, transform: Gaussianization | None = None
     ) -> None:
-        if rank is not None and (isinstance(rank, bool) or int(rank) != rank or rank < 0):
+        if rank is not None and (not isinstance(rank, Integral) or isinstance(rank, bool) or rank < 0):
             raise InputError(f"rank={rank!r} must be None (keep rows), 0 (moments only) or a positive integer")
         if dtype is not None and dtype not in _DTYPES:
             raise InputError(f"dtype={dtype!r} must be 'float32', 'float16' or None")
@@ -103,6 +104,8 @@ class BaseBank:
             raise InputError("base X has no rows; a bank needs at least one base class")
         if self.transform is not None:
             x = self.transform(x.float(), "base X").to(x.dtype)
+        if self.rank is None and _same_memory(x, X):
+            x = x.clone()  # the caller may reuse the array for the next chunk
         chunk = BaseBank(self.rank, self.dtype)
         chunk._from_rows(x, classes, torch.from_numpy(codes).to(x.device))
         self._absorb(chunk)
@@ -135,7 +138,7 @@ class BaseBank:
         squares = centred.square().sum(dim=1, dtype=torch.float64)
         self.spread = torch.zeros(len(classes), dtype=torch.float64, device=x.device).index_add_(0, codes, squares)
         if self.rank is None:
-            # Pieces are views of one block; cloning is left to `_absorb`, which knows whether they will be joined.
+            # Pieces are views of one block, and joined only when a class is asked for.
             self._rows = [[p] for p in pieces]
         elif self.rank > 0:
             self._factors = [_top_directions(c, self.rank) for c in torch.split(centred, self.counts.tolist())]
@@ -471,7 +474,8 @@ class BaseBank:
         """Write the bank as safetensors. The file appears under its name only when it is complete."""
         from safetensors.torch import save_file
 
-        self.check()
+        if not self.classes:
+            raise InputError("the bank is empty; fit it on base rows first")  # a part may hold single rows: no check()
         tensors = {"counts": self.counts, "means": self.means, "scatter": self.scatter, "spread": self.spread}
         if self.has_rows:
             tensors["rows"] = torch.cat([self.rows(i) for i in range(len(self))])
@@ -521,14 +525,17 @@ class BaseBank:
             ) from error
         if not isinstance(meta, dict) or meta.get("format") != FORMAT:
             raise FileFormatError(f"{file} is a safetensors file, but not a fewcal bank")
-        if meta["version"] > FORMAT_VERSION:
+        version = meta.get("version")
+        if isinstance(version, int) and version > FORMAT_VERSION:
             raise FileFormatError(
-                f"{file} has bank format {meta['version']}; this fewcal {__version__} reads up to "
+                f"{file} has bank format {version}; this fewcal {__version__} reads up to "
                 f"{FORMAT_VERSION}; upgrade fewcal"
             )
         try:
+            if version != FORMAT_VERSION:
+                raise ValueError(f"format version {version!r}")
             out = cls._restore(meta, tensors)
-        except (KeyError, RuntimeError, TypeError, ValueError) as error:
+        except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
             raise FileFormatError(f"{file} is damaged: its parts do not fit together ({error})") from error
         return out if device is None else out.to(device)
 
@@ -539,8 +546,16 @@ class BaseBank:
         out.classes = [_label_from_json(c) for c in meta["classes"]]
         out.counts, out.means = tensors["counts"], tensors["means"]
         out.scatter, out.spread = tensors["scatter"], tensors["spread"]
-        if len(out.classes) != len(out.counts) or out.means.shape != (len(out.classes), out.scatter.shape[0]):
-            raise ValueError("counts, means and class names have different lengths")
+        c, d = len(out.classes), out.means.shape[-1]
+        shapes = {"counts": (c,), "means": (c, d), "scatter": (d, d), "spread": (c,)}
+        for name, shape in shapes.items():
+            if tensors[name].shape != shape:
+                raise ValueError(f"{name} has shape {tuple(tensors[name].shape)}, expected {shape}")
+        for name in ("rows", "factors"):
+            if name in tensors and (tensors[name].ndim != 2 or tensors[name].shape[1] != d):
+                raise ValueError(f"{name} has shape {tuple(tensors[name].shape)}, expected {d} features")
+        if out.counts.dtype != torch.int64:
+            raise ValueError(f"counts are {out.counts.dtype}")
         if out.rank is None:
             out._rows = [[r] for r in torch.split(tensors["rows"], out.counts.tolist())]
         elif out.rank:
@@ -558,6 +573,13 @@ class BaseBank:
             )
         out._cache["fingerprint"] = meta["fingerprint"]
         return out
+
+
+def _same_memory(x: Tensor, given: Any) -> bool:
+    """Whether the tensor made from what the caller gave is a view of it."""
+    if isinstance(given, Tensor):
+        return x.untyped_storage().data_ptr() == given.untyped_storage().data_ptr()
+    return x.device.type == "cpu" and hasattr(given, "__array__") and np.may_share_memory(x.numpy(), np.asarray(given))
 
 
 def _storage_dtype(x: Any, dtype: str | None) -> torch.dtype:
@@ -589,6 +611,8 @@ def _same_transform(a: Gaussianization | None, b: Gaussianization | None) -> boo
 
 
 def _label_to_json(label: Hashable) -> Any:
+    if isinstance(label, np.generic):
+        label = label.item()
     if label is None or isinstance(label, str | bool | int | float):
         return label
     if isinstance(label, tuple):
