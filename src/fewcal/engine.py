@@ -1,6 +1,6 @@
 """The engine: blocks of tasks in, counts of right answers out.
 
-A run is cut into blocks of tasks with fixed borders. A block depends on nothing but its `Job` and its borders, so it can
+A run is cut into blocks of tasks with fixed borders. A block depends on nothing but its `Job` and its borders: it can
 be computed in any order, in any process, again after a kill, and always gives the same numbers.
 """
 

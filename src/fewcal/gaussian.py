@@ -217,11 +217,10 @@ def shrink(
         clipped = torch.minimum(torch.maximum(b, low), diagonal)
         moved = (clipped - b).abs() > 1e-6 * diagonal
         if bool(moved.any()):
+            # No counts in the message: the same text from every batch is shown once.
             warnings.warn(
-                f"α2σ2 was clipped to keep the covariance positive semi-definite in {int(moved.sum())} of "
-                f"{moved.numel()} distributions: alpha2_ratio={alpha2_ratio:g} asks for off-diagonal terms larger than "
-                f"α1σ1 allows (largest share asked: {float((b / diagonal.clamp(min=1e-30)).abs().max()):.3g} of α1σ1); "
-                "lower alpha2_ratio to avoid this",
+                f"alpha2_ratio={alpha2_ratio:g} asks for off-diagonal terms that no covariance can have: α2σ2 was "
+                "clipped into [−α1σ1/(D−1), α1σ1] to keep Σ'ₛ positive semi-definite; lower alpha2_ratio to avoid this",
                 FewcalWarning,
                 stacklevel=2,
             )

@@ -17,7 +17,8 @@ import json
 import platform
 import shutil
 import sys
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -165,6 +166,36 @@ def load_run(folder: str | Path) -> Results:
             )
     except (OSError, ValueError, KeyError, EOFError) as error:
         raise FileFormatError(f"{folder / 'results.npz'} is damaged ({error}); run the evaluation again") from error
+
+
+def compare_runs(folders: Sequence[str | Path], reference: str | None = None) -> dict[str, Any]:
+    """Methods of several finished runs side by side, with paired statistics; all runs must have the same tasks.
+
+    A method that two runs share is named `run/method`.
+    """
+    if not folders:
+        raise InputError("no runs were given")
+    loaded = {str(Path(f)): load_run(f) for f in folders}
+    first_name, first = next(iter(loaded.items()))
+    for name, other in loaded.items():
+        for part in ("protocol", "features", "episodes"):
+            if first.identity[part] != other.identity[part]:
+                difference = _first_difference(first.identity[part], other.identity[part], part)
+                raise InputError(
+                    f"{first_name} and {name} have different tasks: {difference}; only equal tasks can be paired"
+                )
+    counts = Counter(m for r in loaded.values() for m in r.correct)
+    merged = Results(first.protocol, first.class_names, first.classes, {}, {}, {}, {}, first.identity)
+    for name, r in loaded.items():
+        for method in r.correct:
+            label = method if counts[method] == 1 else f"{Path(name).name}/{method}"
+            if label in merged.correct:
+                label = f"{name}/{method}"
+            merged.correct[label], merged.bins[label] = r.correct[method], r.bins[method]
+            merged.seconds[label], merged.settings[label] = r.seconds[method], r.settings[method]
+    if reference is not None and reference not in merged.correct:
+        raise InputError(f"reference {reference!r} is not among {', '.join(merged.correct)}")
+    return merged.summary(reference)
 
 
 def markdown(summary: dict[str, Any]) -> str:

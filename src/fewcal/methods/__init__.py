@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from typing import Any
 
 from fewcal.errors import InputError
@@ -27,7 +29,7 @@ METHODS: dict[str, type[Method]] = {
     )
 }
 
-__all__ = ["METHODS", "Head", "Method", "make_method"]
+__all__ = ["METHODS", "Head", "Method", "make_method", "parse_methods"]
 
 
 def make_method(name: str, preset: str | GDCParams | None = None, **settings: Any) -> Method:
@@ -51,3 +53,50 @@ def make_method(name: str, preset: str | GDCParams | None = None, **settings: An
         known = METHODS[name]().settings
         wrong = [s for s in settings if s not in known]
         raise InputError(f"method {name!r} has no parameter {wrong[0]!r}{nearest_names(wrong[0], known)}") from None
+
+
+def parse_methods(text: str, preset: str | None = None, settings: Sequence[str] = ()) -> dict[str, Method]:
+    """Methods from a command line, by display name.
+
+    `text` lists names, with commas; `gdc:PRESET` is GDC with that preset, `all` is every method. `settings` are
+    `key=value` for GDC and `method.key=value` for any method.
+
+    >>> list(parse_methods("ncm,gdc:paper/cub/1shot", settings=["k=3"]))
+    ['ncm', 'gdc:paper/cub/1shot']
+    """
+    names = list(METHODS) if text.strip() == "all" else [part.strip() for part in text.split(",") if part.strip()]
+    if not names:
+        raise InputError(f"no method in {text!r}; use some of {', '.join(METHODS)}")
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise InputError(f"method {sorted(twice)[0]!r} is listed twice")
+    wanted = parse_settings(settings)
+    bases = {name.partition(":")[0] for name in names}
+    if unused := [m for m in wanted if m not in bases]:
+        raise InputError(f"--set names method {unused[0]!r}, which is not among {', '.join(names)}")
+    if preset is not None and "gdc" not in bases:
+        raise InputError("--preset is for gdc, which is not among the methods")
+    out = {}
+    for name in names:
+        base, _, own = name.partition(":")
+        out[name] = make_method(base, own or (preset if base == "gdc" else None), **wanted.get(base, {}))
+    return out
+
+
+def parse_settings(settings: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """`key=value` and `method.key=value` as nested dictionaries; values are read as JSON where they can be.
+
+    >>> parse_settings(["k=8", "dc.alpha=0.3", "head=lbfgs", "whiten=False"])
+    {'gdc': {'k': 8, 'head': 'lbfgs', 'whiten': False}, 'dc': {'alpha': 0.3}}
+    """
+    out: dict[str, dict[str, Any]] = {}
+    for item in settings:
+        name, equals, raw = item.partition("=")
+        if not equals or not name.strip():
+            raise InputError(f"--set {item!r} is not key=value")
+        method, _, key = name.strip().rpartition(".")
+        try:
+            value = json.loads({"True": "true", "False": "false", "None": "null", "inf": "Infinity"}.get(raw, raw))
+        except ValueError:
+            value = raw
+        out.setdefault(method or "gdc", {})[key] = value
+    return out
