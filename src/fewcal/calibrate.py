@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Real
 from typing import Literal, cast
 
 import torch
@@ -188,7 +189,7 @@ def calibrate(
     >>> c.distances.tolist(), c.weights.tolist(), c.mean.tolist()
     ([[1.0]], [[0.5]], [[0.3333333432674408]])
     """
-    if isinstance(k, bool) or int(k) != k or not 1 <= k <= len(bank):
+    if not isinstance(k, Real) or isinstance(k, bool) or not 1 <= k <= len(bank) or int(k) != k:
         raise InputError(f"k={k!r} must be an integer from 1 to the number of base classes, {len(bank)}")
     if x.shape[-1] != bank.dim:
         raise InputError(
