@@ -6,6 +6,8 @@ import math
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+import numpy as np
+
 from fewcal.errors import InputError
 
 
@@ -70,14 +72,17 @@ class GDCParams:
             value = getattr(self, name)
             if value is False and name in _SWITCHES:
                 continue
+            if isinstance(value, np.generic):  # as a grid search hands them over
+                value = value.item()
+                object.__setattr__(self, name, value)
             if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
                 bound = f"a number ≥ {low:g}" if high == math.inf else f"a number from {low:g} to {high:g}"
                 off = " (or False)" if name in _SWITCHES else ""
                 raise InputError(f"{name}={value!r} is out of range; use {bound}{off}")
-            if name in _INTEGERS and int(value) != value:
-                raise InputError(f"{name}={value!r} must be a whole number")
             if math.isinf(value) and name != "C":
                 raise InputError(f"{name}={value!r} must be finite")
+            if name in _INTEGERS and int(value) != value:
+                raise InputError(f"{name}={value!r} must be a whole number")
         if isinstance(self.head, str):
             from fewcal.heads import HEADS
 

@@ -55,7 +55,8 @@ def solve_average(covariance: ShrunkCovariance, v: Tensor) -> Tensor:
     d = v.shape[-1]
     if bool((a <= 0).any()):
         raise InputError(
-            "the closed form needs an invertible covariance; use alpha1 > 0, or a head that trains on samples"
+            "the closed form needs an invertible covariance; use alpha1 > 0 and a smaller alpha2_ratio (its clip can "
+            "take all of a), or a head that trains on samples"
         )
 
     def isotropic_inverse(x: Tensor) -> Tensor:

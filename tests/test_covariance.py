@@ -1,0 +1,209 @@
+"""Σ' and Σ'ₛ in structured form against dense matrices written from the equations."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+import reference
+from conftest import World, make_world
+from fewcal import covariance as module
+from fewcal.bank import BaseBank
+from fewcal.calibrate import Calibration, calibrate
+from fewcal.covariance import COVARIANCES, SHARES, CalibratedCovariance, shares, shrink_covariance
+from fewcal.errors import FewcalWarning, InputError
+
+
+def found_in(world: World, bank: BaseBank, k: int = 4) -> Calibration:
+    return calibrate(torch.from_numpy(world.support), bank, k=k, m=0.5)
+
+
+def expected_sigma(world: World, mode: str, index: torch.Tensor, c: torch.Tensor, size: int = 0) -> np.ndarray:
+    """Dense Σ' of every support point, `(T, S, D, D)`."""
+    bases = [r.astype(np.float64) for r in world.base]
+    size = size or min(map(len, bases))
+    out = []
+    for i, ci in zip(index.flatten(0, 1).tolist(), c.flatten(0, 1).double().numpy(), strict=True):
+        chosen = [bases[j] for j in i]
+        if mode == "joint":
+            out.append(reference.joint_covariance(ci, chosen, size))
+        elif mode == "independent":
+            out.append(reference.independent_covariance(ci, chosen))
+        else:
+            out.append(reference.pooled_covariance(bases))
+    d = out[0].shape[0]
+    return np.array(out).reshape(*index.shape[:2], d, d)
+
+
+def assert_near(got: torch.Tensor, expected: np.ndarray, tol: float = 2e-5) -> None:
+    np.testing.assert_allclose(got.double().numpy(), expected, rtol=0, atol=tol * np.abs(expected).max())
+
+
+@pytest.mark.parametrize(("mode", "weights", "k"), list(itertools.product(COVARIANCES, SHARES, [1, 4])))
+@pytest.mark.parametrize("whole", [True, False], ids=["all classes", "classes in play"])
+def test_every_mode_and_share(
+    world: World, mode: str, weights: str, k: int, whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not whole:
+        monkeypatch.setattr(module, "_ALL_CLASSES", 3)
+    bank = world.bank()
+    found = found_in(world, bank, k)
+    c = shares(found, weights)
+    for t, s in itertools.product(range(3), range(2)):
+        w = found.weights[t, s].double().numpy()
+        np.testing.assert_allclose(c[t, s], reference.shares(w, weights), rtol=1e-5)
+    covariance = CalibratedCovariance(bank, mode, found.index, c)
+    expected = expected_sigma(world, mode, found.index, c)
+
+    factor = covariance.factor()
+    assert_near(factor.mT @ factor, expected)
+
+    d = bank.dim
+    trace, total = np.trace(expected, axis1=-2, axis2=-1), expected.sum(axis=(-2, -1))
+    scale = float(trace.max()) / d
+    for off_diagonal, cells in (("pairs", d * (d - 1)), ("all", d * d)):
+        sigma1, sigma2 = covariance.moments(off_diagonal)
+        np.testing.assert_allclose(sigma1, trace / d, rtol=1e-4)
+        np.testing.assert_allclose(sigma2, (total - trace) / cells, atol=1e-5 * scale)
+
+    v = torch.randn(len(world.support), 5, d, generator=torch.Generator().manual_seed(0))
+    product = v.double().numpy() @ expected.mean(axis=1)
+    np.testing.assert_allclose(covariance.average_times(v), product, atol=1e-4 * np.abs(product).max())
+
+
+@pytest.mark.parametrize("size", [2, 5])
+def test_joint_with_a_common_size(world: World, size: int) -> None:
+    bank = world.bank()
+    found = found_in(world, bank)
+    c = shares(found)
+    factor = CalibratedCovariance(bank, "joint", found.index, c, size).factor()
+    assert factor.shape[-2] == size
+    assert_near(factor.mT @ factor, expected_sigma(world, "joint", found.index, c, size))
+
+
+def test_joint_counts_the_covariance_between_classes() -> None:
+    """Two classes with the same rows, up to a shift: their sum varies twice as much as if they were independent."""
+    rows = np.random.default_rng(0).normal(size=(30, 3))
+    bank = BaseBank().fit(np.concatenate([rows, rows + 5]), [0] * 30 + [1] * 30)
+    index, c = torch.tensor([[[0, 1]]]), torch.full((1, 1, 2), 0.5)
+    joint, independent = (CalibratedCovariance(bank, mode, index, c).factor() for mode in ("joint", "independent"))
+    torch.testing.assert_close(joint.mT @ joint, 2 * independent.mT @ independent, rtol=1e-4, atol=1e-5)
+    one = reference.covariance(rows)
+    assert_near((joint.mT @ joint)[0, 0], one)
+
+
+@pytest.mark.parametrize("rank", [2, 64])
+def test_independent_from_a_low_rank_bank(signed_world: World, rank: int) -> None:
+    bank = signed_world.bank(rank=rank)
+    found = found_in(signed_world, bank)
+    c = shares(found)
+    factor = CalibratedCovariance(bank, "independent", found.index, c).factor()
+    expected = expected_sigma(signed_world, "independent", found.index, c)
+    if rank == 64:
+        assert_near(factor.mT @ factor, expected)
+    else:
+        kept = torch.linalg.matrix_norm(factor).square().numpy()
+        assert (kept < np.trace(expected, axis1=-2, axis2=-1)).all()
+    with pytest.raises(InputError, match="joint covariance pairs rows"):
+        CalibratedCovariance(bank, "joint", found.index, c).factor()
+
+
+def test_whitened_pooled(world: World) -> None:
+    bank = world.bank().whitened(2.0)
+    assert bank.transform is not None
+    found = calibrate(bank.transform(torch.from_numpy(world.support)), bank, k=3)
+    covariance = CalibratedCovariance(bank, "pooled", found.index, shares(found))
+    bases = [r.astype(np.float64) for r in world.base]
+    variance = reference.whitened_variance(bases, reference.whitening(bases, 2.0))
+    assert covariance.isotropic == pytest.approx(variance, rel=1e-4)
+    assert covariance.factor().shape[-2] == 0
+    sigma1, sigma2 = covariance.moments()
+    torch.testing.assert_close(sigma1, torch.full_like(sigma1, variance), rtol=1e-4, atol=0)
+    assert not sigma2.any()
+    v = torch.randn(3, 2, bank.dim)
+    torch.testing.assert_close(covariance.average_times(v), v * variance, rtol=1e-4, atol=1e-6)
+    dense = shrink_covariance(covariance, 2.0, 1.0).gaussian(found.mean).dense()
+    torch.testing.assert_close(dense, (3 * variance * torch.eye(bank.dim)).expand_as(dense), rtol=1e-4, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("mode", "off_diagonal", "psd", "ratio"),
+    list(itertools.product(COVARIANCES, ["pairs", "all"], ["clip", "eigen"], [0.0, 0.5, 100.0])),
+)
+@pytest.mark.parametrize("alpha1", [0.01, 3000.0])
+def test_shrinkage(world: World, mode: str, off_diagonal: str, psd: str, ratio: float, alpha1: float) -> None:
+    bank = world.bank()
+    found = found_in(world, bank)
+    c = shares(found)
+    covariance = CalibratedCovariance(bank, mode, found.index, c)
+    plain = expected_sigma(world, mode, found.index, c)
+    expected = np.array([[reference.shrink(s, alpha1, ratio, off_diagonal, psd) for s in task] for task in plain])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FewcalWarning)
+        shrunk = shrink_covariance(covariance, alpha1, ratio, off_diagonal=off_diagonal, psd=psd)
+    got = shrunk.gaussian(found.mean)
+    assert torch.equal(got.mean, found.mean)
+    assert_near(got.dense(), expected, 2e-4)
+    values = torch.linalg.eigvalsh(got.dense().double())
+    assert values.min() >= -1e-5 * values.max()
+
+
+def test_the_clip_warns_once_for_a_batch() -> None:
+    world = make_world(0)
+    bank = world.bank()
+    found = found_in(world, bank)
+    covariance = CalibratedCovariance(bank, "joint", found.index, shares(found))
+    with pytest.warns(FewcalWarning, match=r"alpha2_ratio=1e\+06") as caught:
+        shrink_covariance(covariance, 10.0, 1e6)
+    assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        shrink_covariance(covariance, 10.0, 0.5)
+        shrink_covariance(covariance, 10.0, 1e6, psd="eigen")
+
+
+def test_a_constant_on_every_entry(world: World) -> None:
+    bank = world.bank()
+    found = found_in(world, bank, 2)
+    c = shares(found, "average")
+    covariance = CalibratedCovariance(bank, "independent", found.index, c)
+    got = shrink_covariance(covariance, 0.0, 0.0, constant=0.21).gaussian(found.mean)
+    assert got.a is None
+    assert_near(got.dense(), expected_sigma(world, "independent", found.index, c) + 0.21)
+    with pytest.raises(InputError, match="alpha=-1 must be ≥ 0"):
+        shrink_covariance(covariance, 0.0, 0.0, constant=-1)
+
+
+def test_roots_of_singular_matrices() -> None:
+    u = torch.tensor([1.0, 2.0, 3.0])
+    dense = torch.stack([torch.eye(3), torch.outer(u, u), torch.zeros(3, 3), torch.diag(torch.tensor([1.0, 1, -1e-5]))])
+    root = module._root(dense)
+    torch.testing.assert_close(root.mT @ root, dense.clamp(min=0) * (dense > 0), rtol=1e-4, atol=1e-4)
+
+
+def test_shares_of_classes_infinitely_far() -> None:
+    nothing = Calibration(torch.zeros(1, 2).long(), torch.ones(1, 2), torch.zeros(1, 2), torch.zeros(1, 3))
+    for kind in ("with-support", "bases-only"):
+        assert shares(nothing, kind).tolist() == [[0.0, 0.0]]
+
+
+def test_refusals(relu_world: World) -> None:
+    bank = relu_world.bank()
+    found = found_in(relu_world, bank)
+    with pytest.raises(InputError, match="cov='diagonal' is unknown; use one of joint"):
+        CalibratedCovariance(bank, "diagonal", found.index, found.weights)
+    with pytest.raises(InputError, match="cov='joint' needs class covariances, which a whitened bank"):
+        CalibratedCovariance(bank.whitened(1.0), "joint", found.index, found.weights)
+    with pytest.raises(InputError, match="cov_weights='some' is unknown"):
+        shares(found, "some")
+    covariance = CalibratedCovariance(bank, "joint", found.index, shares(found))
+    with pytest.raises(InputError, match="off_diagonal='most' is unknown"):
+        covariance.moments("most")
+    with pytest.raises(InputError, match="psd='hope' is unknown"):
+        shrink_covariance(covariance, 1.0, 1.0, psd="hope")
+    with pytest.raises(InputError, match="common_size=1000"):
+        CalibratedCovariance(bank, "joint", found.index, shares(found), 1000).factor()

@@ -1,0 +1,255 @@
+"""Every preset against the reference, the paper's table, and the parameters' own checks."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import fields
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.svm import SVC
+
+import reference
+from conftest import World
+from fewcal.errors import FewcalWarning, InputError
+from fewcal.methods.gdc import GDC
+from fewcal.params import GDCParams, nearest_names
+from fewcal.presets import PAPER_ROWS, describe_preset, get_preset, list_presets
+from fewcal.randomness import TaskRandom
+
+
+def against_reference(world: World, params: GDCParams, tasks: int) -> None:
+    """Weights, means, covariances and, where there are any, closed-form scores of the first tasks."""
+    p = params.with_changes(k=min(params.k, len(world.base)))
+    support, labels, query = (t[:tasks] for t in world.tensors)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FewcalWarning)
+        method = GDC(p)
+        method.prepare(world.bank())
+        d = support.shape[-1]
+        xs = method.transform(support.reshape(-1, d), "support").view_as(support)
+        qs = method.transform(query.reshape(-1, d), "query").view_as(query)
+        found = method.calibrate(xs)
+        shrunk = method.shrunk(found)
+        sigma = shrunk.gaussian(found.mean).dense()
+        scored = p.psd == "clip" and shrunk.a is not None and bool((shrunk.a > 0).all())
+        logits = None
+        if scored:
+            head = GDC(p.with_changes(head="closed_form")).prepare(world.bank())
+            logits = head.fit(xs, labels, world.ways, TaskRandom(0, range(len(xs)))).logits(qs)
+    for t in range(len(xs)):
+        expected = reference.one_task(p.as_dict(), world.base, world.support[t], world.labels[t], world.query[t])
+        assert np.array_equal(found.index[t], expected["index"])
+        np.testing.assert_allclose(found.distances[t], expected["distances"], rtol=2e-3, atol=1e-5)
+        np.testing.assert_allclose(found.weights[t], expected["weights"], rtol=5e-3, atol=1e-7)
+        if p.whiten is False:
+            np.testing.assert_allclose(found.mean[t], expected["mean"], rtol=1e-3, atol=1e-4)
+        else:  # the whitened space is free up to a rotation
+            np.testing.assert_allclose(
+                found.mean[t] @ found.mean[t].T, expected["mean"] @ expected["mean"].T, rtol=1e-3, atol=1e-4
+            )
+        scale = np.abs(expected["sigma"]).max()
+        np.testing.assert_allclose(sigma[t], expected["sigma"], rtol=0, atol=1e-3 * scale)
+        if logits is not None and expected["scores"] is not None:
+            got, want = logits[t].double().numpy(), expected["scores"]
+            got, want = got - got.mean(axis=1, keepdims=True), want - want.mean(axis=1, keepdims=True)
+            # A clip at the lower end leaves a + bD = 0: single precision then resolves what the condition allows.
+            tol = (1e-3 + 1e-6 * np.linalg.cond(expected["sigma"].mean(axis=0))) * np.abs(want).max()
+            np.testing.assert_allclose(got, want, rtol=0, atol=tol)
+            clear = np.diff(np.sort(want, axis=1)[:, -2:], axis=1)[:, 0] > 2 * tol
+            assert np.array_equal(got.argmax(axis=1)[clear], want.argmax(axis=1)[clear])
+
+
+@pytest.mark.parametrize("name", list_presets())
+def test_every_preset_is_the_reference(name: str, world: World) -> None:
+    against_reference(world, get_preset(name), 1)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"metric": metric, "cov": cov, "cov_weights": weights, "k": 4, "alpha1": alpha1, "alpha2_ratio": 0.5, **extra}
+        for metric, cov, weights, alpha1, extra in [
+            ("sqeuclidean", "joint", "with-support", 0.05, {}),
+            ("euclidean", "joint", "bases-only", 5.0, {"off_diagonal": "all", "common_size": 4}),
+            ("mahalanobis", "joint", "average", 100.0, {"beta": 1.0, "m": 0.3}),
+            ("delta", "joint", "with-support", 1.0, {"delta": 0.7}),
+            ("sqeuclidean", "independent", "with-support", 0.05, {"unit": 0.5, "m": 2.0}),
+            ("euclidean", "independent", "bases-only", 10.0, {"center": True, "l2": True}),
+            ("mahalanobis", "independent", "average", 1.0, {"unit": 1.0, "m": 2.0}),
+            ("delta", "independent", "average", 1000.0, {"delta": 1.3, "beta": 0.0, "l2": True}),
+            ("sqeuclidean", "pooled", "with-support", 0.05, {"center": True}),
+            ("euclidean", "pooled", "bases-only", 10.0, {"kind": "yeo-johnson", "beta": 2.0, "l2": True}),
+            ("delta", "pooled", "average", 1.0, {"delta": 0.9, "unit": 2.0}),
+            ("sqeuclidean", "joint", "with-support", 50.0, {"psd": "eigen", "alpha2_ratio": 200.0}),
+            ("sqeuclidean", "joint", "with-support", 50.0, {"psd": "clip", "alpha2_ratio": 200.0}),
+            ("euclidean", "joint", "bases-only", 2.0, {"transform_base": False, "kind": "yeo-johnson"}),
+            ("sqeuclidean", "pooled", "with-support", 0.0, {"whiten": 0.5, "center": True, "l2": True, "unit": 0.7}),
+            ("euclidean", "pooled", "with-support", 2.0, {"whiten": 3.0, "beta": 0.5}),
+            ("delta", "pooled", "with-support", 0.5, {"whiten": 1.0, "l2": True, "delta": 1.1}),
+        ]
+    ],
+    ids=lambda c: " ".join(str(v) for v in c.values()),
+)
+def test_every_choice_is_the_reference(changes: dict, world: World) -> None:
+    against_reference(world, GDCParams(**changes), 3)
+
+
+# ---- the names --------------------------------------------------------------------------------------------------
+
+
+def test_all_thirty_rows_of_the_paper_twice() -> None:
+    names = list_presets()
+    assert len(PAPER_ROWS) == 30
+    assert len({row[:2] for row in PAPER_ROWS}) == 30
+    for family in ("paper", "authors"):
+        assert sum(name.startswith(f"{family}/") for name in names) == 30
+    for name in ("default", "paper", "authors", "dc"):
+        assert name in names
+
+
+@pytest.mark.parametrize("row", PAPER_ROWS, ids=lambda r: "/".join(r[:2]))
+def test_a_row_of_the_table(row: tuple) -> None:
+    dataset, setting, accuracy, m, k, alpha1, ratio, beta = row
+    for family in ("paper", "authors"):
+        preset = describe_preset(f"{family}/{dataset}/{setting}")
+        p = preset.params
+        assert (p.m, p.k, p.alpha1, p.alpha2_ratio, p.beta, p.n) == (m, k, alpha1, ratio, beta, 750)
+        assert f"{accuracy:.2f}" in preset.summary
+
+
+def test_paper_is_as_printed_and_authors_as_scripted() -> None:
+    paper, authors = get_preset("paper"), get_preset("authors")
+    assert (paper.metric, paper.cov, paper.cov_weights, paper.off_diagonal, paper.n_per, paper.head) == (
+        "sqeuclidean",
+        "joint",
+        "with-support",
+        "pairs",
+        "point",
+        "sgd",
+    )
+    assert (authors.metric, authors.cov, authors.cov_weights, authors.off_diagonal, authors.n_per, authors.psd) == (
+        "euclidean",
+        "joint",
+        "bases-only",
+        "all",
+        "class",
+        "eigen",
+    )
+    assert paper.transform_base
+    assert not authors.transform_base
+    assert not paper.l2
+    assert get_preset("paper/mini/1shot") == paper
+
+
+@pytest.mark.parametrize("name", list_presets())
+def test_every_preset_says_what_it_resolves(name: str) -> None:
+    preset = describe_preset(name)
+    assert preset.name == name
+    assert preset.summary
+    questions = {"distance in the weight", "weights of the covariance", "cov(X')", "n", "σ2", "head", "α2"}
+    assert questions <= set(preset.resolves)
+    assert all(preset.resolves.values())
+
+
+def test_answers_follow_the_parameters() -> None:
+    paper, authors, default = (describe_preset(n).resolves for n in ("paper", "authors", "default"))
+    assert "squared" in paper["distance in the weight"]
+    assert "plain" in authors["distance in the weight"]
+    assert paper["n"] == "per support point"
+    assert authors["n"].startswith("per class")
+    assert authors["not positive semi-definite"] == "eigenvalues clipped at 0"
+    assert "does not matter" in default["weights of the covariance"]
+
+
+def test_unknown_presets_get_the_nearest_names() -> None:
+    with pytest.raises(InputError, match="preset 'papr/cub/1shot' is unknown; did you mean 'paper/cub/1shot'"):
+        get_preset("papr/cub/1shot")
+    with pytest.raises(InputError, match="preset 'zzzzzz' is unknown; known: .*default"):
+        get_preset("zzzzzz")
+
+
+@given(st.text(max_size=12))
+def test_nearest_names_always_say_something(name: str) -> None:
+    text = nearest_names(name, ["alpha1", "beta", "metric"])
+    assert "did you mean" in text or "known: alpha1, beta, metric" in text
+
+
+# ---- parameters -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"alpha1": -1}, "alpha1=-1 is out of range; use a number ≥ 0"),
+        ({"alpha2_ratio": -0.1}, r"alpha2_ratio=-0\.1 is out of range"),
+        ({"m": -1}, "m=-1 is out of range; use a number ≥ 0"),
+        ({"m": float("nan")}, "m=nan is out of range"),
+        ({"m": float("inf")}, "m=inf must be finite"),
+        ({"k": 0}, "k=0 is out of range; use a number ≥ 1"),
+        ({"k": 2.5}, r"k=2\.5 must be a whole number"),
+        ({"k": True}, "k=True is out of range"),
+        ({"k": float("inf")}, "k=inf must be finite"),
+        ({"k": "3"}, "k='3' is out of range"),
+        ({"n": 0}, "n=0 is out of range"),
+        ({"beta": 20}, "beta=20 is out of range; use a number from -10 to 10"),
+        ({"unit": 0}, r"unit=0 is out of range.*\(or False\)"),
+        ({"unit": True}, "unit=True is out of range"),
+        ({"whiten": -1, "cov": "pooled"}, "whiten=-1 is out of range"),
+        ({"delta": 0}, "delta=0 is out of range"),
+        ({"C": 0}, "C=0 is out of range"),
+        ({"common_size": -1}, "common_size=-1 is out of range"),
+        ({"metric": "cosine"}, "metric='cosine' is unknown; use one of sqeuclidean"),
+        ({"cov": "full"}, "cov='full' is unknown; use one of joint"),
+        ({"cov_weights": "x"}, "cov_weights='x' is unknown"),
+        ({"off_diagonal": "x"}, "off_diagonal='x' is unknown"),
+        ({"psd": "x"}, "psd='x' is unknown"),
+        ({"kind": "x"}, "kind='x' is unknown"),
+        ({"n_per": "x"}, "n_per='x' is unknown"),
+        ({"head": "svm"}, "head='svm' is unknown; use one of closed_form, lbfgs, sgd, or a scikit-learn classifier"),
+        ({"head": "sklearn"}, "head='sklearn' is unknown"),
+        ({"head": 3}, "head=3 is neither a name nor a classifier"),
+        ({"whiten": 1.0}, r"whiten=1\.0 goes with cov='pooled', not cov='joint'"),
+        ({"whiten": 1.0, "cov": "pooled", "transform_base": False}, "transform_base=False goes with whiten=False"),
+    ],
+    ids=str,
+)
+def test_bad_parameters(changes: dict, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        GDCParams(**changes)
+
+
+def test_numbers_from_numpy_are_numbers() -> None:
+    """As a grid search hands them over."""
+    p = GDCParams(k=np.int64(4), m=np.float32(1.5), alpha1=np.float64(2.0), n=np.int32(10))  # type: ignore[arg-type]
+    assert (p.k, p.m, p.alpha1, p.n) == (4, 1.5, 2.0, 10)
+
+
+def test_changes() -> None:
+    p = GDCParams()
+    assert p.with_changes() == p
+    changed = p.with_changes(k=3, head="lbfgs")
+    assert (changed.k, changed.head, p.k) == (3, "lbfgs", 8)
+    with pytest.raises(InputError, match="GDC has no parameter 'alpha'; did you mean 'alpha1'"):
+        p.with_changes(alpha=2)
+    with pytest.raises(InputError, match="m=-3 is out of range"):
+        p.with_changes(m=-3)
+
+
+def test_as_dict_names_every_field() -> None:
+    p = GDCParams(C=float("inf"))
+    assert GDCParams(**p.as_dict()) == p
+    assert set(p.as_dict()) == {f.name for f in fields(GDCParams)}
+    assert GDCParams(head=SVC(C=7.0)).as_dict()["head"] == "SVC(C=7.0)"
+
+
+def test_float32_weights_of_the_authors_settings_do_not_vanish(relu_world: World) -> None:
+    """m = 3 on plain distances: the shares of the covariance are still normalised."""
+    method = GDC(get_preset("authors/mini/5shot").with_changes(k=3))
+    method.prepare(relu_world.bank())
+    found = method.calibrate(100 * torch.from_numpy(relu_world.support))
+    assert (found.weights > 0).all()
+    torch.testing.assert_close(method.shrunk(found).covariance.c.sum(dim=-1), torch.ones(relu_world.support.shape[:2]))
