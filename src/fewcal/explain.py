@@ -1,0 +1,266 @@
+"""What calibration did to each support point, in numbers and in words.
+
+The judgement "too far to help" is the bank's own: a support point farther from every base class than 95% of base rows
+are from the nearest *other* base class has no relatives in the bank. On ResNet features that separates novel classes of
+the same domain (0 to 1% flagged) from another domain or noise (97 to 100%).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fewcal.bank import BaseBank
+from fewcal.calibrate import squared_distances, unit_distance
+from fewcal.gaussianize import l2_normalise
+from fewcal.methods.gdc import GDC
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FAR_QUANTILE = 0.95
+LOW_SHARE = 0.05  # base classes that together weigh less than this change nothing one could see
+_ROWS_PER_CLASS = 8
+_CLASSES_LOOKED_AT = 256
+_LINES = 20
+
+
+@dataclass(frozen=True)
+class PointExplanation:
+    """One support point: its base classes, nearest first, and what they did to it.
+
+    Attributes
+    ----------
+    row : int
+        Row of X as given to `fit`.
+    label : hashable
+        Its class.
+    bases : list of hashable, length k
+    distances, weights, shares : list of float, length k
+        d_i in the method's metric and unit, w_i (eq. 8) and w_i/(1+Σw), the share of each in the calibrated mean.
+    support_share : float
+        1/(1+Σw), what the point itself keeps.
+    moved : float
+        Euclidean distance from the point to its calibrated mean, in the method's space.
+    moved_relative : float
+        The same in units of `Explanation.typical_distance`.
+    nearest : float
+        Euclidean distance to the nearest base class, in the method's space.
+    far : bool
+        Whether that is beyond `Explanation.far_distance`.
+    """
+
+    row: int
+    label: Hashable
+    bases: list[Hashable]
+    distances: list[float]
+    weights: list[float]
+    shares: list[float]
+    support_share: float
+    moved: float
+    moved_relative: float
+    nearest: float
+    far: bool
+
+
+@dataclass(frozen=True)
+class ClassExplanation:
+    """One class: its points' shares averaged, the largest first, and how far its mean moved."""
+
+    label: Hashable
+    shots: int
+    bases: list[Hashable]
+    shares: list[float]
+    support_share: float
+    moved: float
+    moved_relative: float
+    far_points: int
+    warning: str | None
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What calibration did: `print` it, or take it as a dictionary or a data frame.
+
+    Attributes
+    ----------
+    points : list of PointExplanation, one per support row
+    classes : list of ClassExplanation, one per class, in the order of `classes_`
+    metric : str
+        What `distances` measure.
+    typical_distance : float
+        Median distance of a base class from the nearest other one, in the method's space.
+    far_distance : float
+        Beyond this distance from every base class a point counts as far.
+    warnings : list of str
+        Plain words, empty when all is well.
+    """
+
+    points: list[PointExplanation]
+    classes: list[ClassExplanation]
+    metric: str
+    typical_distance: float
+    far_distance: float
+    warnings: list[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Nested dictionaries and lists of plain values."""
+        return asdict(self)
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row for each pair of support point and base class (needs pandas)."""
+        import pandas as pd
+
+        columns = ["row", "label", "base", "distance", "weight", "share", "support_share", "moved", "moved_relative"]
+        rows = [
+            (p.row, p.label, base, d, w, c, p.support_share, p.moved, p.moved_relative)
+            for p in self.points
+            for base, d, w, c in zip(p.bases, p.distances, p.weights, p.shares, strict=True)
+        ]
+        return pd.DataFrame(rows, columns=columns)
+
+    def __str__(self) -> str:
+        lines = [f"warning: {w}" for w in self.warnings]
+        if self.classes:
+            lines.append("class (shots): share of the nearest base classes; how far the mean moved")
+        for c in self.classes[:_LINES]:
+            bases = ", ".join(f"{b} {s:.0%}" for b, s in zip(c.bases[:3], c.shares[:3], strict=True))
+            rest = sum(c.shares[3:])
+            others = f", {len(c.shares) - 3} others {rest:.0%}" if len(c.shares) > 3 else ""
+            far = f"; {c.far_points} of {c.shots} points far from every base class" if c.far_points else ""
+            lines.append(
+                f"{c.label} ({c.shots}): itself {c.support_share:.0%}, {bases}{others}; moved "
+                f"{c.moved_relative:.2f} of the typical distance between base classes{far}"
+            )
+        if len(self.classes) > _LINES:
+            lines.append(f"… and {len(self.classes) - _LINES} more classes")
+        return "\n".join(lines)
+
+
+def no_bank_explanation() -> Explanation:
+    """For a classifier without base classes."""
+    words = (
+        "no base classes were given (bank=None), so nothing was calibrated: this is the plain discriminant on the "
+        "support rows; give a bank to calibrate"
+    )
+    return Explanation([], [], "none", float("nan"), float("nan"), [words])
+
+
+def explain_calibration(method: GDC, bank: BaseBank, support: Tensor, codes: np.ndarray, classes: list) -> Explanation:
+    """Explain a prepared method on support points `(S, D)` in its space, with classes `codes (S,)` into `classes`."""
+    found = method.calibrate(support[None])
+    seen = method.bank
+    typical, far = _typical_distance(seen), _far_distance(method, bank)
+    nearest = squared_distances(support, seen.means).amin(dim=1).sqrt()
+    moved = (found.mean[0] - support).norm(dim=1)
+    columns = (found.index, found.distances, found.weights, found.normalised)
+    index, distances, weights, shares = (t[0].cpu().numpy() for t in columns)
+    points = [
+        PointExplanation(
+            row=i,
+            label=classes[code],
+            bases=[seen.classes[j] for j in index[i]],
+            distances=distances[i].tolist(),
+            weights=weights[i].tolist(),
+            shares=shares[i].tolist(),
+            support_share=float(1 - shares[i].sum()),
+            moved=float(moved[i]),
+            moved_relative=float(moved[i]) / typical,
+            nearest=float(nearest[i]),
+            far=float(nearest[i]) > far,
+        )
+        for i, code in enumerate(codes)
+    ]
+    by_class = []
+    for code, label in enumerate(classes):
+        rows = np.flatnonzero(codes == code)
+        at = torch.from_numpy(rows).to(support.device)
+        total = np.zeros(len(seen))
+        np.add.at(total, index[rows].ravel(), shares[rows].ravel() / len(rows))
+        order = [j for j in np.argsort(-total, kind="stable") if total[j] > 0]
+        distance = float((found.mean[0][at].mean(dim=0) - support[at].mean(dim=0)).norm())
+        n_far = sum(points[i].far for i in rows)
+        by_class.append(
+            ClassExplanation(
+                label=label,
+                shots=len(rows),
+                bases=[seen.classes[j] for j in order],
+                shares=total[order].tolist(),
+                support_share=float(1 - total.sum()),
+                moved=distance,
+                moved_relative=distance / typical,
+                far_points=n_far,
+                warning=_in_words(label, n_far, len(rows), float(total.sum())),
+            )
+        )
+    return Explanation(points, by_class, method.params.metric, typical, far, _summary(by_class))
+
+
+def _in_words(label: Hashable, n_far: int, shots: int, share: float) -> str | None:
+    if 2 * n_far >= shots:
+        return f"class {label!r} is too far from the base classes for them to help"
+    if share < LOW_SHARE:
+        return f"class {label!r} takes only {share:.1%} from the base classes, so calibration changes next to nothing"
+    return None
+
+
+def _summary(classes: list[ClassExplanation]) -> list[str]:
+    """The warnings of single classes, or one for all of them where most have one."""
+    out = [c.warning for c in classes if c.warning]
+    if 2 * len(out) <= len(classes) or len(out) == 1:
+        return out
+    n_far = sum(2 * c.far_points >= c.shots for c in classes)
+    if 2 * n_far > len(classes):
+        return [
+            f"{n_far} of {len(classes)} classes are farther from every base class than base classes are from each "
+            "other: these base classes are too far to help; use bases of the same domain, or compare with bank=None"
+        ]
+    return [
+        f"{len(out)} of {len(classes)} classes take next to nothing from the base classes; a smaller m or "
+        "unit=1 would give distant base classes more weight"
+    ]
+
+
+def _typical_distance(seen: BaseBank) -> float:
+    if len(seen) > 1:
+        return unit_distance(seen, "euclidean")
+    return max(float(seen.pooled_covariance().diagonal().sum()) ** 0.5, 1e-12)
+
+
+def _far_distance(method: GDC, bank: BaseBank) -> float:
+    """Distance to the nearest base class beyond which a point has no relatives there; computed once per space."""
+    seen = method.bank
+
+    def make() -> float:
+        typical = _typical_distance(seen)
+        if bank.has_rows and len(seen) > 1:
+            return float(_held_out_distances(method, bank).quantile(FAR_QUANTILE))
+        # Without rows, the moments stand in for the quantile; factors fitted to it on ResNet features.
+        if seen.is_whitened:
+            return 1.03 * typical
+        return float(1.2 * (typical**2 + seen.pooled_covariance().diagonal().sum()) ** 0.5)
+
+    return cast(float, seen._cached(("far", method.params.transform_base), make))
+
+
+def _held_out_distances(method: GDC, bank: BaseBank) -> Tensor:
+    """Distances of some base rows to the nearest base class that is not their own."""
+    seen = method.bank
+    out = []
+    for i in np.unique(np.linspace(0, len(bank) - 1, _CLASSES_LOOKED_AT).astype(int)).tolist():
+        rows = bank.rows(i)
+        some = np.unique(np.linspace(0, len(rows) - 1, _ROWS_PER_CLASS).astype(int))
+        z = rows[torch.from_numpy(some).to(rows.device)].float()
+        if bank.transform is None and method.params.transform_base:
+            z = method.transform(z, "base X")
+        elif seen.transform is not None and seen.transform.whitening is not None and not bank.is_whitened:
+            z = l2_normalise(z @ seen.transform.whitening)
+        d = squared_distances(z, seen.means)
+        d[:, i] = torch.inf
+        out.append(d.amin(dim=1).sqrt())
+    return torch.cat(out)

@@ -1,0 +1,36 @@
+"""The checks that scikit-learn and imbalanced-learn run on their own estimators.
+
+GDCClassifier is checked without a bank: the checks make data of many widths, and a bank has one. That the
+classifier with a bank keeps the same contract is in test_estimators.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import imblearn.utils.estimator_checks as imblearn_checks
+import pytest
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from fewcal.estimators import Gaussianizer, GDCClassifier
+from fewcal.sampler import GDCSampler
+
+# No expected failures. scikit-learn itself skips check_array_api_input unless SCIPY_ARRAY_API is set.
+ESTIMATORS = [
+    Gaussianizer(),
+    Gaussianizer(kind="yeo-johnson", beta=0.0, center=True, l2=True),
+    GDCClassifier(),
+    GDCSampler(random_state=0),
+]
+
+
+@pytest.mark.filterwarnings("ignore")
+@parametrize_with_checks(ESTIMATORS)
+def test_estimator_checks_of_scikit_learn(estimator: Any, check: Any) -> None:
+    check(estimator)
+
+
+@pytest.mark.filterwarnings("ignore")
+@imblearn_checks.parametrize_with_checks([GDCSampler(random_state=0)])
+def test_estimator_checks_of_imbalanced_learn(estimator: Any, check: Any) -> None:
+    check(estimator)
