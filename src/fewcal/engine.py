@@ -7,10 +7,12 @@ be computed in any order, in any process, again after a kill, and always gives t
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import sys
+import threading
 import time
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fewcal.arrays import as_features
 from fewcal.bank import BaseBank
 from fewcal.episodes import Episodes, EpisodeSpec, sample_episodes
 from fewcal.errors import InputError
@@ -48,7 +51,7 @@ class Job:
     batches : dict
         Tasks computed together, by method; part of the job so that a resumed run makes the same batches.
     token : str
-        Identifies the job, so that a worker prepares it once.
+        Unlike that of any other job, so that a worker prepares this one once and no other in its place.
     """
 
     base: tuple[np.ndarray, np.ndarray] | None
@@ -75,6 +78,7 @@ class Block:
     correct : dict of arrays (B, N), right answers among the Q queries of each class
     bins : dict of CalibrationBins
     seconds : dict of float
+        Time of each method as if it ran alone: what it found ready in its batch is charged to it as well.
     """
 
     start: int
@@ -98,14 +102,19 @@ class Engine:
         reuse_memory()
         bank = None
         if job.base is not None:
-            bank = BaseBank().fit(*job.base)
-            bank = bank.to(self.device)
-        raw = torch.from_numpy(job.features).to(self.device).float()
-        self.methods = {name: method.prepare(bank) for name, method in job.methods.items()}
+            bank = BaseBank().fit(*job.base).to(self.device)
+        # Not `from_numpy`: arrays that come from a file or another process may be read-only.
+        raw = as_features(job.features, "features", device=self.device, check=False)
+        # Copies: the job, and the caller's methods in it, must not carry a prepared bank along to every worker.
+        self.methods = {name: copy.copy(method).prepare(bank) for name, method in job.methods.items()}
         self.features: dict[Hashable, Tensor] = {}
         for method in self.methods.values():
             if method.space not in self.features:
                 self.features[method.space] = method.transform(raw, "features")
+
+    def plan(self) -> dict[str, Any]:
+        """What is settled when a run begins, and kept with it: borders, batches, parameters as this bank has them."""
+        return {"block": BLOCK_TASKS, "batches": self.batch_sizes(), "settings": method_settings(self.methods)}
 
     def batch_sizes(self) -> dict[str, int]:
         """Tasks to compute together for each method, from the memory there is; methods that share work share a size."""
@@ -139,8 +148,8 @@ class Engine:
         else:
             episodes = self.job.episodes[start:stop]
         tasks = len(episodes)
-        support = torch.from_numpy(episodes.support.reshape(tasks, -1)).to(self.device)
-        query = torch.from_numpy(episodes.query.reshape(tasks, -1)).to(self.device)
+        support = torch.tensor(episodes.support.reshape(tasks, -1), device=self.device)
+        query = torch.tensor(episodes.query.reshape(tasks, -1), device=self.device)
         order = torch.arange(spec.way, device=self.device)
         labels = order.repeat_interleave(spec.shot)
         truth = order.repeat_interleave(spec.query)
@@ -151,9 +160,10 @@ class Engine:
             size = self.job.batches.get(group[0], BLOCK_TASKS)
             for low in range(0, tasks, size):
                 part = slice(low, min(low + size, tasks))
-                shared: dict[Hashable, Any] = {}
+                shared = _Shared(self._clock)
                 for name in group:
                     method = self.methods[name]
+                    shared.found = 0.0
                     began = self._clock()
                     z = self.features[method.space]
                     random = TaskRandom(spec.seed, episodes.task_ids[part].tolist(), self.device)
@@ -162,7 +172,7 @@ class Engine:
                     confidence, answer = probabilities.max(dim=-1)
                     right = answer == truth
                     correct[name][part] = right.view(-1, spec.way, spec.query).sum(dim=-1).cpu().numpy()
-                    seconds[name] += self._clock() - began
+                    seconds[name] += self._clock() - began + shared.found
                     bins[name].update(confidence.cpu().numpy(), right.cpu().numpy())
         return Block(start, episodes.classes, correct, bins, seconds)
 
@@ -172,17 +182,47 @@ class Engine:
         return time.perf_counter()
 
 
+class _Shared(dict[Hashable, Any]):
+    """What methods share on a batch, with the time each entry took, so that speed does not depend on who came first.
+
+    It relies on how `once` works: a miss, the work, an entry.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        super().__init__()
+        self.found = 0.0
+        self._clock = clock
+        self._cost: dict[Hashable, float] = {}
+        self._missed: dict[Hashable, float] = {}
+
+    def __contains__(self, key: object) -> bool:
+        there = super().__contains__(key)
+        if there:
+            self.found += self._cost.get(key, 0.0)
+        else:
+            self._missed[key] = self._clock()
+        return there
+
+    def __setitem__(self, key: Hashable, value: Any) -> None:
+        if key in self._missed:
+            self._cost[key] = self._clock() - self._missed.pop(key)
+        super().__setitem__(key, value)
+
+
 _READY: dict[str, Engine] = {}
+_READY_LOCK = threading.Lock()
 
 
 def run_block(job: Job, start: int, stop: int, threads: int | None = None) -> Block:
     """Compute one block in this process, preparing the job the first time."""
     if threads is not None and torch.get_num_threads() != threads:
         torch.set_num_threads(threads)
-    if job.token not in _READY:
-        _READY.clear()  # one job at a time: features of an old one would only fill memory
-        _READY[job.token] = Engine(job)
-    return _READY[job.token].run(start, stop)
+    with _READY_LOCK:  # a Dask worker may have several threads
+        engine = _READY.get(job.token)
+        if engine is None:
+            _READY.clear()  # one job at a time: features of an old one would only fill memory
+            engine = _READY[job.token] = Engine(job)
+    return engine.run(start, stop)
 
 
 def blocks(tasks: int, size: int = BLOCK_TASKS) -> Iterator[tuple[int, int]]:
@@ -211,8 +251,15 @@ def reuse_memory() -> None:
         libc.mallopt(m_trim_threshold, 1 << 30)
 
 
-def check_methods(methods: dict[str, Method], has_base: bool) -> None:
-    """Raise when a method needs base classes and there are none."""
+def method_settings(methods: Mapping[str, Method]) -> dict[str, dict[str, Any]]:
+    """Name and parameters of each method, for the record."""
+    return {name: {"method": m.name, **m.settings} for name, m in methods.items()}
+
+
+def check_methods(methods: dict[str, Method], has_base: bool, split: str = "novel") -> None:
+    """Raise when a method needs base classes and there are none beside the split that tasks are drawn from."""
     for name, method in methods.items():
         if method.needs_bank and not has_base:
-            raise InputError(f"method {name!r} needs base classes, and the features have no base split; add base.npz")
+            why = "tasks are drawn from the base split itself" if split == "base" else "the features have no base split"
+            remedy = "choose another split or other methods" if split == "base" else "add base.npz"
+            raise InputError(f"method {name!r} needs base classes, but {why}; {remedy}")

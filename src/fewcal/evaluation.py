@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import os
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,11 +19,11 @@ import numpy as np
 import torch
 
 from fewcal.arrays import pick_device
-from fewcal.engine import BLOCK_TASKS, Block, Engine, Job, blocks, check_methods
-from fewcal.episodes import Episodes, EpisodeSpec
+from fewcal.engine import Block, Engine, Job, blocks, check_methods, method_settings
+from fewcal.episodes import Episodes, EpisodeSpec, labels_fingerprint, sample_episodes
 from fewcal.errors import InputError
 from fewcal.features import FeatureSet
-from fewcal.methods import Method, make_method
+from fewcal.methods import Method, parse_methods
 from fewcal.stats import CalibrationBins, class_bootstrap, paired_table, per_class_accuracy, summarise
 
 Progress = Callable[[int, int], None]
@@ -46,8 +46,9 @@ class Protocol:
     replacement: bool = True
 
     def __post_init__(self) -> None:
-        if isinstance(self.tasks, bool) or self.tasks < 1:
-            raise InputError(f"tasks={self.tasks!r} must be at least 1")
+        if isinstance(self.tasks, bool) or not isinstance(self.tasks, int | np.integer) or self.tasks < 1:
+            raise InputError(f"tasks is {self.tasks!r}; it must be an integer of at least 1")
+        object.__setattr__(self, "tasks", int(self.tasks))
         _ = self.spec  # validates the rest
 
     @property
@@ -72,8 +73,9 @@ class Results:
     classes : array (T, N), positions in `class_names`
     correct : dict of arrays (T, N), right answers among the Q queries of each class
     bins : dict of CalibrationBins
-    seconds : dict of float, time spent in each method
-    settings : dict of dict, parameters of each method
+    seconds : dict of float
+        Time spent in each method, added up over worker processes.
+    settings : dict of dict, parameters of each method, as they were used on this bank
     identity : dict
         What fixes the tasks: fingerprints of the features, and the protocol.
     """
@@ -122,7 +124,7 @@ def _number(value: float) -> float | None:
 
 
 def evaluate(
-    methods: Sequence[str] | Mapping[str, Method],
+    methods: str | Sequence[str] | Mapping[str, Method],
     features: FeatureSet | str | os.PathLike[str],
     protocol: Protocol | None = None,
     device: str | torch.device | None = None,
@@ -139,6 +141,7 @@ def evaluate(
     Parameters
     ----------
     methods : names, or methods by display name
+        A name is one of `METHODS`, or `gdc:PRESET`; a string may hold several with commas between them.
     features : FeatureSet or folder
     protocol : Protocol
     device : "cpu", "cuda", "auto"
@@ -147,7 +150,7 @@ def evaluate(
     resume : bool
         Continue the run in `out`; its protocol, methods and features must be the same.
     episodes : Episodes or None
-        A fixed list of tasks (see `Episodes.load`) instead of drawn ones.
+        A fixed list of tasks (see `Episodes.load`) instead of drawn ones; it brings its own way, shot, query and seed.
     n_jobs : int
         Worker processes on this machine (joblib).
     scheduler : str or None
@@ -170,38 +173,40 @@ def evaluate(
     """
     protocol = protocol or Protocol()
     fs = features if isinstance(features, FeatureSet) else FeatureSet.load(features)
-    named = dict(methods) if isinstance(methods, Mapping) else {name: make_method(name) for name in methods}
+    if isinstance(methods, Mapping):
+        named = dict(methods)
+    else:
+        named = parse_methods(methods if isinstance(methods, str) else ",".join(methods))
     if not named:
         raise InputError("no methods were given; choose some of those that `fewcal evaluate --help` lists")
     split = fs.split(protocol.split)
     has_base = fs.base is not None and protocol.split != "base"
-    check_methods(named, has_base)
+    check_methods(named, has_base, protocol.split)
     base = (fs.base.features, fs.base.require_labels()) if has_base and fs.base is not None else None
     labels = split.require_labels()
-    spec = protocol.spec
     if episodes is not None:
-        if protocol.tasks > len(episodes):
-            raise InputError(f"{protocol.tasks} tasks were asked for, but the list has {len(episodes)}; lower tasks")
-        spec = episodes.spec
-        protocol = dataclasses.replace(
-            protocol, way=spec.way, shot=spec.shot, query=spec.query, seed=spec.seed, replacement=spec.replacement
-        )
+        episodes, protocol = _fixed_tasks(episodes, labels, protocol)
+    else:
+        sample_episodes(labels, protocol.spec, range(1))  # refuses classes or rows that do not suffice
     chosen = pick_device(device)
     identity = _identity(fs, protocol, named, episodes)
-    token = hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest() + str(chosen)
-    job = Job(base, split.features, labels, named, spec, episodes, str(chosen), token)
 
     from fewcal.runs import Run, environment
     from fewcal.scale import run_blocks
 
     run = None if out is None else Run.open(Path(out), identity, resume=resume)
-    engine = Engine(job)  # here for its batch sizes and its errors, before any worker is started
-    sizes = engine.batch_sizes() if run is None else run.batches(engine.batch_sizes)
-    job = dataclasses.replace(job, batches=sizes)
-    engine.job = job
-    finished: dict[int, Block] = {} if run is None else run.load_blocks(list(named))
-    todo = [(a, b) for a, b in blocks(protocol.tasks, BLOCK_TASKS) if a not in finished]
-    done = sum(b - a for a, b in blocks(protocol.tasks, BLOCK_TASKS) if a in finished)
+    if run is not None and (complete := run.results()) is not None:
+        if progress is not None:
+            progress(protocol.tasks, protocol.tasks)
+        return complete
+    job = Job(base, split.features, labels, named, protocol.spec, episodes, str(chosen), uuid.uuid4().hex)
+    engine = Engine(job)  # here for its plan and its errors, before any worker is started
+    plan = engine.plan() if run is None else run.plan(engine.plan)
+    engine.job = job = dataclasses.replace(job, batches=plan["batches"])
+    borders = list(blocks(protocol.tasks, plan["block"]))
+    finished = {} if run is None else run.load_blocks(list(named), borders, protocol.way)
+    todo = [border for border in borders if border[0] not in finished]
+    done = protocol.tasks - sum(b - a for a, b in todo)
     if progress is not None:
         progress(done, protocol.tasks)
     for block in run_blocks(job, todo, engine=engine, n_jobs=n_jobs, scheduler=scheduler):
@@ -211,10 +216,26 @@ def evaluate(
         done += block.stop - block.start
         if progress is not None:
             progress(done, protocol.tasks)
-    results = _assemble(protocol, split.classes, finished, named, identity)
+    results = _assemble(protocol, split.classes, finished, plan["settings"], identity)
     if run is not None:
         run.finish(results, environment(chosen))
     return results
+
+
+def _fixed_tasks(episodes: Episodes, labels: np.ndarray, protocol: Protocol) -> tuple[Episodes, Protocol]:
+    """The tasks of the list that are wanted, and the protocol that describes them."""
+    if protocol.tasks > len(episodes):
+        raise InputError(f"{protocol.tasks} tasks were asked for, but the list has {len(episodes)}; lower tasks")
+    if labels_fingerprint(labels) != episodes.labels_fingerprint:
+        raise InputError(
+            f"the list of tasks was drawn from other labels than those of split {protocol.split!r}; "
+            "use the split it was made for, or sample the tasks again"
+        )
+    spec = episodes.spec
+    described = dataclasses.replace(
+        protocol, way=spec.way, shot=spec.shot, query=spec.query, seed=spec.seed, replacement=spec.replacement
+    )
+    return episodes[: protocol.tasks], described
 
 
 def _identity(
@@ -224,13 +245,17 @@ def _identity(
     fingerprints = {name: fs.split(name).fingerprint() for name in ("base", protocol.split) if name in fs.splits()}
     fixed = None
     if episodes is not None:
-        rows = np.concatenate([episodes.support.ravel(), episodes.query.ravel()])
-        fixed = hashlib.sha256(rows.tobytes()).hexdigest()
+        drawn = sample_episodes(fs.split(protocol.split).require_labels(), episodes.spec, range(len(episodes)))
+        parts = ("task_ids", "support", "query")
+        # A saved list of drawn tasks gives the run that drawing them gives, and so the same identity.
+        if not all(np.array_equal(getattr(episodes, p), getattr(drawn, p)) for p in parts):
+            rows = np.concatenate([getattr(episodes, p).ravel() for p in parts])
+            fixed = hashlib.sha256(rows.tobytes()).hexdigest()
     return {
         "protocol": protocol.to_dict(),
         "features": fingerprints,
         "episodes": fixed,
-        "methods": {name: {"method": m.name, **m.settings} for name, m in methods.items()},
+        "methods": method_settings(methods),
         "class_names": fs.split(protocol.split).classes,
     }
 
@@ -239,12 +264,12 @@ def _assemble(
     protocol: Protocol,
     class_names: list[str],
     finished: Mapping[int, Block],
-    methods: Mapping[str, Method],
+    settings: dict[str, dict[str, Any]],
     identity: dict[str, Any],
 ) -> Results:
     ordered = [finished[start] for start in sorted(finished)]
     merged = {}
-    for name in methods:
+    for name in settings:
         total = CalibrationBins()
         for b in ordered:
             total = total.merge(b.bins[name])
@@ -253,9 +278,9 @@ def _assemble(
         protocol,
         list(class_names),
         np.concatenate([b.classes for b in ordered]),
-        {name: np.concatenate([b.correct[name] for b in ordered]) for name in methods},
+        {name: np.concatenate([b.correct[name] for b in ordered]) for name in settings},
         merged,
-        {name: sum(b.seconds[name] for b in ordered) for name in methods},
-        {name: {"method": m.name, **m.settings} for name, m in methods.items()},
+        {name: sum(b.seconds[name] for b in ordered) for name in settings},
+        settings,
         identity,
     )

@@ -1,6 +1,6 @@
 """A run's folder: configuration, environment, blocks as they finish, and the results at the end.
 
-    config.json        what the numbers depend on, and the batch sizes
+    config.json        what the numbers depend on, and the plan: borders of blocks, batch sizes, parameters as used
     blocks/            finished blocks, until the run is complete
     tasks.parquet      one row for each method and task
     results.npz        counts of right answers, for re-reading
@@ -15,8 +15,11 @@ from __future__ import annotations
 
 import json
 import platform
+import reprlib
 import shutil
 import sys
+import zipfile
+import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -35,6 +38,8 @@ from fewcal.stats import CalibrationBins
 
 FORMAT = "fewcal-run"
 FORMAT_VERSION = 1
+# What reading a torn or foreign npz file may raise.
+_UNREADABLE = (OSError, ValueError, KeyError, TypeError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error)
 
 
 class Run:
@@ -52,16 +57,17 @@ class Run:
         if file.is_file():
             if not resume:
                 raise InputError(f"{folder} already holds a run; continue it with --resume or choose another folder")
-            config = _read_json(file)
-            if config.get("format") != FORMAT:
-                raise FileFormatError(f"{file} is not the configuration of a fewcal run")
+            config = _read_config(folder)
             if config["identity"] != plain:
                 raise InputError(
                     f"{folder} holds another run: {_first_difference(config['identity'], plain)}; "
                     "resume with the same settings or choose another folder"
                 )
             return cls(folder, config)
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        if folder.exists() and not folder.is_dir():
+            raise InputError(f"{folder} is a file; choose a new folder")
+        # A run killed while it wrote its very first file leaves only that, half-written under another name.
+        if folder.exists() and not all(p.match(".config.json.*.tmp") for p in folder.iterdir()):
             raise InputError(f"{folder} is not empty and holds no run; choose a new folder")
         config = {
             "format": FORMAT,
@@ -74,45 +80,41 @@ class Run:
         run._write_json("config.json", config)
         return run
 
-    def batches(self, make: Callable[[], dict[str, int]]) -> dict[str, int]:
-        """The batch sizes of this run: those it began with, or new ones."""
-        if "batches" not in self.config:
-            self.config["batches"] = make()
+    def plan(self, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """The plan that this run began with, or a new one."""
+        if "plan" not in self.config:
+            self.config["plan"] = make()
             self._write_json("config.json", self.config)
-        return dict(self.config["batches"])
+        return dict(self.config["plan"])
+
+    def results(self) -> Results | None:
+        """The results, if the run is finished and they can be read."""
+        if not (self.folder / "results.npz").is_file():
+            return None
+        try:
+            return load_run(self.folder)
+        except FileFormatError:
+            return None
 
     # ---- blocks -------------------------------------------------------------------------------------------------
 
     def save_block(self, block: Block) -> None:
         """Keep a finished block."""
-        arrays: dict[str, Any] = {"classes": block.classes}
-        for name in block.correct:
-            state = block.bins[name].to_dict()
-            arrays[f"correct/{name}"] = block.correct[name]
-            arrays[f"seconds/{name}"] = np.float64(block.seconds[name])
-            for key, value in state.items():
-                arrays[f"bins.{key}/{name}"] = np.array(value, np.int64)
+        arrays = _arrays(block.classes, block.correct, block.bins, block.seconds)
         with atomic_path(self.folder / "blocks" / f"{block.start:08d}.npz") as temporary, temporary.open("wb") as file:
             np.savez(file, **arrays)
 
-    def load_blocks(self, methods: list[str]) -> dict[int, Block]:
-        """Blocks that an earlier start of this run has finished; a damaged one is computed again."""
-        if (self.folder / "results.npz").is_file():
-            return _as_blocks(load_run(self.folder))
+    def load_blocks(self, methods: list[str], borders: Sequence[tuple[int, int]], way: int) -> dict[int, Block]:
+        """Blocks that an earlier start of this run has finished; a damaged one is left out, to be computed again."""
         found = {}
-        for file in sorted((self.folder / "blocks").glob("*.npz")):
+        for start, stop in borders:
             try:
-                with np.load(file, allow_pickle=False) as f:
-                    block = Block(
-                        int(file.stem),
-                        f["classes"],
-                        {m: f[f"correct/{m}"] for m in methods},
-                        {m: _bins(f, m) for m in methods},
-                        {m: float(f[f"seconds/{m}"]) for m in methods},
-                    )
-            except (OSError, ValueError, KeyError, EOFError):
+                with np.load(self.folder / "blocks" / f"{start:08d}.npz", allow_pickle=False) as f:
+                    block = Block(start, *_outcome(f, methods))
+            except _UNREADABLE:
                 continue
-            found[block.start] = block
+            if all(a.shape == (stop - start, way) for a in (block.classes, *block.correct.values())):
+                found[start] = block
         return found
 
     # ---- the end --------------------------------------------------------------------------------------------------
@@ -125,15 +127,12 @@ class Run:
         with atomic_path(self.folder / "summary.md") as temporary:
             temporary.write_text(markdown(summary), encoding="utf-8")
         _write_parquet(self.folder / "tasks.parquet", results)
-        arrays: dict[str, Any] = {"classes": results.classes}
-        for name in results.correct:
-            arrays[f"correct/{name}"] = results.correct[name]
-            arrays[f"seconds/{name}"] = np.float64(results.seconds[name])
-            for key, value in results.bins[name].to_dict().items():
-                arrays[f"bins.{key}/{name}"] = np.array(value, np.int64)
+        arrays = _arrays(results.classes, results.correct, results.bins, results.seconds)
         with atomic_path(self.folder / "results.npz") as temporary, temporary.open("wb") as file:
             np.savez_compressed(file, **arrays)
         shutil.rmtree(self.folder / "blocks", ignore_errors=True)
+        for left in self.folder.glob(".*.tmp"):  # of earlier starts that were killed while they wrote
+            left.unlink(missing_ok=True)
 
     def _write_json(self, name: str, value: Any) -> None:
         with atomic_path(self.folder / name) as temporary:
@@ -145,27 +144,21 @@ def load_run(folder: str | Path) -> Results:
     folder = Path(folder)
     if not (folder / "config.json").is_file():
         raise InputError(f"{folder} holds no run (no config.json); give a folder made by `fewcal evaluate --out`")
-    config = _read_json(folder / "config.json")
+    config = _read_config(folder)
     if not (folder / "results.npz").is_file():
         raise InputError(
             f"the run in {folder} is not finished; continue it with `fewcal evaluate … --out {folder} --resume`"
         )
     identity = config["identity"]
-    methods = list(identity["methods"])
     try:
+        protocol = Protocol(**identity["protocol"])
         with np.load(folder / "results.npz", allow_pickle=False) as f:
-            return Results(
-                Protocol(**identity["protocol"]),
-                list(identity["class_names"]),
-                f["classes"],
-                {m: f[f"correct/{m}"] for m in methods},
-                {m: _bins(f, m) for m in methods},
-                {m: float(f[f"seconds/{m}"]) for m in methods},
-                identity["methods"],
-                identity,
-            )
-    except (OSError, ValueError, KeyError, EOFError) as error:
-        raise FileFormatError(f"{folder / 'results.npz'} is damaged ({error}); run the evaluation again") from error
+            outcome = _outcome(f, list(identity["methods"]))
+        return Results(protocol, list(identity["class_names"]), *outcome, config["plan"]["settings"], identity)
+    except _UNREADABLE as error:
+        raise FileFormatError(
+            f"the run in {folder} is damaged ({type(error).__name__}: {error}); evaluate again with --resume"
+        ) from error
 
 
 def compare_runs(folders: Sequence[str | Path], reference: str | None = None) -> dict[str, Any]:
@@ -178,12 +171,13 @@ def compare_runs(folders: Sequence[str | Path], reference: str | None = None) ->
     loaded = {str(Path(f)): load_run(f) for f in folders}
     first_name, first = next(iter(loaded.items()))
     for name, other in loaded.items():
-        for part in ("protocol", "features", "episodes"):
-            if first.identity[part] != other.identity[part]:
-                difference = _first_difference(first.identity[part], other.identity[part], part)
-                raise InputError(
-                    f"{first_name} and {name} have different tasks: {difference}; only equal tasks can be paired"
-                )
+        # The base classes may differ: tasks are drawn from one split, in the order of its classes.
+        a, b = _task_identity(first), _task_identity(other)
+        if a != b:
+            difference = _first_difference(a, b)
+            raise InputError(
+                f"{first_name} and {name} have different tasks: {difference}; only equal tasks can be paired"
+            )
     counts = Counter(m for r in loaded.values() for m in r.correct)
     merged = Results(first.protocol, first.class_names, first.classes, {}, {}, {}, {}, first.identity)
     for name, r in loaded.items():
@@ -210,9 +204,9 @@ def markdown(summary: dict[str, Any]) -> str:
     ]
     for name, m in summary["methods"].items():
         interval = m["class_interval"]
-        span = f"{100 * interval['low']:.1f} to {100 * interval['high']:.1f}" if interval else "–"
+        span = f"{100 * interval['low']:.1f}–{100 * interval['high']:.1f}" if interval else "–"
         speed = f"{m['tasks_per_second']:.0f}" if m["tasks_per_second"] else "–"
-        cells = [f"{100 * m['accuracy']:.2f}", f"{100 * (m['ci95'] or 0):.2f}", span, f"{100 * m['worst10']:.2f}"]
+        cells = [f"{100 * m['accuracy']:.2f}", _points(m["ci95"]), span, f"{100 * m['worst10']:.2f}"]
         lines.append(f"| {name} | {' | '.join(cells)} | {m['ece']:.3f} | {speed} |")
     if summary["paired"]:
         lines += [
@@ -222,7 +216,7 @@ def markdown(summary: dict[str, Any]) -> str:
         ]
         for d in summary["paired"]:
             lines.append(
-                f"| {d['a']} − {d['b']} | {100 * d['difference']:+.2f} | {100 * (d['ci95'] or 0):.2f} | "
+                f"| {d['a']} − {d['b']} | {100 * d['difference']:+.2f} | {_points(d['ci95'])} | "
                 f"{_p(d['p_t_holm'])} | {_p(d['p_wilcoxon_holm'])} |"
             )
     return "\n".join(lines) + "\n"
@@ -244,10 +238,42 @@ def environment(device: torch.device) -> dict[str, Any]:
     }
 
 
+def _points(value: float | None) -> str:
+    """A share in points; a single task has no interval."""
+    return "–" if value is None else f"{100 * value:.2f}"
+
+
 def _p(value: float | None) -> str:
     if value is None:
         return "–"
     return "< 0.0001" if value < 1e-4 else f"{value:.4f}"
+
+
+def _arrays(
+    classes: np.ndarray,
+    correct: dict[str, np.ndarray],
+    bins: dict[str, CalibrationBins],
+    seconds: dict[str, float],
+) -> dict[str, Any]:
+    """What a block or a whole run found, as arrays for npz; `_outcome` reads them back."""
+    arrays: dict[str, Any] = {"classes": classes}
+    for name in correct:
+        arrays[f"correct/{name}"] = correct[name]
+        arrays[f"seconds/{name}"] = np.float64(seconds[name])
+        for key, value in bins[name].to_dict().items():
+            arrays[f"bins.{key}/{name}"] = np.array(value, np.int64)
+    return arrays
+
+
+def _outcome(
+    f: Any, methods: list[str]
+) -> tuple[np.ndarray, dict[str, np.ndarray], dict[str, CalibrationBins], dict[str, float]]:
+    return (
+        f["classes"],
+        {m: f[f"correct/{m}"] for m in methods},
+        {m: _bins(f, m) for m in methods},
+        {m: float(f[f"seconds/{m}"]) for m in methods},
+    )
 
 
 def _bins(f: Any, method: str) -> CalibrationBins:
@@ -287,26 +313,36 @@ def _read_json(path: Path) -> dict[str, Any]:
     return value
 
 
+def _read_config(folder: Path) -> dict[str, Any]:
+    file = folder / "config.json"
+    config = _read_json(file)
+    if config.get("format") != FORMAT or not isinstance(config.get("identity"), dict):
+        raise FileFormatError(f"{file} is not the configuration of a fewcal run; choose another folder")
+    if config.get("version") != FORMAT_VERSION:
+        raise FileFormatError(
+            f"{file} is of run format {config.get('version')}, this fewcal reads {FORMAT_VERSION}; "
+            f"use fewcal {config.get('fewcal')} or evaluate anew"
+        )
+    return config
+
+
+def _task_identity(results: Results) -> dict[str, Any]:
+    """What two runs must have in common to have the same tasks."""
+    i, split = results.identity, results.protocol.split
+    return {
+        "protocol": i["protocol"],
+        "features": {split: i["features"][split]},
+        "episodes": i["episodes"],
+        "class_names": i["class_names"],
+    }
+
+
 def _first_difference(a: Any, b: Any, where: str = "") -> str:
     if isinstance(a, dict) and isinstance(b, dict):
         for key in sorted(a.keys() | b.keys()):
-            if a.get(key) != b.get(key):
-                return _first_difference(a.get(key), b.get(key), f"{where}.{key}" if where else key)
-    return f"{where} was {a!r} and is now {b!r}"
-
-
-def _as_blocks(results: Results) -> dict[int, Block]:
-    """A finished run as one set of blocks, so that resuming it computes nothing."""
-    from fewcal.engine import blocks
-
-    out = {}
-    for a, b in blocks(results.protocol.tasks):
-        first = a == 0
-        out[a] = Block(
-            a,
-            results.classes[a:b],
-            {m: c[a:b] for m, c in results.correct.items()},
-            {m: results.bins[m] if first else CalibrationBins() for m in results.correct},
-            {m: results.seconds[m] if first else 0.0 for m in results.correct},
-        )
-    return out
+            inside = f"{where}.{key}" if where else key
+            if (key in a) != (key in b):
+                return f"only one has {inside}"
+            if a[key] != b[key]:
+                return _first_difference(a[key], b[key], inside)
+    return f"{where} is {reprlib.repr(a)} in one and {reprlib.repr(b)} in the other"
