@@ -8,13 +8,16 @@ from __future__ import annotations
 import json
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
-import click
 import typer
 
 from fewcal.errors import FewcalError, FileFormatError, InputError
+
+# Some releases of typer stand on click and some bring their own copy of it: its errors are found through typer.
+_UsageError: type[Any] = typer.BadParameter.__mro__[1]
 
 app = typer.Typer(
     name="fewcal",
@@ -100,12 +103,12 @@ def features_info_command(
     _write_json(json_file, facts)
     if quiet:
         return
-    names = list(facts["splits"])
-    keys = list(dict.fromkeys(k for s in facts["splits"].values() for k in s))
-    rows = [[k.replace("_", " "), *(_cell(facts["splits"][n].get(k)) for n in names)] for k in keys]
-    _table(["", *names], rows)
-    for pair, shared in facts["across"].items():
-        print(f"{pair}: {_cell(shared)}")
+    columns = {name: _flat(split) for name, split in facts["splits"].items()}
+    keys = dict.fromkeys(k for column in columns.values() for k in column)
+    _table(["", *columns], [[k, *(_cell(c.get(k)) for c in columns.values())] for k in keys])
+    if across := facts["across"]:
+        rows = [[k, str(v["duplicate_rows"]), _cell(v["shared_classes"])] for k, v in across.items()]
+        _table(["between splits", "duplicate rows", "shared classes"], rows)
     for line in facts["warnings"]:
         print(f"warning: {line}")
 
@@ -140,6 +143,8 @@ def bank_build(
         import torch
 
         p = get_preset(preset)
+        if not p.transform_base:
+            raise InputError(f"preset {preset!r} takes base rows as they are: build the bank without --preset")
         rows = torch.from_numpy(split.float32())
         transform = fit_gaussianization(rows, p.beta, p.kind, p.center, p.l2, p.eps)
     elif rank is not None:
@@ -151,7 +156,7 @@ def bank_build(
     facts = _bank_facts(bank) | {"file": str(out), "bytes": out.stat().st_size}
     _write_json(json_file, facts)
     if not quiet:
-        _table(["", ""], [[k, _cell(v)] for k, v in facts.items() if k != "classes"])
+        _table(None, [[k, _cell(v)] for k, v in facts.items()])
 
 
 @bank_app.command("info")
@@ -164,19 +169,20 @@ def bank_info(
     facts = _bank_facts(BaseBank.load(file)) | {"file": str(file), "bytes": file.stat().st_size}
     _write_json(json_file, facts)
     if not quiet:
-        _table(["", ""], [[k, _cell(v)] for k, v in facts.items()])
+        _table(None, [[k, _cell(v)] for k, v in facts.items()])
 
 
 def _bank_facts(bank: Any) -> dict[str, Any]:
     counts = bank.counts
     explained = bank.explained
+    kept = "rows" if bank.has_rows else f"{bank.rank} directions a class" if bank.rank else "moments only"
     return {
         "classes": [str(c) for c in bank.classes],
         "number of classes": len(bank),
         "rows": bank.n_rows,
         "rows per class": f"{int(counts.min())} to {int(counts.max())}",
         "features": bank.dim,
-        "kept": repr(bank),
+        "kept": kept,
         "explained share": f"{float(explained.min()):.3f} to {float(explained.max()):.3f}" if bank.rank else None,
         "transform": bank.transform.settings() if bank.transform is not None else "raw",
         "fingerprint": bank.fingerprint,
@@ -227,7 +233,7 @@ def evaluate(
     way: Annotated[int, typer.Option(help="Classes of a task.")] = 5,
     shot: Annotated[int, typer.Option(help="Support examples of a class.")] = 1,
     query: Annotated[int, typer.Option(help="Queries of a class.")] = 15,
-    tasks: Annotated[int, typer.Option(help="Number of tasks.")] = 1000,
+    tasks: Annotated[int | None, typer.Option(help="Number of tasks (1000, or all of --task-list).")] = None,
     seed: Seed = 0,
     split: Annotated[str, typer.Option(help="Classes that tasks are drawn from: base, val or novel.")] = "novel",
     preset: Preset = None,
@@ -259,16 +265,20 @@ def evaluate(
 
     if resume and out is None:
         raise InputError("--resume needs --out: the folder of the run to continue")
+    if task_list is not None and save_tasks is not None:
+        raise InputError("--task-list and --save-tasks exclude each other: the list is saved already")
     chosen = parse_methods(methods, preset, set_ or [])
-    protocol = Protocol(way, shot, query, tasks, seed, split, replacement)
+    protocol = Protocol(way, shot, query, 1000 if tasks is None else tasks, seed, split, replacement)
     if reference is not None and reference not in chosen:
         raise InputError(f"--reference {reference!r} is not among the methods: {', '.join(chosen)}")
     features = FeatureSet.load(folder)
     episodes = None
     if task_list is not None:
         episodes = Episodes.load(task_list, features.split(split).require_labels())
+        protocol = replace(protocol, tasks=len(episodes) if tasks is None else tasks)
     if save_tasks is not None:
-        sample_episodes(features.split(split).require_labels(), protocol.spec, range(tasks)).save(save_tasks)
+        labels = features.split(split).require_labels()
+        sample_episodes(labels, protocol.spec, range(protocol.tasks)).save(save_tasks)
     with ProgressBar("tasks", quiet) as report:
         results = run(
             chosen,
@@ -283,9 +293,9 @@ def evaluate(
             progress=report,
         )
     summary = results.summary(reference)
-    _write_json(json_file, summary)
     if not quiet:
-        _print_markdown(markdown(summary))
+        _print_markdown(markdown(summary))  # before the file, which may fail where hours of work should not be lost
+    _write_json(json_file, summary)
 
 
 @app.command()
@@ -385,6 +395,8 @@ def _cell(value: Any) -> str:
         return "–"
     if isinstance(value, float):
         return f"{value:.4g}"
+    if isinstance(value, list) and not value:
+        return "none"
     if isinstance(value, list):
         shown = ", ".join(map(str, value[:6]))
         return f"{shown}, … ({len(value)})" if len(value) > 6 else shown
@@ -393,16 +405,31 @@ def _cell(value: Any) -> str:
     return str(value)
 
 
-def _table(header: list[str], rows: list[list[str]]) -> None:
+def _flat(facts: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested facts as one level of readable names; fingerprints are cut to what tells them apart."""
+    out: dict[str, Any] = {}
+    for key, value in facts.items():
+        name = f"{prefix}{key.replace('_', ' ')}"
+        if isinstance(value, dict):
+            out |= _flat(value, f"{name}: ")
+        else:
+            out[name] = value[:12] if key == "fingerprint" else value
+    return out
+
+
+def _table(header: list[str] | None, rows: list[list[str]], sides: list[Any] | None = None) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(*header, box=box.SIMPLE_HEAD)
+    table = Table(box=box.SIMPLE_HEAD, show_header=header is not None)
+    names = header or [""] * len(rows[0])
+    for name, side in zip(names, sides or ["left"] * len(names), strict=True):
+        table.add_column(name, overflow="fold", justify=side)  # a long word goes on in the next line, nothing is cut
     for row in rows:
         table.add_row(*row)
-    # A pipe has no width: give it room instead of cutting lines.
-    Console(width=None if sys.stdout.isatty() else 160).print(table, markup=False)
+    # A pipe has no width: every row stays on its line.
+    Console(width=None if sys.stdout.isatty() else 10_000, markup=False, highlight=False).print(table)
 
 
 def _print_markdown(text: str) -> None:
@@ -416,7 +443,7 @@ def _print_markdown(text: str) -> None:
             block.append([cell.strip() for cell in line.strip("|").split("|")])
             continue
         if block:
-            _table(block[0], block[2:])
+            _table(block[0], block[2:], ["right" if rule.endswith(":") else "left" for rule in block[1]])
             block = []
         if line:
             print(line)
@@ -430,31 +457,31 @@ def main(argv: list[str] | None = None) -> None:
     warnings.showwarning = _show_warning  # type: ignore[assignment]
     try:
         code = app(args=arguments, prog_name="fewcal", standalone_mode=False)
-    except click.exceptions.Abort:
-        _fail("interrupted", 130)
-    except KeyboardInterrupt:
-        hint = "; continue with the same command and --resume" if "--out" in arguments else ""
-        _fail(f"interrupted{hint}", 130)
-    except click.UsageError as error:
-        usage = error.ctx.get_usage() + "\n" if error.ctx is not None else ""
-        print(usage, end="", file=sys.stderr)
-        _fail(error.format_message(), 2)
-    except click.ClickException as error:
-        _fail(error.format_message(), 2)
-    except (InputError, FileFormatError) as error:
-        if debug:
-            raise
-        _fail(str(error), 2)
-    except (FewcalError, OSError, MemoryError) as error:
-        if debug:
-            raise
-        _fail(str(error) or type(error).__name__, 3)
+    except (typer.Abort, KeyboardInterrupt):
+        code = 130
     except Exception as error:
         if debug:
             raise
-        _fail(f"unexpected {type(error).__name__}: {error} (run again with --debug and report it)", 1)
-    else:
-        sys.exit(code if isinstance(code, int) else 0)
+        _fail(*_told(error))
+    if code == 130:  # typer's own answer to Ctrl-C
+        kept = any(a == "--out" or a.startswith("--out=") for a in arguments)
+        _fail("interrupted" + ("; continue with the same command and --resume" if kept else ""), 130)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _told(error: Exception) -> tuple[str, int]:
+    """An error as a line and an exit code."""
+    if isinstance(error, _UsageError):
+        message = error.format_message()
+        command = error.ctx.command_path if error.ctx is not None else "fewcal"
+        # A command without any argument has printed its help already and has no message.
+        return (f"{message.rstrip('.')}; see `{command} --help`" if message else ""), 2
+    if isinstance(error, InputError | FileFormatError):
+        unwritable = isinstance(error, InputError) and isinstance(error.__cause__, OSError)
+        return str(error), 3 if unwritable else 2
+    if isinstance(error, FewcalError | OSError | MemoryError):
+        return str(error) or type(error).__name__, 3
+    return f"unexpected {type(error).__name__}: {error} (run again with --debug and report it)", 1
 
 
 def _show_warning(
@@ -463,9 +490,9 @@ def _show_warning(
     print(f"warning: {' '.join(str(message).split())}", file=sys.stderr)
 
 
-def _fail(message: str, code: int) -> None:
-    line = " ".join(message.split())
-    print(f"fewcal: {line}", file=sys.stderr)
+def _fail(message: str, code: int) -> NoReturn:
+    if line := " ".join(message.split()):
+        print(f"fewcal: {line}", file=sys.stderr)
     sys.exit(code)
 
 

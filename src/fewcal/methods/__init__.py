@@ -47,12 +47,16 @@ def make_method(name: str, preset: str | GDCParams | None = None, **settings: An
         return GDC(params.with_changes(**settings), cap_k="k" not in settings)
     if preset is not None:
         raise InputError(f"presets are for gdc; method {name!r} takes its own parameters")
-    try:
-        return METHODS[name](**settings)
-    except TypeError:
-        known = METHODS[name]().settings
-        wrong = [s for s in settings if s not in known]
-        raise InputError(f"method {name!r} has no parameter {wrong[0]!r}{nearest_names(wrong[0], known)}") from None
+    known = METHODS[name]().settings
+    for key, value in settings.items():
+        if key not in known:
+            hint = nearest_names(key, known) if known else "; it has none"
+            raise InputError(f"method {name!r} has no parameter {key!r}{hint}")
+        kind = (int,) if isinstance(known[key], int) else (int, float)
+        if isinstance(value, bool) or not isinstance(value, kind):
+            what = "a whole number" if kind == (int,) else "a number"
+            raise InputError(f"method {name!r}: {key}={value!r} must be {what}")
+    return METHODS[name](**settings)
 
 
 def parse_methods(text: str, preset: str | None = None, settings: Sequence[str] = ()) -> dict[str, Method]:
