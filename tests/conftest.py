@@ -7,8 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from threadpoolctl import threadpool_limits
 
 from fewcal.bank import BaseBank
+
+# Tests are small and run side by side: more threads than cores make them many times slower.
+torch.set_num_threads(1)
+threadpool_limits(1)
 
 
 @dataclass(frozen=True, eq=False)

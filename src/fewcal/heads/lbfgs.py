@@ -14,6 +14,8 @@ from torch import Tensor
 from fewcal.errors import InputError
 from fewcal.heads.linear import LinearHead
 
+_MOST_CUTS = 30  # of a step that went uphill
+
 
 def lbfgs_head(
     x: Tensor,
@@ -119,7 +121,12 @@ def _direction(grad: Tensor, history: list[tuple[Tensor, Tensor, Tensor]]) -> Te
 def _line_search(
     logits: Tensor, along: Tensor, labels: Tensor, w: Tensor, step: Tensor, ridge: float, rounds: int = 5
 ) -> Tensor:
-    """Length of the step of each task, `(T,)`: safeguarded Newton on a convex function of one variable."""
+    """Length of the step of each task, `(T,)`: safeguarded Newton on a convex function of one variable.
+
+    On large features the first steps can be far too long and the softmax saturated all the way, where Newton is blind.
+    A task whose last point lies uphill goes back to the end of the bracket known to be downhill, or, without one, by
+    tenths.
+    """
     weight, move = w[..., :-1], step[..., :-1]
     linear = ridge * (weight * move).sum(dim=(1, 2))
     quadratic = ridge * move.square().sum(dim=(1, 2))
@@ -139,5 +146,12 @@ def _line_search(
         inside = (newton > low) & (newton < high)
         middle = torch.where(torch.isinf(high), 2 * low.clamp(min=0.5), 0.5 * (low + high))
         t = torch.where(inside, newton.clamp(max=1e4), middle)
-    # The last Newton point was not evaluated; on a convex function the bracket's safe end never goes uphill.
-    return torch.where((t >= low) & (t <= high), t, low)
+    start = torch.logsumexp(logits, dim=-1).mean(dim=1)
+    for _ in range(_MOST_CUTS):
+        end = torch.logsumexp(logits + t[:, None, None] * along, dim=-1).mean(dim=1)
+        rise = end - start + t * (linear - target) + 0.5 * t.square() * quadratic
+        uphill = rise > 1e-5 * (1 + start.abs())  # more than rounding explains
+        if not bool(uphill.any()):
+            break
+        t = torch.where(uphill, torch.where((low > 0) & (t != low), low, 0.1 * t), t)
+    return t

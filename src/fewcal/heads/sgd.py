@@ -68,13 +68,15 @@ def sgd_head(
 
 
 def _warn_if_diverged(first: Tensor, last: Tensor, n_classes: int, lr: float) -> None:
-    bad = ~torch.isfinite(last) | (last > torch.maximum(first, torch.full_like(first, math.log(n_classes))))
+    guess = math.log(n_classes)  # what equal probabilities cost: a fit that does worse is no fit, however it began
+    bad = ~torch.isfinite(last) | (last > 1.05 * guess)
     if bool(bad.any()):
         worst = last[bad].max()
         warnings.warn(
             f"SGD diverged in {int(bad.sum())} of {len(bad)} tasks (training loss {float(first[bad][0]):.3g} after the "
-            f"first epoch, up to {float(worst):.3g} at the end): the features are too large for lr={lr:g}. Use l2=True "
-            "(unit-norm features), a smaller lr, or head='lbfgs' or 'closed_form'",
+            f"first epoch, up to {float(worst):.3g} at the end, where a guess has {guess:.3g}): the "
+            f"features are too large for lr={lr:g}. Use l2=True (unit-norm features), a smaller lr, or head='lbfgs' or "
+            "'closed_form'",
             FewcalWarning,
             stacklevel=3,
         )
