@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from copy import copy
 from dataclasses import fields, replace
 from functools import lru_cache
 from numbers import Integral
 from pathlib import Path
 from typing import Any, cast
-from warnings import warn
+from warnings import catch_warnings, filterwarnings, warn
 
 import numpy as np
 import torch
@@ -26,7 +27,7 @@ from fewcal.explain import Explanation, explain_calibration, no_bank_explanation
 from fewcal.gaussianize import Gaussianization, GaussianizationFitter
 from fewcal.heads.linear import LinearHead
 from fewcal.methods.base import Head
-from fewcal.methods.gdc import GDC
+from fewcal.methods.gdc import GDC, PulledHead
 from fewcal.params import GDCParams
 from fewcal.presets import get_preset
 from fewcal.randomness import TaskRandom
@@ -233,7 +234,7 @@ class GDCClassifier(ClassifierMixin, BaseEstimator):
         Where parameters come from that are not given here (`fewcal.list_presets()`).
     beta, kind, eps, center, l2, whiten, transform_base : default=None
         Gaussianization. This and every following parameter is that of `GDCParams`; `None` takes it from the preset.
-    metric, delta, k, m, unit : default=None
+    metric, delta, k, m, unit, unit_of, strength, shot_decay, trust, query_pull : default=None
         Neighbours and weights. A k of the preset is brought down to the number of base classes; one given here must
         not exceed it.
     cov, cov_weights, common_size, alpha1, alpha2_ratio, off_diagonal, psd : default=None
@@ -292,13 +293,18 @@ class GDCClassifier(ClassifierMixin, BaseEstimator):
         eps: float | None = None,
         center: bool | None = None,
         l2: bool | None = None,
-        whiten: float | bool | None = None,
+        whiten: float | bool | str | None = None,
         transform_base: bool | None = None,
         metric: str | None = None,
         delta: float | None = None,
         k: int | None = None,
         m: float | None = None,
         unit: float | bool | None = None,
+        unit_of: str | None = None,
+        strength: float | None = None,
+        shot_decay: float | None = None,
+        trust: float | str | None = None,
+        query_pull: float | None = None,
         cov: str | None = None,
         cov_weights: str | None = None,
         common_size: int | None = None,
@@ -327,6 +333,11 @@ class GDCClassifier(ClassifierMixin, BaseEstimator):
         self.k = k
         self.m = m
         self.unit = unit
+        self.unit_of = unit_of
+        self.strength = strength
+        self.shot_decay = shot_decay
+        self.trust = trust
+        self.query_pull = query_pull
         self.cov = cov
         self.cov_weights = cov_weights
         self.common_size = common_size
@@ -352,11 +363,14 @@ class GDCClassifier(ClassifierMixin, BaseEstimator):
             Their classes.
         """
         X, y = check_rows(self, X, y, reset=True)
-        check_classification_targets(y)
+        with catch_warnings():
+            # A class for every row or two is what few-shot means; scikit-learn would take it for a regression.
+            filterwarnings("ignore", "The number of unique classes", UserWarning)
+            check_classification_targets(y)
         self.classes_, codes = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise InputError(
-                f"y has one class only, {self.classes_[0]!r}; a classifier needs support rows of at least two classes"
+                f"y has one class only, {self.classes_.tolist()[0]!r}; give support rows of at least two classes"
             )
         given = {f: v for f in FIELDS if (v := getattr(self, f)) is not None}
         params = resolve_params(self.preset, given)
@@ -419,8 +433,13 @@ class GDCClassifier(ClassifierMixin, BaseEstimator):
 
 
 def _head_to(head: Head, device: torch.device | str) -> Head:
+    """The head on `device`, and no more of the bank than it needs: base rows stay out of pickles."""
     if isinstance(head, LinearHead):
         return replace(head, weight=head.weight.to(device), bias=head.bias.to(device))
+    if isinstance(head, PulledHead):
+        method, bank = copy(head.method), copy(head.method.bank.to(device))
+        bank.origin, bank._cache, method.bank = None, {}, bank
+        return PulledHead(_head_to(head.head, device), method, head.strength.to(device))
     return head  # scikit-learn classifiers live on the CPU
 
 

@@ -97,6 +97,8 @@ class Explanation:
         Median distance of a base class from the nearest other one, in the method's space.
     far_distance : float
         Beyond this distance from every base class a point counts as far.
+    trust : float
+        What all weights were multiplied by, 0 to 1: how far bank and support speak for calibration at all.
     warnings : list of str
         Plain words, empty when all is well.
     """
@@ -106,6 +108,7 @@ class Explanation:
     metric: str
     typical_distance: float
     far_distance: float
+    trust: float
     warnings: list[str]
 
     def to_dict(self) -> dict[str, Any]:
@@ -148,12 +151,13 @@ def no_bank_explanation() -> Explanation:
         "no base classes were given (bank=None), so nothing was calibrated: this is the plain discriminant on the "
         "support rows; give a bank to calibrate"
     )
-    return Explanation([], [], "none", float("nan"), float("nan"), [words])
+    return Explanation([], [], "none", float("nan"), float("nan"), 0.0, [words])
 
 
 def explain_calibration(method: GDC, bank: BaseBank, support: Tensor, codes: np.ndarray, classes: list) -> Explanation:
     """Explain a prepared method on support points `(S, D)` in its space, with classes `codes (S,)` into `classes`."""
-    found = method.calibrate(support[None])
+    found = method.calibrate(support[None], torch.from_numpy(codes).to(support.device)[None])
+    trust = float(method.trust(support[None]))
     seen = method.bank
     typical, far = _typical_distance(seen), _far_distance(method, bank)
     nearest = squared_distances(support, seen.means).amin(dim=1).sqrt()
@@ -198,7 +202,8 @@ def explain_calibration(method: GDC, bank: BaseBank, support: Tensor, codes: np.
                 warning=_in_words(label, n_far, len(rows), float(total.sum())),
             )
         )
-    return Explanation(points, by_class, method.params.metric, typical, far, _summary(by_class))
+    warnings = _summary(by_class, trust)
+    return Explanation(points, by_class, method.params.metric, typical, far, trust, warnings)
 
 
 def _in_words(label: Hashable, n_far: int, shots: int, share: float) -> str | None:
@@ -209,7 +214,7 @@ def _in_words(label: Hashable, n_far: int, shots: int, share: float) -> str | No
     return None
 
 
-def _summary(classes: list[ClassExplanation]) -> list[str]:
+def _summary(classes: list[ClassExplanation], trust: float) -> list[str]:
     """The warnings of single classes, or one for all of them where most have one."""
     out = [c.warning for c in classes if c.warning]
     if 2 * len(out) <= len(classes) or len(out) == 1:
@@ -219,6 +224,11 @@ def _summary(classes: list[ClassExplanation]) -> list[str]:
         return [
             f"{n_far} of {len(classes)} classes are farther from every base class than base classes are from each "
             "other: these base classes are too far to help; use bases of the same domain, or compare with bank=None"
+        ]
+    if trust < LOW_SHARE:
+        return [
+            "the base classes are too few, too noisy or too unlike the support to be trusted (trust "
+            f"{trust:.2f}), so next to nothing was calibrated; add base classes of the same domain, or set trust=1"
         ]
     return [
         f"{len(out)} of {len(classes)} classes take next to nothing from the base classes; a smaller m or "
@@ -237,15 +247,12 @@ def _far_distance(method: GDC, bank: BaseBank) -> float:
     seen = method.bank
 
     def make() -> float:
-        typical = _typical_distance(seen)
-        if bank.has_rows and len(seen) > 1:
-            return float(_held_out_distances(method, bank).quantile(FAR_QUANTILE))
-        # Without rows, the moments stand in for the quantile; factors fitted to it on ResNet features.
-        if seen.is_whitened:
-            return 1.03 * typical
-        return float(1.2 * (typical**2 + seen.pooled_covariance().diagonal().sum()) ** 0.5)
+        if len(seen) < 2:
+            return 2 * _typical_distance(seen)
+        found = _held_out_distances(method, bank) if bank.has_rows else _expected_distances(seen, bank)
+        return float(found.quantile(FAR_QUANTILE))
 
-    return cast(float, seen._cached(("far", method.params.transform_base), make))
+    return cast(float, bank._cached(("far", method.space, method.params.transform_base), make))
 
 
 def _held_out_distances(method: GDC, bank: BaseBank) -> Tensor:
@@ -264,3 +271,21 @@ def _held_out_distances(method: GDC, bank: BaseBank) -> Tensor:
         d[:, i] = torch.inf
         out.append(d.amin(dim=1).sqrt())
     return torch.cat(out)
+
+
+def _expected_distances(seen: BaseBank, bank: BaseBank) -> Tensor:
+    """The same from moments alone, for a bank that kept no rows: one distance for each base class.
+
+    A row lies at the class mean plus scatter: d² = u² + tr S_w for class means u apart. On the unit sphere of a
+    whitened bank, rows point ρ < 1 of the way along their mean: d² = 2 − 2ρ(1 − u²/2).
+    """
+    between = squared_distances(seen.means, seen.means).fill_diagonal_(torch.inf).amin(dim=1)
+    if not seen.is_whitened:
+        return (between + seen.pooled_covariance().diagonal().sum()).sqrt()
+    if bank.is_whitened:
+        return between.sqrt()  # what scatter there was has been normalised away
+    assert seen.transform is not None
+    w = cast(Tensor, seen.transform.whitening)
+    within = (w * (bank.pooled_covariance() @ w)).sum()
+    along = (bank.means @ w).square().sum(dim=1) @ (bank.counts / bank.counts.sum())
+    return (2 - 2 * (along / (along + within)).sqrt() * (1 - between / 2)).sqrt()

@@ -35,11 +35,11 @@ try:
 except ImportError as error:
     raise ImportError("GDCSampler needs imbalanced-learn; pip install 'fewcal[imblearn]'") from error
 
-# A grown class should spread as real classes do: the plain mean of the two nearest base covariances, with a tenth of
-# the mean variance on the diagonal for directions that few base rows leave empty. The paper's α1 in the thousands
-# is for training a head; as data such points would be noise.
+# A grown class should spread as real classes do: the plain mean of the two nearest base covariances, as it is. α1 is
+# for training a head: it adds the same noise to every feature, which ruins columns of small scale, and in the paper's
+# thousands it would drown the rest.
 OVERSAMPLING = GDCParams(
-    beta=0.5, k=2, m=1.0, unit=1.0, cov="independent", cov_weights="average", alpha1=0.1, alpha2_ratio=0.0
+    beta=0.5, k=2, m=1.0, unit=1.0, cov="independent", cov_weights="average", alpha1=0.0, alpha2_ratio=0.0
 )
 # Without a bank, classes with at least this share of the largest class's rows, and at least two rows, are base classes.
 POPULATED = 0.1
@@ -57,8 +57,10 @@ class GDCSampler(BaseOverSampler):
         Base classes of the same features. `None`: the well-populated classes of the data itself, those with at least
         two rows and a tenth of the rows of the largest class.
     preset : str, GDCParams or None, default=None
-        Where parameters come from that are not given here. `None` is a setting for over-sampling: β = 0.5, the mean of
-        the covariances of the k = 2 nearest base classes, α1 = 0.1. Presets that normalise or whiten are refused,
+        Where parameters come from that are not given here. `None` is a setting for over-sampling: β = 0.5 where all
+        features are ≥ 0 and 1 otherwise, the mean of the covariances of the k = 2 nearest base classes, α1 = 0; with
+        embeddings, whose features share one scale, and few base rows, a small α1 fills the directions they leave
+        empty. Presets that normalise or whiten are refused,
         because points cannot be mapped back from there.
     shift : float or None, default=None
         How much of the way from a row to its calibrated mean the new points go, 0 to 1. `None` is 1 with a bank and 0
@@ -149,27 +151,33 @@ class GDCSampler(BaseOverSampler):
         wanted = {label: count for label, count in self.sampling_strategy_.items() if count > 0}
         seed = seed_from(self.random_state)
         device = pick_device(self.device)
-        own = self._own_params()
+        own = self._own_params(X)
         shift = self._own_shift()
         if not wanted:
             self.params_, self.base_classes_ = own, []
             return X.copy(), y.copy()
-        bank = self._populated(X, y, device) if self.bank is None else resolve_bank(self.bank, device)
+        # Tables have columns of any scale and the engine one for all; a bank's features are taken as they are.
+        scale = _column_scale(X) if self.bank is None else np.ones(X.shape[1])
+        scaled = X / scale
+        bank = self._populated(scaled, y, device) if self.bank is None else resolve_bank(self.bank, device)
         self.params_, self.base_classes_ = self._fitting(own, bank, shift), list(bank.classes)
         method = GDC(self.params_)
         method.prepare(bank)
         new_rows, new_labels = [X], [y]
         for stream, (label, count) in enumerate(wanted.items()):
-            rows = as_features(X[y == label], "X", dim=bank.dim, device=device)
-            made = _grow(method, rows, int(count), shift, TaskRandom(seed, [stream], device)).cpu().numpy()
+            rows = as_features(scaled[y == label], "X", dim=bank.dim, device=device)
+            made = _grow(method, rows, int(count), shift, TaskRandom(seed, [stream], device)).cpu().numpy() * scale
             if X.min() >= 0:
                 made = np.maximum(made, 0)
             new_rows.append(made.astype(X.dtype))
             new_labels.append(np.full(int(count), label, dtype=y.dtype))
         return np.concatenate(new_rows), np.concatenate(new_labels)
 
-    def _own_params(self) -> GDCParams:
+    def _own_params(self, X: np.ndarray) -> GDCParams:
         given = {f: v for f in _GIVEN if (v := getattr(self, f)) is not None}
+        if self.preset is None and X.min() < 0:
+            # Yeo-Johnson at β ≠ 1 stretches one sign and squeezes the other, and a borrowed spread with it.
+            given.setdefault("beta", 1.0)
         params = resolve_params(OVERSAMPLING if self.preset is None else self.preset, given)
         if params.l2 or params.whiten is not False or not params.transform_base:
             what = [f"{f}={getattr(params, f)!r}" for f in ("l2", "whiten") if getattr(params, f) is not False]
@@ -209,13 +217,19 @@ class GDCSampler(BaseOverSampler):
         return BaseBank().fit(X[keep], y[keep], device=device)
 
 
+def _column_scale(X: np.ndarray) -> np.ndarray:
+    """Standard deviation of each column, 1 for a constant one."""
+    sd = X.std(axis=0, dtype=np.float64)
+    return np.where(sd > 0, sd, 1.0)
+
+
 def _grow(method: GDC, rows: Tensor, count: int, shift: float, random: TaskRandom) -> Tensor:
     """`count` new points for the class of `rows (K, D)`, in raw features; its rows take turns, in random order."""
     transform = method.bank.transform
     assert transform is not None
     with torch.no_grad():
         support = transform(rows, "X")
-        found = method.calibrate(support[None])
+        found = method.calibrate(support[None], torch.zeros(1, len(rows), dtype=torch.int64, device=rows.device))
         centre = support + shift * (found.mean[0] - support)
         turns = torch.cat([random.permutation(len(rows))[0] for _ in range(-(-count // len(rows)))])[:count]
         noise = torch.empty(count, rows.shape[1], device=rows.device)
