@@ -150,6 +150,46 @@ def whitened_variance(bases: list[np.ndarray], w: np.ndarray) -> float:
     return 1 / (sum(lengths) / len(lengths))
 
 
+# ---- trust -----------------------------------------------------------------------------------------------------
+
+
+def enough_classes(n_classes: int, k: int) -> float:
+    return min(1.0, max(0.0, (n_classes - 2 * k) / (2 * k)))
+
+
+def reliability(bases: list[np.ndarray]) -> float:
+    """The share of the means' squared length that is not the noise of averaging n_c rows."""
+    noise = np.mean([np.trace(pooled_covariance(bases)) / len(rows) for rows in bases])
+    return max(0.0, 1 - noise / np.mean([(rows.mean(axis=0) ** 2).sum() for rows in bases]))
+
+
+def whitening_shrinkage(bases: list[np.ndarray], k: int) -> float:
+    s = pooled_covariance(bases)
+    d = len(s)
+    n = sum(len(rows) for rows in bases) - len(bases)
+    square, trace = np.trace(s @ s), np.trace(s)
+    oas = min(0.99, ((1 - 2 / d) * square + trace**2) / ((n + 1 - 2 / d) * (square - trace**2 / d)))
+    asked = 2 + 10 * (1 - enough_classes(len(bases), k)) + 50 * oas / (1 - oas)
+    return min(1e4, asked / max(reliability(bases), 0.01) ** 2)
+
+
+def held_out_similarity(bases: list[np.ndarray], w: np.ndarray, rng: np.random.Generator, draws: int) -> float:
+    """Mean cosine of points of N(μ_c, S_w), whitened, to the 4 most similar whitened means of other classes."""
+    means = np.array([rows.mean(axis=0) for rows in bases])
+    white = unit_rows(means @ w)
+    found = []
+    for c, mu in enumerate(means):
+        x = unit_rows(rng.multivariate_normal(mu, pooled_covariance(bases), size=draws, method="eigh") @ w)
+        cosine = np.delete(x @ white.T, c, axis=1)
+        found.append(np.sort(cosine, axis=1)[:, -4:].mean())
+    return max(0.02, float(np.mean(found)))
+
+
+def task_trust(xs: np.ndarray, means: np.ndarray, constant: float, held_out: float) -> float:
+    similar = np.mean([np.sort(means @ x)[-4:].mean() for x in xs])
+    return constant * min(1.0, max(0.0, (similar / held_out - 0.9) / 0.2))
+
+
 # ---- classifiers -----------------------------------------------------------------------------------------------
 
 
@@ -174,6 +214,7 @@ def dc_moments(x: np.ndarray, bases: list[np.ndarray], k: int, alpha: float) -> 
 _KNOWN = {
     *("beta", "kind", "eps", "center", "l2", "whiten", "transform_base", "metric", "delta", "k", "m", "unit", "cov"),
     *("cov_weights", "common_size", "alpha1", "alpha2_ratio", "off_diagonal", "psd", "n", "n_per", "head", "C"),
+    *("unit_of", "strength", "shot_decay", "trust", "query_pull"),
 }
 
 
@@ -183,9 +224,10 @@ def one_task(
     """GDC on one task of raw features, from the fields of a parameter set.
 
     Returns index, distances and weights `(S, k)`, mean `(S, D)`, sigma `(S, D, D)` and the closed form's scores
-    `(Q, N)`, which are None where the average covariance has no inverse.
+    `(Q, N)`, which are None where the average covariance has no inverse. Under `trust="auto"` the bank's held-out
+    similarity is taken from `p["held_out"]`, because it is a simulation.
     """
-    unknown = set(p) - _KNOWN
+    unknown = set(p) - _KNOWN - {"held_out"}
     if unknown:
         raise KeyError(f"the reference does not know {unknown}")
     base = [np.asarray(rows, dtype=np.float64) for rows in base]
@@ -211,20 +253,27 @@ def one_task(
     means = np.array([rows.mean(axis=0) for rows in bases])
     variance = None
     if p["whiten"] is not False:
-        w = whitening(bases, p["whiten"])
+        shrinkage = whitening_shrinkage(bases, p["k"]) if p["whiten"] == "auto" else p["whiten"]
+        w = whitening(bases, shrinkage)
         variance = whitened_variance(bases, w)
         means, xs, qs = unit_rows(means @ w), unit_rows(xs @ w), unit_rows(qs @ w)
 
     unit = 1.0
     if p["unit"] is not False:
-        unit = p["unit"] * unit_distance(bases, means, p["metric"], p["delta"])
+        unit = p["unit"]
+        if p["unit_of"] == "bank":
+            unit *= unit_distance(bases, means, p["metric"], p["delta"])
+    trust = p["trust"]
+    if trust == "auto":
+        trust = task_trust(xs, means, enough_classes(len(base), p["k"]) * reliability(bases), p["held_out"])
     size = p["common_size"] or min(len(rows) for rows in bases)
     d = xs.shape[1]
     out: dict[str, list] = {"index": [], "distances": [], "weights": [], "mean": [], "sigma": []}
-    for x in xs:
+    for x, label in zip(xs, labels, strict=True):
         every = distance_to_each(x, bases, means, p["metric"], p["delta"]) / unit
         index = np.argsort(every, kind="stable")[: p["k"]]
-        wi = weight(every[index], p["m"])
+        shots = (labels == label).sum()
+        wi = p["strength"] * trust / shots ** p["shot_decay"] * weight(every[index], p["m"])
         c = shares(wi, p["cov_weights"])
         if p["cov"] == "joint":
             sigma = joint_covariance(c, [bases[i] for i in index], size)
@@ -238,6 +287,11 @@ def one_task(
             out[name].append(value)
     result: dict[str, Any] = {name: np.array(values) for name, values in out.items()}
     average = result["sigma"].mean(axis=0)
+    if p["query_pull"]:
+        for j, x in enumerate(qs):
+            every = distance_to_each(x, bases, means, p["metric"], p["delta"]) / unit
+            index = np.argsort(every, kind="stable")[: p["k"]]
+            qs[j] = calibrated_mean(x, p["query_pull"] * trust * weight(every[index], p["m"]), means[index])
     result["scores"] = None
     if np.linalg.eigvalsh(average)[0] > 1e-9 * np.trace(average) / d:
         prototypes = np.array([result["mean"][labels == c].mean(axis=0) for c in range(labels.max() + 1)])

@@ -76,6 +76,7 @@ class BaseBank:
         self.dtype = dtype
         self.transform = transform
         self.source: str | None = None
+        self.origin: BaseBank | None = None  # of a whitened bank: the one it was made from
         self._reset()
 
     def _reset(self) -> None:
@@ -454,7 +455,7 @@ class BaseBank:
             raise InputError(f"whiten={shrink!r} must be ≥ 0, or False for no whitening; it is the shrinkage λ of S_w")
         w = self.whitening(shrink)
         out = BaseBank(0)
-        out.classes, out.counts, out.source = list(self.classes), self.counts, self.source
+        out.classes, out.counts, out.source, out.origin = list(self.classes), self.counts, self.source, self
         moved = self.means @ w
         share = self.counts.double() / self.counts.sum()
         scatter = w.T @ self.scatter @ w

@@ -22,6 +22,7 @@ from fewcal.bank import BaseBank
 from fewcal.errors import InputError
 
 Metric = Literal["sqeuclidean", "euclidean", "mahalanobis", "delta"]
+UNITS = ("bank", "one")
 METRICS = ("sqeuclidean", "euclidean", "mahalanobis", "delta")
 
 # Ridge of the class covariances under Mahalanobis, as a share of their mean variance: with fewer rows than features
@@ -162,6 +163,8 @@ def calibrate(
     metric: str = "sqeuclidean",
     delta: float = 1.0,
     unit: float | bool = False,
+    unit_of: str = "bank",
+    strength: float | Tensor = 1.0,
     equal: bool = False,
 ) -> Calibration:
     """Calibrate support points `x (*B, D)` that live in the bank's space (eq. 4-8).
@@ -178,6 +181,10 @@ def calibrate(
         See `distances`.
     unit : float or False
         Divide distances by `unit` × `unit_distance(bank)`, so that weights do not depend on the features' scale.
+    unit_of : {"bank", "one"}
+        With "one" they are divided by `unit` itself, for spaces that have a scale of their own (unit vectors).
+    strength : float or Tensor (*B)
+        Multiplies every weight; 1 is the paper's, 0 leaves x̃ where it is.
     equal : bool
         Weigh every neighbour 1, as DC does.
 
@@ -199,9 +206,12 @@ def calibrate(
     if unit is not False:
         if not unit > 0:
             raise InputError(f"unit={unit!r} must be > 0, or False for distances as they are")
-        every = every / (float(unit) * unit_distance(bank, metric, delta=delta))
+        if unit_of not in UNITS:
+            raise InputError(f"unit_of={unit_of!r} is unknown; use one of {', '.join(UNITS)}")
+        every = every / (float(unit) * (unit_distance(bank, metric, delta=delta) if unit_of == "bank" else 1.0))
     nearest, index = torch.topk(every, int(k), dim=-1, largest=False)
     weights = torch.ones_like(nearest) if equal else weights_from_distances(nearest, m)
+    weights = weights * (strength[..., None] if isinstance(strength, Tensor) else strength)
     spread = torch.zeros_like(every).scatter_(-1, index, weights)  # (*B, C): a product instead of a gather of means
     mean = (x + spread @ bank.means) / (1 + weights.sum(dim=-1, keepdim=True))
     return Calibration(index, nearest, weights, mean)

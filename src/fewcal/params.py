@@ -17,11 +17,14 @@ class GDCParams:
 
     Gaussianization (eq. 1-3)
         beta, kind ("auto", "tukey", "yeo-johnson", "none"), eps; center, l2: after the power transform;
-        whiten: shrinkage λ of the pooled covariance to whiten with, or False; transform_base: False leaves base rows
-        raw, as the authors' script did.
+        whiten: shrinkage λ of the pooled covariance to whiten with, "auto" or False; transform_base: False leaves base
+        rows raw, as the authors' script did.
     Neighbours and weights (eq. 6-8)
-        metric ("sqeuclidean", "euclidean", "mahalanobis", "delta"), delta, k, m, unit (False, or a multiple of the
-        bank's own nearest-class distance).
+        metric ("sqeuclidean", "euclidean", "mahalanobis", "delta"), delta, k, m, unit (False, or what distances are
+        divided by), unit_of ("bank": in multiples of the bank's own nearest-class distance, "one").
+    Beyond the paper: how much the base classes may say
+        strength multiplies every weight, shot_decay divides it by K^shot_decay; trust: a number from 0 to 1, or "auto"
+        to judge it from bank and support (`fewcal.trust`); query_pull: queries are calibrated too, with this strength.
     Covariance (eq. 5, 9)
         cov ("joint", "independent", "pooled"), cov_weights ("with-support", "bases-only", "average"), common_size
         (rows per class in joint; 0: the smallest class), alpha1, alpha2_ratio (α2/α1), off_diagonal ("pairs": D(D−1)
@@ -44,13 +47,18 @@ class GDCParams:
     eps: float = 1e-6
     center: bool = False
     l2: bool = False
-    whiten: float | bool = False
+    whiten: float | bool | str = False
     transform_base: bool = True
     metric: str = "sqeuclidean"
     delta: float = 1.0
     k: int = 8
     m: float = 1.0
     unit: float | bool = False
+    unit_of: str = "bank"
+    strength: float = 1.0
+    shot_decay: float = 0.0
+    trust: float | str = 1.0
+    query_pull: float = 0.0
     cov: str = "joint"
     cov_weights: str = "with-support"
     common_size: int = 0
@@ -70,14 +78,15 @@ class GDCParams:
                 raise InputError(f"{name}={value!r} is unknown; use one of {', '.join(allowed)}")
         for name, (low, high) in _RANGES.items():
             value = getattr(self, name)
-            if value is False and name in _SWITCHES:
+            if (value is False and name in _SWITCHES) or (value == "auto" and name in _AUTOMATIC):
                 continue
             if isinstance(value, np.generic):  # as a grid search hands them over
                 value = value.item()
                 object.__setattr__(self, name, value)
             if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
                 bound = f"a number ≥ {low:g}" if high == math.inf else f"a number from {low:g} to {high:g}"
-                off = " (or False)" if name in _SWITCHES else ""
+                words = [w for w, names in (("False", _SWITCHES), ("'auto'", _AUTOMATIC)) if name in names]
+                off = f" (or {' or '.join(words)})" if words else ""
                 raise InputError(f"{name}={value!r} is out of range; use {bound}{off}")
             if math.isinf(value) and name != "C":
                 raise InputError(f"{name}={value!r} must be finite")
@@ -93,6 +102,10 @@ class GDCParams:
             raise InputError(f"head={self.head!r} is neither a name nor a classifier with fit and predict")
         if self.whiten is not False and self.cov != "pooled":
             raise InputError(f"whiten={self.whiten!r} goes with cov='pooled', not cov={self.cov!r}")
+        if self.trust == "auto" and self.whiten is False:
+            raise InputError("trust='auto' is judged in the whitened space; set whiten='auto' or a number")
+        if self.query_pull and self.whiten is False:
+            raise InputError(f"query_pull={self.query_pull!r} goes with whitening; set whiten='auto' or a number")
         if not self.transform_base and self.whiten is not False:
             raise InputError(
                 "transform_base=False goes with whiten=False: whitening puts the base classes in the same space"
@@ -121,6 +134,7 @@ _CHOICES = {
     "off_diagonal": ("pairs", "all"),
     "psd": ("clip", "eigen"),
     "n_per": ("point", "class"),
+    "unit_of": ("bank", "one"),
 }
 _RANGES: dict[str, tuple[float, float]] = {
     "beta": (-10, 10),
@@ -130,6 +144,10 @@ _RANGES: dict[str, tuple[float, float]] = {
     "k": (1, math.inf),
     "m": (0, math.inf),
     "unit": (1e-9, math.inf),
+    "strength": (0, math.inf),
+    "shot_decay": (0, 1),
+    "trust": (0, 1),
+    "query_pull": (0, math.inf),
     "common_size": (0, math.inf),
     "alpha1": (0, math.inf),
     "alpha2_ratio": (0, math.inf),
@@ -137,6 +155,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "C": (1e-30, math.inf),
 }
 _SWITCHES = ("whiten", "unit")
+_AUTOMATIC = ("whiten", "trust")
 _INTEGERS = ("k", "n", "common_size")
 
 

@@ -87,10 +87,15 @@ _DEFAULT = GDCParams(
     beta=1.0,
     center=True,
     l2=True,
-    whiten=3.0,
+    whiten="auto",
     k=16,
     m=3.0,
-    unit=0.7,
+    unit=0.8,
+    unit_of="one",
+    strength=2.0,
+    shot_decay=2 / 3,
+    trust="auto",
+    query_pull=0.3,
     cov="pooled",
     alpha1=0.0,
     alpha2_ratio=0.0,
@@ -122,7 +127,7 @@ def _resolved(p: GDCParams) -> dict[str, str]:
     ]
     return {
         "distance in the weight": distance
-        + (f", in units of {p.unit:g}× the nearest-base distance" if p.unit is not False else ""),
+        + (f", in units of {p.unit:g}" + "× the nearest-base distance" * (p.unit_of == "bank") if p.unit else ""),
         "weights of the mean": "(x̃ + Σ wᵢμᵢ)/(1+Σw)",
         "weights of the covariance": "does not matter (pooled)" if p.cov == "pooled" else share,
         "cov(X')": covariance,

@@ -53,7 +53,7 @@ def make_features(
     family = rng.standard_normal((families, dim))
     means = family[rng.integers(families, size=total)] + 0.7 * rng.standard_normal((total, dim))
     nuisance = rng.standard_normal((max(2, dim // 8), dim))  # what changes within any class: pose, light, …
-    splits = {}
+    splits: dict[str, FeatureSplit | None] = {}
     begin = 0
     for name, size in (("base", base), ("val", val), ("novel", novel)):
         labels = np.repeat(np.arange(size), rows)
@@ -63,4 +63,4 @@ def make_features(
         names = [f"class {i:03d}" for i in range(begin, begin + size)]
         splits[name] = FeatureSplit.from_arrays(x.astype(np.float32), labels, names) if size else None
         begin += size
-    return FeatureSet(**splits)
+    return FeatureSet(splits["base"], splits["val"], splits["novel"])

@@ -18,12 +18,16 @@ from fewcal.calibrate import Calibration, calibrate
 from fewcal.covariance import CalibratedCovariance, ShrunkCovariance, shares, shrink_covariance
 from fewcal.heads.closed_form import closed_form_head
 from fewcal.heads.lbfgs import lbfgs_head
+from fewcal.heads.linear import class_means, nearest_mean_head
 from fewcal.heads.sgd import sgd_head
 from fewcal.methods.base import Head, Method, once, space_key
 from fewcal.params import GDCParams
 from fewcal.randomness import TaskRandom
+from fewcal.trust import confidence_scale, task_trust, whitening_shrinkage
 
-_SPACE_FIELDS = ("beta", "kind", "eps", "center", "l2", "whiten")
+_SPACE_FIELDS = ("beta", "kind", "eps", "center", "l2")
+# Probabilities sharpen with the number of shots by this power, because prototypes become more certain.
+_SHOT_CONFIDENCE = 0.4
 
 
 class GDC(Method):
@@ -51,10 +55,14 @@ class GDC(Method):
         if self.cap_k:
             self.params = self.params.with_changes(k=min(self.params.k, len(bank)))
         p = self.params
-        seen = bank.in_space(**{f: getattr(p, f) for f in _SPACE_FIELDS})
+        space = {f: getattr(p, f) for f in _SPACE_FIELDS}
+        seen = bank.in_space(**space)
+        whiten = whitening_shrinkage(seen, p.k) if p.whiten == "auto" else p.whiten
+        if whiten is not False:
+            seen = bank.in_space(**space, whiten=float(whiten))
         assert seen.transform is not None
         self.bank = seen if p.transform_base else bank
-        self._transform, self._space = seen.transform, (space_key(seen.transform, bank), p.whiten)
+        self._transform, self._space = seen.transform, (space_key(seen.transform, bank), whiten)
         return self
 
     def transform(self, x: Tensor, name: str = "X") -> Tensor:
@@ -70,10 +78,37 @@ class GDC(Method):
             return None
         return ("samples", *self._stage_key(), self.params.n, self.params.n_per)
 
-    def calibrate(self, support: Tensor) -> Calibration:
-        """Neighbours, weights and calibrated means of support points `(T, S, D)` (eq. 4-8)."""
+    def trust(self, support: Tensor) -> Tensor:
+        """How much the base classes may say in each task, `(T,)`."""
+        if self.params.trust == "auto":
+            return task_trust(support, self.bank, self.params.k)
+        return support.new_full((len(support),), float(self.params.trust))
+
+    def calibrate(self, support: Tensor, labels: Tensor | None = None) -> Calibration:
+        """Neighbours, weights and calibrated means of support points `(T, S, D)` (eq. 4-8).
+
+        `labels (T, S)` tell how many shots share a class; without them every point is taken as a single shot.
+        """
         p = self.params
-        return calibrate(support, self.bank, k=p.k, m=p.m, metric=p.metric, delta=p.delta, unit=p.unit)
+        strength = p.strength * self.trust(support)[:, None].expand(support.shape[:2])
+        if labels is not None and p.shot_decay:
+            shots = (labels[:, :, None] == labels[:, None, :]).sum(dim=2).to(support.dtype)
+            strength = strength / shots**p.shot_decay
+        return self._pull(support, strength)
+
+    def _pull(self, x: Tensor, strength: Tensor) -> Calibration:
+        p = self.params
+        return calibrate(
+            x,
+            self.bank,
+            k=p.k,
+            m=p.m,
+            metric=p.metric,
+            delta=p.delta,
+            unit=p.unit,
+            unit_of=p.unit_of,
+            strength=strength,
+        )
 
     def shrunk(self, found: Calibration) -> ShrunkCovariance:
         """Σ'ₛ of each support point (eq. 5, 9)."""
@@ -92,23 +127,44 @@ class GDC(Method):
         p = self.params
         key = self._stage_key()
         with torch.no_grad():
-            found, shrunk = once(shared, ("calibration", *key), lambda: self._calibrated(support))
-            if p.head == "closed_form":
-                return closed_form_head(found.mean, labels, n_classes, shrunk)
-            # Heads that train on the same points get the same points: each stage has a stream of its own.
-            x, y = once(
-                shared,
-                self.group,
-                lambda: augment(support, labels, found.mean, shrunk, p.n, p.n_per, random),
-            )
-            if p.head == "lbfgs":
-                return lbfgs_head(x, y, n_classes, C=p.C)
-            if p.head == "sgd":
-                return sgd_head(x, y, n_classes, TaskRandom(random.seed + 1, random.tasks, random.device))
+            found, shrunk = once(shared, ("calibration", *key), lambda: self._calibrated(support, labels))
+            head = self._head(support, labels, n_classes, found, shrunk, random, shared)
+        if not p.query_pull:
+            return head
+        return PulledHead(head, self, p.query_pull * self.trust(support))
+
+    def _head(
+        self,
+        support: Tensor,
+        labels: Tensor,
+        n_classes: int,
+        found: Calibration,
+        shrunk: ShrunkCovariance,
+        random: TaskRandom,
+        shared: dict[Hashable, Any] | None,
+    ) -> Head:
+        p = self.params
+        if p.head == "closed_form" and self.bank.is_whitened:
+            # The shared covariance is the unit matrix here, so the discriminant is the nearest calibrated mean.
+            prototypes = class_means(found.mean, labels, n_classes)
+            shots = labels.shape[1] / n_classes
+            return nearest_mean_head(prototypes, 1 / (confidence_scale(self.bank) * shots**_SHOT_CONFIDENCE))
+        if p.head == "closed_form":
+            return closed_form_head(found.mean, labels, n_classes, shrunk)
+        # Heads that train on the same points get the same points: each stage has a stream of its own.
+        x, y = once(
+            shared,
+            self.group,
+            lambda: augment(support, labels, found.mean, shrunk, p.n, p.n_per, random),
+        )
+        if p.head == "lbfgs":
+            return lbfgs_head(x, y, n_classes, C=p.C)
+        if p.head == "sgd":
+            return sgd_head(x, y, n_classes, TaskRandom(random.seed + 1, random.tasks, random.device))
         return SklearnHead(p.head, x, y, n_classes)
 
-    def _calibrated(self, support: Tensor) -> tuple[Calibration, ShrunkCovariance]:
-        found = self.calibrate(support)
+    def _calibrated(self, support: Tensor, labels: Tensor) -> tuple[Calibration, ShrunkCovariance]:
+        found = self.calibrate(support, labels)
         return found, self.shrunk(found)
 
     def _stage_key(self) -> tuple[Hashable, ...]:
@@ -184,6 +240,19 @@ def augment(
         begin += each
     repeats = torch.from_numpy(counts[0]).to(labels.device)
     return x, torch.cat([labels, labels[0].repeat_interleave(repeats)[None]], dim=1)
+
+
+class PulledHead:
+    """A head whose queries are calibrated as the support was, each task with its own strength `(T,)`."""
+
+    def __init__(self, head: Head, method: GDC, strength: Tensor) -> None:
+        self.head, self.method, self.strength = head, method, strength
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Scores `(T, Q, N)` of rows `(T, Q, D)`."""
+        with torch.no_grad():
+            pulled = self.method._pull(x, self.strength[:, None].expand(x.shape[:2])).mean
+        return self.head.logits(pulled)
 
 
 class SklearnHead:

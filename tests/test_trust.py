@@ -1,0 +1,199 @@
+"""When the base classes help, and what `default` does when they do not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import reference
+from fewcal.bank import BaseBank
+from fewcal.errors import InputError
+from fewcal.gaussianize import l2_normalise
+from fewcal.methods import make_method
+from fewcal.methods.gdc import GDC
+from fewcal.params import GDCParams
+from fewcal.presets import get_preset
+from fewcal.randomness import TaskRandom
+from fewcal.synthetic import make_features
+from fewcal.trust import (
+    enough_classes,
+    held_out_similarity,
+    oas_share,
+    reliability,
+    task_trust,
+    whitening_shrinkage,
+)
+
+
+@pytest.fixture(scope="module")
+def related() -> tuple[BaseBank, list[np.ndarray], np.ndarray, np.ndarray]:
+    """A bank of 72 classes in families, its rows by class, and rows of novel classes of the same families."""
+    fs = make_features(base=72, val=0, novel=8, rows=12, dim=20, families=6, relu=False)
+    labels = fs.base.require_labels()
+    bank = BaseBank().fit(fs.base.features, labels)
+    return bank, [fs.base.features[labels == c] for c in range(72)], fs.novel.features, fs.novel.require_labels()
+
+
+def space_of(bank: BaseBank) -> BaseBank:
+    return bank.in_space(beta=1.0, center=True, l2=True)
+
+
+def tasks(novel: np.ndarray, labels: np.ndarray, shot: int, seed: int = 0) -> tuple[torch.Tensor, ...]:
+    rng = np.random.default_rng(seed)
+    rows = np.stack([rng.permutation(np.flatnonzero(labels == c))[: shot + 6] for c in range(5)])
+    support, query = rows[:, :shot].ravel(), rows[:, shot:].ravel()
+    return (
+        torch.from_numpy(novel[support])[None],
+        torch.arange(5).repeat_interleave(shot)[None],
+        torch.from_numpy(novel[query])[None],
+    )
+
+
+def unit_bases(base: list[np.ndarray]) -> list[np.ndarray]:
+    """Rows by class, centred on the base mean and of unit length, in float64."""
+    rows = [b.astype(np.float64) for b in base]
+    centre = np.concatenate(rows).mean(axis=0)
+    return [reference.unit_rows(r - centre) for r in rows]
+
+
+@pytest.mark.parametrize("shot", [1, 3])
+def test_default_is_the_reference_where_bases_help(related, shot: int) -> None:
+    bank, base, novel, labels = related
+    method = GDC(get_preset("default"))
+    method.prepare(bank)
+    support, y, query = tasks(novel, labels, shot)
+    z, q = method.transform(support[0])[None], method.transform(query[0])[None]
+    assert float(method.trust(z)) > 0.5  # or the comparison would say nothing
+    p = method.params.as_dict() | {"held_out": held_out_similarity(method.bank)}
+    expected = reference.one_task(p, base, support[0].numpy(), y[0].numpy(), query[0].numpy())
+    found = method.calibrate(z, y)
+    np.testing.assert_allclose(found.weights[0], expected["weights"], rtol=1e-3)
+    got = method.fit(z, y, 5, TaskRandom(0)).logits(q)[0].double().numpy()
+    want = expected["scores"]
+    got, want = (v - v.mean(axis=1, keepdims=True) for v in (got, want))
+    np.testing.assert_allclose(got / np.abs(got).max(), want / np.abs(want).max(), atol=2e-3)
+
+
+def test_shrinkage_and_reliability_are_the_reference(related) -> None:
+    bank, base, _, _ = related
+    bases = unit_bases(base)
+    assert reliability(space_of(bank)) == pytest.approx(reference.reliability(bases), rel=1e-4)
+    for k in (4, 16, 24, 40):
+        assert whitening_shrinkage(space_of(bank), k) == pytest.approx(
+            reference.whitening_shrinkage(bases, k), rel=1e-3
+        )
+
+
+def test_oas_is_scikit_learns(related) -> None:
+    from sklearn.covariance import oas
+
+    x = np.random.default_rng(0).standard_normal((40, 6)) * np.arange(1, 7)
+    values = torch.from_numpy(np.linalg.eigvalsh(np.cov(x.T, bias=True)))
+    # scikit-learn divides both traces by the dimension and drops the small 2/D terms of the paper it cites.
+    _, theirs = oas(x, assume_centered=False)
+    assert oas_share(values, len(x)) == pytest.approx(theirs, rel=0.15)
+    assert oas_share(torch.ones(5), 10) == 0.99  # nothing but the unit matrix
+    assert oas_share(values, 10**9) < 1e-6  # enough rows: trust the covariance
+
+
+def test_held_out_similarity_is_the_simulated_one(related) -> None:
+    bank, base, _, _ = related
+    space = space_of(bank)
+    white = space.whitened(3.0)
+    bases = unit_bases(base)
+    w = reference.whitening(bases, 3.0)
+    want = reference.held_out_similarity(bases, w, np.random.default_rng(0), draws=200)
+    assert held_out_similarity(white) == pytest.approx(want, rel=0.05)
+    assert held_out_similarity(white) == held_out_similarity(space.whitened(3.0))
+
+
+def test_trust_falls_with_distance_from_the_bases(related) -> None:
+    bank, _, novel, labels = related
+    method = GDC(get_preset("default"))
+    method.prepare(bank)
+    support, _, _ = tasks(novel, labels, 1)
+    near = method.transform(support[0])[None]
+    # Directions orthogonal to every base mean resemble none of them.
+    _, _, vh = torch.linalg.svd(method.bank.means)
+    away = l2_normalise(near - 0.98 * near @ vh[:12].T @ vh[:12])
+    assert float(task_trust(near, method.bank, 16)) > float(task_trust(away, method.bank, 16))
+    opposite = -near
+    assert float(task_trust(opposite, method.bank, 4)) <= float(task_trust(near, method.bank, 4))
+
+
+def test_few_classes_switch_calibration_off(related) -> None:
+    _, base, novel, labels = related
+    rows = np.concatenate(base[:20])
+    few = BaseBank().fit(rows, np.repeat(np.arange(20), 12))
+    method = make_method("gdc")
+    method.prepare(few)
+    support, y, _ = tasks(novel, labels, 1)
+    z = method.transform(support[0])[None]
+    assert enough_classes(20, 16) == 0.0
+    assert torch.equal(method.calibrate(z, y).mean, z)
+
+
+def test_base_means_of_pure_noise_are_not_reliable() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((80 * 10, 16))
+    noise = BaseBank().fit(x, np.repeat(np.arange(80), 10))
+    assert reliability(space_of(noise)) < 0.1
+    assert whitening_shrinkage(space_of(noise), 16) > 200  # next to no whitening
+
+
+def test_shuffled_labels_leave_the_plain_classifier(related) -> None:
+    """With base classes that mean nothing, `default` answers as SimpleShot does."""
+    _, base, novel, labels = related
+    rows = np.concatenate(base)
+    shuffled = BaseBank().fit(rows, np.random.default_rng(1).permutation(np.repeat(np.arange(72), 12)))
+    plain, gdc = make_method("simpleshot"), make_method("gdc")
+    agree = []
+    for seed in range(20):
+        support, y, query = tasks(novel, labels, 1, seed)
+        answers = []
+        for method in (plain, gdc):
+            method.prepare(shuffled)
+            z, q = method.transform(support[0])[None], method.transform(query[0])[None]
+            answers.append(method.fit(z, y, 5, TaskRandom(seed)).logits(q).argmax(-1))
+        agree.append(float((answers[0] == answers[1]).float().mean()))
+    assert np.mean(agree) > 0.97
+
+
+def test_strength_zero_is_whitening_alone(related) -> None:
+    bank, _, novel, labels = related
+    support, y, _ = tasks(novel, labels, 1)
+    method = GDC(get_preset("default").with_changes(strength=0.0))
+    method.prepare(bank)
+    z = method.transform(support[0])[None]
+    assert torch.equal(method.calibrate(z, y).mean, z)
+
+
+def test_more_shots_move_the_means_less(related) -> None:
+    bank, _, novel, labels = related
+    method = GDC(get_preset("default"))
+    method.prepare(bank)
+    support, y, _ = tasks(novel, labels, 3)
+    z = method.transform(support[0])[None]
+    alone, together = method.calibrate(z), method.calibrate(z, y)
+    torch.testing.assert_close(together.weights, alone.weights / 3 ** (2 / 3))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"trust": "auto"}, "trust='auto' is judged in the whitened space"),
+        ({"query_pull": 0.3}, "query_pull=0.3 goes with whitening"),
+        ({"trust": 1.5}, "trust=1.5 is out of range; use a number from 0 to 1 \\(or 'auto'\\)"),
+        ({"strength": -1}, "strength=-1 is out of range"),
+        ({"unit_of": "metre"}, "unit_of='metre' is unknown; use one of bank, one"),
+    ],
+)
+def test_bad_parameters_are_refused_by_name(changes: dict, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        GDCParams(**changes)
+
+
+def test_held_out_similarity_needs_a_whitened_bank(related) -> None:
+    with pytest.raises(InputError, match="whitened bank"):
+        held_out_similarity(related[0])
