@@ -17,6 +17,7 @@ from torch import Tensor
 from fewcal.bank import BaseBank
 from fewcal.calibrate import calibrate
 from fewcal.covariance import CalibratedCovariance, shares, shrink_covariance
+from fewcal.errors import InputError
 from fewcal.heads.lbfgs import lbfgs_head
 from fewcal.heads.linear import LinearHead
 from fewcal.methods.base import Method, space_key
@@ -31,6 +32,8 @@ class DC(Method):
     needs_bank = True
 
     def __init__(self, k: int = 2, alpha: float = 0.21, beta: float = 0.5, n: int = 750, C: float = 1.0) -> None:
+        if not n >= 1:
+            raise InputError(f"n={n!r} must be at least 1; DC draws n points for each class")
         self.k, self.alpha, self.beta, self.n, self.C = k, alpha, beta, n, C
 
     @property

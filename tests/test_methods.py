@@ -1,0 +1,391 @@
+"""Methods: DC against its script, GDC with unequal shots and any head, determinism, and better than chance."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.neighbors import KNeighborsClassifier
+from sklearn.svm import SVC, LinearSVC
+
+import reference
+from conftest import World, make_world
+from fewcal.calibrate import calibrate
+from fewcal.covariance import CalibratedCovariance, shares, shrink_covariance
+from fewcal.errors import FewcalWarning, InputError
+from fewcal.gaussianize import fit_gaussianization
+from fewcal.heads.linear import LinearHead
+from fewcal.methods import METHODS, Method, make_method
+from fewcal.methods.base import once
+from fewcal.methods.gdc import augment, points_per_support
+from fewcal.params import GDCParams
+from fewcal.randomness import TaskRandom
+
+GDC_HEADS: dict[str, Any] = {
+    "closed_form": "closed_form",
+    "lbfgs": "lbfgs",
+    "sgd": "sgd",
+    "svc": SVC(),
+    "knn": KNeighborsClassifier(3),
+}
+PLAIN = GDCParams(beta=0.5, l2=True, k=3, m=1.0, unit=1.0, alpha1=0.5, alpha2_ratio=0.1, n=40, head="closed_form")
+
+
+def run(
+    method: Method, world: World, seed: int = 0, tasks: slice = slice(None), shared: dict | None = None
+) -> torch.Tensor:
+    """Logits `(T, Q, N)` of the chosen tasks of a world."""
+    method.prepare(world.bank() if method.needs_bank else None)
+    return fitted(method, world, seed, tasks, shared)
+
+
+def fitted(
+    method: Method, world: World, seed: int = 0, tasks: slice = slice(None), shared: dict | None = None
+) -> torch.Tensor:
+    support, labels, query = world.tensors
+    names = list(range(len(support)))[tasks]
+    xs = torch.stack([method.transform(t, "support") for t in support[tasks]])
+    qs = torch.stack([method.transform(t, "query") for t in query[tasks]])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FewcalWarning)
+        head = method.fit(xs, labels[tasks], world.ways, TaskRandom(seed, names), shared)
+    return head.logits(qs)
+
+
+def accuracy(logits: torch.Tensor, world: World) -> float:
+    return float((logits.argmax(-1) == torch.from_numpy(world.query_labels)).float().mean())
+
+
+def all_methods() -> list[tuple[str, Method]]:
+    out = [(name, make_method(name)) for name in METHODS if name not in ("gdc", "dc")]
+    out.append(("dc", make_method("dc", n=60)))
+    out += [(f"gdc {name}", make_method("gdc", PLAIN, head=head)) for name, head in GDC_HEADS.items()]
+    out.append(("gdc authors", make_method("gdc", "authors", k=3, n=60, alpha1=1.0, head="lbfgs")))
+    out.append(("gdc default", make_method("gdc", k=5)))
+    return out
+
+
+EVERY = dict(all_methods())
+
+
+# ---- what all share ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("signed", [False, True], ids=["relu", "signed"])
+def test_finite_logits_far_above_chance(name: str, signed: bool) -> None:
+    world = make_world(7, signed=signed, ways=4, shots=3, tasks=4, queries=10, spread=0.4)
+    logits = run(EVERY[name], world)
+    assert logits.shape == (4, 40, 4)
+    assert logits.dtype == torch.float32
+    assert torch.isfinite(logits).all()
+    assert accuracy(logits, world) > 0.75
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_same_seed_same_result_for_any_batch(name: str) -> None:
+    world = make_world(8, tasks=5, shots=2)
+    method = EVERY[name]
+    whole = run(method, world)
+    assert torch.equal(fitted(method, world), whole)
+    for size in (1, 2):
+        parts = torch.cat([fitted(method, world, tasks=slice(i, i + size)) for i in range(0, 5, size)])
+        scale = float(whole.abs().max())
+        torch.testing.assert_close(parts, whole, rtol=2e-3, atol=2e-3 * max(scale, 1))
+        margin = whole.topk(2, dim=-1).values.diff(dim=-1)[..., 0].abs() > 4e-3 * max(scale, 1)
+        assert torch.equal(parts.argmax(-1)[margin], whole.argmax(-1)[margin])
+
+
+@pytest.mark.parametrize("name", ["gdc lbfgs", "gdc sgd", "dc"])
+def test_other_seeds_give_other_samples(name: str) -> None:
+    world = make_world(8)
+    assert not torch.equal(run(EVERY[name], world, seed=0), run(EVERY[name], world, seed=1))
+
+
+@pytest.mark.parametrize("name", [n for n in EVERY if EVERY[n].needs_bank])
+def test_base_classes_are_asked_for(name: str) -> None:
+    with pytest.raises(InputError, match=r"method '.*' needs base classes; give a bank"):
+        make_method(EVERY[name].name).prepare(None)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_records_and_memory(name: str) -> None:
+    method = EVERY[name]
+    world = make_world(8)
+    method.prepare(world.bank())
+    assert method.task_bytes(10, 12) > 0
+    assert method.task_bytes(20, 12) > method.task_bytes(10, 12)
+    hash(method.space)
+    rebuilt = make_method(method.name, **method.settings) if method.name != "gdc" else None
+    assert rebuilt is None or rebuilt.settings == method.settings
+
+
+def test_spaces_tell_transforms_apart() -> None:
+    world = make_world(8)
+    bank = world.bank()
+    methods = [make_method(n).prepare(bank) for n in ("ncm", "simpleshot", "cosine", "lr-gauss")]
+    methods += [make_method("gdc", PLAIN, **c).prepare(bank) for c in ({}, {"beta": 1.0}, {"l2": False, "unit": False})]
+    white = PLAIN.with_changes(cov="pooled")
+    methods += [make_method("gdc", white, whiten=w).prepare(bank) for w in (1.0, 2.0)]
+    # GDC with β = 0.5 and nothing else maps as Gaussianized logistic regression does; all others differ.
+    assert len({m.space for m in methods}) >= len(methods) - 1
+    assert make_method("gdc", PLAIN, k=2).prepare(bank).space == make_method("gdc", PLAIN).prepare(bank).space
+
+
+def test_shared_stages_are_computed_once_and_change_nothing() -> None:
+    world = make_world(8)
+    methods = [make_method("gdc", PLAIN, head=h) for h in ("closed_form", "lbfgs", "sgd")]
+    alone = [run(m, world) for m in methods]
+    bank = world.bank()
+    for m in methods:
+        m.prepare(bank)
+    shared: dict = {}
+    together = [fitted(m, world, shared=shared) for m in methods]
+    for a, b in zip(alone, together, strict=True):
+        assert torch.equal(a, b)
+    assert len(shared) == 2  # one calibration, one set of samples
+    assert once(None, "key", lambda: 3) == 3
+    assert once({"key": 4}, "key", lambda: 3) == 4
+
+
+# ---- DC ---------------------------------------------------------------------------------------------------------
+
+
+def test_dc_moments_are_those_of_its_script(relu_world: World) -> None:
+    """Tukey-transformed support, raw base rows."""
+    method = make_method("dc", k=2, alpha=0.21)
+    method.prepare(relu_world.bank())
+    x = method.transform(torch.from_numpy(relu_world.support[0]))
+    np.testing.assert_allclose(x, np.sqrt(relu_world.support[0]), rtol=1e-6)
+    bank = relu_world.bank()
+    found = calibrate(x[None], bank, k=2, metric="euclidean", equal=True)
+    covariance = CalibratedCovariance(bank, "independent", found.index, shares(found, "average"))
+    sigma = shrink_covariance(covariance, 0.0, 0.0, constant=0.21).gaussian(found.mean).dense()
+    for s, row in enumerate(x.double().numpy()):
+        mean, expected = reference.dc_moments(row, [r.astype(np.float64) for r in relu_world.base], 2, 0.21)
+        np.testing.assert_allclose(found.mean[0, s], mean, atol=1e-5)
+        np.testing.assert_allclose(sigma[0, s], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("shots", [1, 5])
+def test_dc_trains_on_samples_with_those_moments(
+    relu_world: World, shots: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """n/K points for each support point, with the mean and covariance of the script, then logistic regression."""
+    world = make_world(1, shots=shots, tasks=1)
+    n = 20_000
+    seen: dict[str, Any] = {}
+
+    def record(x: torch.Tensor, y: torch.Tensor, n_classes: int, **settings: Any) -> LinearHead:
+        seen.update(x=x, y=y, **settings)
+        return LinearHead(torch.zeros(1, n_classes, x.shape[-1]), torch.zeros(1, n_classes))
+
+    monkeypatch.setattr("fewcal.methods.dc.lbfgs_head", record)
+    run(make_method("dc", n=n), world)
+    s, each = 3 * shots, n // shots
+    assert seen["x"].shape[1] == s + s * each
+    assert seen["C"] == 1.0
+    assert torch.equal(seen["y"][0, s:], torch.from_numpy(world.labels[0]).repeat_interleave(each))
+    support = np.sqrt(world.support[0].astype(np.float64))
+    np.testing.assert_allclose(seen["x"][0, :s], support, atol=1e-5)
+    mean, sigma = reference.dc_moments(support[0], [r.astype(np.float64) for r in world.base], 2, 0.21)
+    drawn = seen["x"][0, s : s + each].double().numpy()
+    deviation = np.sqrt(np.diag(sigma))
+    assert (np.abs(drawn.mean(axis=0) - mean) < 5 * deviation / np.sqrt(each)).all()
+    error = 5 * np.sqrt((np.outer(deviation, deviation) ** 2 + sigma**2) / each)
+    assert (np.abs(np.cov(drawn, rowvar=False) - sigma) < error).all()
+
+
+@pytest.mark.parametrize(
+    ("settings_", "words"),
+    [
+        ({"k": 100}, "k=100"),
+        ({"k": 0}, "k=0"),
+        ({"alpha": -1}, "alpha=-1"),
+        ({"C": 0}, "C=0"),
+        ({"n": 0}, "n=0 must be at least 1"),
+    ],
+)
+def test_dc_bad_settings(relu_world: World, settings_: dict, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        run(make_method("dc", **settings_), relu_world)
+
+
+# ---- GDC --------------------------------------------------------------------------------------------------------
+
+
+def test_counts_per_point_and_per_class() -> None:
+    labels = torch.tensor([[0, 0, 0, 1, 2, 2]])
+    assert points_per_support(labels, 750, "point").tolist() == [[750] * 6]
+    assert points_per_support(labels, 750, "class").tolist() == [[250, 250, 250, 750, 375, 375]]
+    assert points_per_support(labels, 2, "class").tolist() == [[1, 1, 1, 2, 1, 1]]  # never none
+
+
+@pytest.mark.parametrize("n_per", ["point", "class"])
+@pytest.mark.parametrize("shots", [(2, 2, 2), (1, 2, 3)])
+def test_augmented_sets(relu_world: World, n_per: str, shots: tuple[int, ...]) -> None:
+    labels = torch.repeat_interleave(torch.arange(3), torch.tensor(shots))[None]
+    support = torch.from_numpy(relu_world.support[:1, : labels.shape[1]])
+    bank = relu_world.bank()
+    found = calibrate(support, bank, k=3)
+    shrunk = shrink_covariance(CalibratedCovariance(bank, "joint", found.index, shares(found)), 1e-6, 0.0)
+    x, y = augment(support, labels, found.mean, shrunk, 60, n_per, TaskRandom(0))
+    s = labels.shape[1]
+    assert torch.equal(x[:, :s], support)
+    assert torch.equal(y[:, :s], labels)
+    counts = torch.bincount(y[0, s:], minlength=3).tolist()
+    assert counts == ([60 * k for k in shots] if n_per == "point" else [60, 60, 60])
+    begin = s
+    for i, each in enumerate(points_per_support(labels, 60, n_per)[0]):
+        block = x[0, begin : begin + each]
+        assert (y[0, begin : begin + each] == labels[0, i]).all()
+        deviation = shrunk.gaussian(found.mean).dense()[0, i].diagonal().sqrt()
+        assert ((block.mean(dim=0) - found.mean[0, i]).abs() < 5 * deviation / each**0.5 + 1e-5).all()
+        begin += each
+    assert begin == x.shape[1]
+
+
+@pytest.mark.parametrize("head", ["closed_form", "lbfgs", "sgd"])
+@pytest.mark.parametrize("n_per", ["point", "class"])
+def test_unequal_shots_in_one_task(head: str, n_per: str) -> None:
+    world = make_world(9, shots=4, tasks=1, queries=15)
+    keep = [0, 4, 5, 8, 9, 10, 11]  # one, two and four shots
+    uneven = World(
+        world.base, world.support[:, keep], world.labels[:, keep], world.query, world.query_labels, world.ways
+    )
+    logits = run(make_method("gdc", PLAIN, head=head, n_per=n_per), uneven)
+    assert torch.isfinite(logits).all()
+    assert accuracy(logits, uneven) > 0.6
+
+
+def test_gdc_heads_of_scikit_learn() -> None:
+    world = make_world(10, tasks=2)
+    for classifier in (SVC(), LinearSVC(), KNeighborsClassifier(5), SVC(kernel="linear", C=0.1), Voter()):
+        logits = run(make_method("gdc", PLAIN, head=classifier), world)
+        assert logits.shape == (2, 24, 3)
+        assert torch.isfinite(logits).all()
+        assert accuracy(logits, world) > 0.6
+    proba = torch.softmax(run(make_method("gdc", PLAIN, head=KNeighborsClassifier(5)), world), dim=-1)
+    assert set((proba * 5).round().flatten().tolist()) <= {0.0, 1.0, 2.0, 3.0, 4.0, 5.0}
+
+
+def test_two_classes_and_a_single_decision_value() -> None:
+    world = make_world(11, ways=2, tasks=2)
+    logits = run(make_method("gdc", PLAIN, head=SVC()), world)
+    assert logits.shape == (2, 16, 2)
+    torch.testing.assert_close(logits[..., 0], -logits[..., 1])
+    assert accuracy(logits, world) > 0.7
+
+
+class Voter:
+    """A classifier with nothing but fit and predict: the nearest mean."""
+
+    def get_params(self, deep: bool = True) -> dict:
+        return {}
+
+    def __sklearn_clone__(self) -> Voter:
+        return Voter()
+
+    def fit(self, x: np.ndarray, y: np.ndarray) -> Voter:
+        self.means = np.stack([x[y == c].mean(axis=0) for c in np.unique(y)])
+        return self
+
+    def predict(self, x: np.ndarray) -> np.ndarray:
+        answer: np.ndarray = ((x[:, None] - self.means) ** 2).sum(axis=-1).argmin(axis=1)
+        return answer
+
+
+def test_raw_bases_stay_raw(relu_world: World) -> None:
+    bank = relu_world.bank()
+    method = make_method("gdc", PLAIN, transform_base=False)
+    method.prepare(bank)
+    assert method.bank is bank  # type: ignore[attr-defined]
+    transformed = make_method("gdc", PLAIN)
+    transformed.prepare(bank)
+    x = torch.from_numpy(relu_world.query[0])
+    assert torch.equal(method.transform(x), transformed.transform(x))
+
+
+def test_negative_queries_where_the_bases_had_none(relu_world: World) -> None:
+    for name in ("gdc", "dc", "lr-gauss"):
+        method = make_method(name, **({"preset": PLAIN} if name == "gdc" else {})).prepare(relu_world.bank())
+        with pytest.raises(InputError, match="query has negative features"):
+            method.transform(-torch.ones(1, 12), "query")
+
+
+def test_gdc_refuses_more_neighbours_than_base_classes(relu_world: World) -> None:
+    with pytest.raises(InputError, match="k=10 must be an integer from 1 to the number of base classes, 9"):
+        run(make_method("gdc", PLAIN, k=10), relu_world)
+
+
+def test_gdc_refuses_a_bank_in_another_space(relu_world: World) -> None:
+    built = relu_world.bank(transform=fit_gaussianization(torch.from_numpy(relu_world.x), 1.0, l2=True))
+    with pytest.raises(InputError, match="another space"):
+        make_method("gdc", PLAIN).prepare(built)
+
+
+def test_a_thin_bank_is_refused_before_any_task(relu_world: World) -> None:
+    bank = relu_world.bank().partial_fit(np.ones((1, 12)), ["lonely"])
+    for name in ("gdc", "dc"):
+        with pytest.raises(InputError, match="single row: 'lonely'"):
+            make_method(name).prepare(bank)
+
+
+# ---- baselines --------------------------------------------------------------------------------------------------
+
+
+def test_nearest_centroid_is_nearest(relu_world: World) -> None:
+    got = run(make_method("ncm"), relu_world).argmax(-1).numpy()
+    for t in range(3):
+        means = np.stack([relu_world.support[t][relu_world.labels[t] == c].mean(axis=0) for c in range(3)])
+        d = ((relu_world.query[t][:, None] - means) ** 2).sum(axis=-1)
+        assert np.array_equal(got[t], d.argmin(axis=1))
+
+
+def test_simpleshot_centres_on_the_base_mean_and_normalises(relu_world: World) -> None:
+    method = make_method("simpleshot").prepare(relu_world.bank())
+    x = relu_world.query[0].astype(np.float64)
+    expected = reference.unit_rows(x - relu_world.x.astype(np.float64).mean(axis=0))
+    np.testing.assert_allclose(method.transform(torch.from_numpy(relu_world.query[0])), expected, atol=1e-5)
+
+
+def test_cosine_ignores_length(relu_world: World) -> None:
+    x = torch.from_numpy(relu_world.query[0])
+    method = make_method("cosine")
+    torch.testing.assert_close(method.transform(x), method.transform(7 * x))
+    support, labels, _ = relu_world.tensors
+    head = make_method("cosine", steps=0).fit(method.transform(support[0])[None], labels[:1], 3, TaskRandom(0))
+    assert isinstance(head, LinearHead)
+    torch.testing.assert_close(head.weight.norm(dim=-1), torch.full((1, 3), 10.0))
+
+
+# ---- names ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "settings_", "words"),
+    [
+        ("gcd", {}, "method 'gcd' is unknown; did you mean 'gdc'"),
+        ("zzzz", {}, "method 'zzzz' is unknown; known: cosine, dc, gdc"),
+        ("dc", {"beat": 1}, "method 'dc' has no parameter 'beat'; did you mean 'beta'"),
+        ("gdc", {"alpa1": 1}, "GDC has no parameter 'alpa1'; did you mean 'alpha1'"),
+        ("gdc", {"preset": "papr"}, "preset 'papr' is unknown; did you mean 'paper'"),
+        ("gdc", {"m": -1}, "m=-1 is out of range"),
+        ("ncm", {"preset": "paper"}, "presets are for gdc; method 'ncm'"),
+        ("ncm", {"k": 1}, "method 'ncm' has no parameter 'k'; it has none"),
+    ],
+)
+def test_make_method_errors(name: str, settings_: dict, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        make_method(name, **settings_)
+
+
+def test_make_method_takes_presets_and_parameters() -> None:
+    assert make_method("gdc", "paper/cub/5shot", m=1.5).settings["m"] == 1.5
+    assert make_method("gdc", PLAIN).settings == PLAIN.as_dict()
+    assert make_method("lr", C=3.0).settings == {"C": 3.0}
+    assert make_method("lr-gauss", C=3.0, beta=0.2).settings == {"C": 3.0, "beta": 0.2}
+    assert list(METHODS) == ["ncm", "simpleshot", "lr", "lr-gauss", "cosine", "dc", "gdc"]
