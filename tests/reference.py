@@ -97,11 +97,13 @@ def calibrated_mean(x: np.ndarray, w: np.ndarray, neighbours: np.ndarray) -> np.
 
 
 def shares(w: np.ndarray, kind: str) -> np.ndarray:
-    return {
-        "with-support": w / (1 + w.sum()),
-        "bases-only": w / w.sum(),
-        "average": np.full(len(w), 1 / math.sqrt(len(w))),
-    }[kind]
+    if kind == "with-support":
+        return w / (1 + w.sum())
+    if kind == "bases-only":
+        return w / w.sum()
+    if kind == "average":
+        return np.full(len(w), 1 / math.sqrt(len(w)))
+    raise KeyError(kind)
 
 
 def joint_covariance(c: np.ndarray, chosen: list[np.ndarray], size: int) -> np.ndarray:
