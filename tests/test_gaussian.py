@@ -64,18 +64,18 @@ def test_single_precision_is_good_enough() -> None:
 def test_moments_of_200_000_samples(kind: str) -> None:
     """Mean and covariance within five standard errors, entry by entry."""
     n, d = 200_000, 4
-    g = make((2,), {"no factor": 0, "wide factor": 9}.get(kind, 3), d, seed=3, b=-0.08 if kind == "b < 0" else 0.6)
+    g = make((2, 2), {"no factor": 0, "wide factor": 9}.get(kind, 3), d, seed=3, b=-0.08 if kind == "b < 0" else 0.6)
     g = FactorGaussian(g.mean, g.factor, None if kind == "no a" else g.a, g.b)
     if kind == "b < 0":
         assert (g.b < 0).any()
     x = g.sample(n, TaskRandom(11, [0, 1]))
-    assert x.shape == (2, n, d)
+    assert x.shape == (2, 2, n, d)
     sigma = g.dense()
     variance = sigma.diagonal(dim1=-2, dim2=-1)
-    assert ((x.mean(dim=1) - g.mean).abs() < 5 * (variance / n).sqrt()).all()
-    z = x - x.mean(dim=1, keepdim=True)
+    assert ((x.mean(dim=-2) - g.mean).abs() < 5 * (variance / n).sqrt()).all()
+    z = x - x.mean(dim=-2, keepdim=True)
     cov = z.mT @ z / (n - 1)
-    error = ((variance[:, :, None] * variance[:, None, :] + sigma.square()) / n).sqrt()
+    error = ((variance[..., :, None] * variance[..., None, :] + sigma.square()) / n).sqrt()
     assert ((cov - sigma).abs() < 5 * error).all()
 
 
