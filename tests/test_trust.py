@@ -197,3 +197,43 @@ def test_bad_parameters_are_refused_by_name(changes: dict, message: str) -> None
 def test_held_out_similarity_needs_a_whitened_bank(related) -> None:
     with pytest.raises(InputError, match="whitened bank"):
         held_out_similarity(related[0])
+
+
+# ---- none of these ----------------------------------------------------------------------------------------------
+
+
+def test_strangers_like_the_base_classes_are_let_through_at_the_promised_rate() -> None:
+    """p-values of rows of unseen classes are about uniform near 0, those of the fitted classes are small."""
+    from fewcal.estimators import GDCClassifier
+
+    fs = make_features(base=80, val=0, novel=40, rows=30, dim=32, families=40, spread=0.8, relu=False, seed=3)
+    bank = BaseBank().fit(fs.base.features, fs.base.require_labels())
+    x, y = fs.novel.features, fs.novel.require_labels()
+    own, strangers = [], []
+    for seed in range(8):
+        classes = np.random.default_rng(seed).permutation(40)[:5]
+        support = np.concatenate([np.flatnonzero(y == c)[:5] for c in classes])
+        fitted = GDCClassifier(bank=bank).fit(x[support], y[support])
+        rest = np.concatenate([np.flatnonzero(y == c)[5:] for c in classes])
+        own.append((fitted.other_class_share(x[rest]) < 0.05).mean())
+        strangers.append((fitted.other_class_share(x[~np.isin(y, classes)]) < 0.05).mean())
+    assert np.mean(strangers) < 0.12
+    assert np.mean(own) > 0.5
+
+
+def test_a_support_row_itself_is_nearer_than_any_base_example(related) -> None:
+    from fewcal.estimators import GDCClassifier
+
+    bank, _, novel, labels = related
+    support, y, _ = tasks(novel, labels, 1)
+    fitted = GDCClassifier(bank=bank).fit(support[0].numpy(), y[0].numpy())
+    assert fitted.other_class_share(support[0].numpy()).max() == 0.0
+    assert fitted.other_class_share(-support[0].numpy()).min() > 0.2
+
+
+def test_none_of_these_needs_base_classes() -> None:
+    from fewcal.estimators import GDCClassifier
+
+    fitted = GDCClassifier().fit(np.eye(3), [0, 1, 2])
+    with pytest.raises(InputError, match="give a bank"):
+        fitted.other_class_share(np.eye(3))

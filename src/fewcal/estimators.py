@@ -19,18 +19,21 @@ from sklearn.base import BaseEstimator, ClassifierMixin, OneToOneFeatureMixin, T
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _num_samples, check_is_fitted, validate_data
+from torch import Tensor
 
 from fewcal.arrays import as_features, check_finite, pick_device
 from fewcal.bank import BaseBank
+from fewcal.calibrate import squared_distances
 from fewcal.errors import FewcalWarning, InputError
 from fewcal.explain import Explanation, explain_calibration, no_bank_explanation
 from fewcal.gaussianize import Gaussianization, GaussianizationFitter
-from fewcal.heads.linear import LinearHead
+from fewcal.heads.linear import LinearHead, class_means
 from fewcal.methods.base import Head
 from fewcal.methods.gdc import GDC, PulledHead
 from fewcal.params import GDCParams
 from fewcal.presets import get_preset
 from fewcal.randomness import TaskRandom
+from fewcal.trust import base_resemblance
 
 FIELDS = tuple(f.name for f in fields(GDCParams))
 # Ridge of the plain discriminant, in units of D/(rows − classes). Chosen on real features: 3 was never more than 0.3
@@ -385,6 +388,8 @@ class GDCClassifier(ClassifierMixin, BaseEstimator):
             self.params_, self._transform = None, Gaussianization("none")
             self._head: Head = plain_discriminant(X.astype(np.float64, copy=False), codes)
             self._explanation = no_bank_explanation()
+            self._centroids: Tensor | None = None
+            self._resemblance: Tensor | None = None
             return self
         bank = resolve_bank(self.bank, device)
         if "k" not in given and isinstance(self.preset, str):
@@ -398,6 +403,8 @@ class GDCClassifier(ClassifierMixin, BaseEstimator):
             random = TaskRandom(seed_from(self.random_state), device=device)
             head = method.fit(support[None], labels[None], len(self.classes_), random)
             self._explanation = explain_calibration(method, bank, support, codes, self.classes_.tolist())
+            self._centroids = class_means(support[None], labels[None], len(self.classes_))[0].cpu()
+            self._resemblance = base_resemblance(self._centroids.to(device), method.bank).cpu()
         self.params_, self._transform, self._head = params, method._transform.to("cpu"), _head_to(head, "cpu")
         return self
 
@@ -425,6 +432,22 @@ class GDCClassifier(ClassifierMixin, BaseEstimator):
         """The class of each query row `X (Q, D)`, `(Q,)`."""
         scores = self._logits(X)
         return cast(np.ndarray, self.classes_[scores.argmax(axis=1)])
+
+    def other_class_share(self, X: Any) -> np.ndarray:
+        """Share of base-class examples that look at least as much like the fitted classes as each query row, `(Q,)`.
+
+        It is the p-value of "this row is none of these classes, but something like the base classes": rows below 0.05
+        are nearer to a fitted class than 95% of base examples, so answering "none of these" to all others lets at most
+        about 5% of such strangers through. It needs a bank.
+        """
+        check_is_fitted(self)
+        if self._resemblance is None or self._centroids is None:
+            raise InputError("'none of these' is judged against base classes, and there are none; give a bank")
+        x = as_features(check_rows(self, X, reset=False), "X")
+        with torch.no_grad():
+            nearest = squared_distances(self._transform(x, "X"), self._centroids).amin(dim=1).contiguous()
+        rank = torch.searchsorted(self._resemblance, nearest, right=True)
+        return (rank.double() / len(self._resemblance)).numpy()
 
     def explain(self) -> Explanation:
         """Which base classes spoke for each support point and class, how much, and whether they can help."""

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from fewcal.bank import BaseBank
+from fewcal.calibrate import squared_distances
 from fewcal.errors import InputError
 from fewcal.gaussianize import l2_normalise
 
@@ -30,6 +31,7 @@ NEAREST = 4
 _LOW, _HIGH = 0.9, 1.1
 _LEAST, _FEW, _NOISY, _MOST = 2.0, 10.0, 50.0, 1e4
 _DRAWS = 8
+_EXAMPLES = 1024
 
 
 def enough_classes(n_classes: int, k: int) -> float:
@@ -82,25 +84,50 @@ def held_out_similarity(bank: BaseBank) -> float:
     """
 
     def make() -> float:
-        source = bank.origin
-        if source is None or bank.transform is None or bank.transform.whitening is None:
+        if not bank.is_whitened:
             raise InputError("held-out similarity is defined in a whitened bank; use whiten='auto' or a number")
-        values, vectors = source.pooled_eigen()
         random = torch.Generator().manual_seed(0)
         own = torch.arange(len(bank))
         total, count = 0.0, 0
-        for start in range(0, len(bank), 512):
-            block = own[start : start + 512]
-            noise = torch.randn(len(block), _DRAWS, bank.dim, generator=random).to(bank.device)
-            # The symmetric root of S_w, unlike its eigenvectors, is the same on every device.
-            rows = source.means[start : start + 512, None] + ((noise @ vectors) * values.sqrt()) @ vectors.T
-            cosine = l2_normalise(rows @ bank.transform.whitening) @ bank.means.T
+        for block in own.split(512):  # bounds memory, whatever the number of classes
+            cosine = simulated_rows(bank, block, _DRAWS, random) @ bank.means.T
             cosine[torch.arange(len(block)), :, block] = -torch.inf
             best = cosine.topk(min(NEAREST, len(bank) - 1), dim=-1).values
             total, count = total + float(best.sum()), count + best.numel()
         return max(total / max(count, 1), 0.02)
 
     return cast(float, bank._cached("held-out similarity", make))
+
+
+def simulated_rows(bank: BaseBank, classes: Tensor, draws: int, random: torch.Generator) -> Tensor:
+    """Examples of base classes in the bank's space, `(len(classes), draws, D)`, drawn from N(μ_c, S_w).
+
+    They stand in for rows, which a bank need not keep.
+    """
+    source = bank.origin or bank
+    values, vectors = source.pooled_eigen()
+    noise = torch.randn(len(classes), draws, bank.dim, generator=random).to(bank.device)
+    # The symmetric root of S_w, unlike its eigenvectors, is the same on every device.
+    rows = source.means[classes.to(bank.device), None] + ((noise @ vectors) * values.sqrt()) @ vectors.T
+    if bank.transform is None or bank.transform.whitening is None:
+        return rows
+    return l2_normalise(rows @ bank.transform.whitening)
+
+
+def base_resemblance(prototypes: Tensor, bank: BaseBank) -> Tensor:
+    """How near base examples come to the nearest of `prototypes (N, D)`: squared distances in ascending order.
+
+    This is what "none of these" looks like: a query that is no nearer to a class than base examples are is not of it.
+    """
+
+    def make() -> Tensor:
+        random = torch.Generator().manual_seed(1)
+        classes = torch.randperm(len(bank), generator=random)[:_EXAMPLES]
+        draws = -(-_EXAMPLES // len(classes))
+        return simulated_rows(bank, classes, draws, random).reshape(-1, bank.dim)[:_EXAMPLES]
+
+    rows = cast(Tensor, bank._cached("examples", make))
+    return squared_distances(rows, prototypes).amin(dim=1).sort().values
 
 
 def task_trust(support: Tensor, bank: BaseBank, k: int) -> Tensor:
