@@ -149,10 +149,10 @@ meta-tiered/1shot.3 40.01 1.5 12 200 100 1
 meta-tiered/5shot 56.79 2.0 10 100 100 1
 meta-tiered/5shot.2 53.13 2.25 12 200 100 1
 meta-tiered/5shot.3 50.01 1.25 12 100 200 1
-""".split("\n")[1:-1]
+"""
 
 
-@pytest.mark.parametrize("row", TABLE, ids=lambda r: r.split()[0])
+@pytest.mark.parametrize("row", TABLE.strip().splitlines(), ids=lambda r: r.split()[0])
 def test_a_row_of_the_table(row: str) -> None:
     name, accuracy, *numbers = row.split()
     for family in ("paper", "authors"):
@@ -285,6 +285,20 @@ def test_as_dict_names_every_field() -> None:
     assert GDCParams(**p.as_dict()) == p
     assert set(p.as_dict()) == {f.name for f in fields(GDCParams)}
     assert GDCParams(head=SVC(C=7.0)).as_dict()["head"] == "SVC(C=7.0)"
+
+
+def test_the_preset_dc_has_the_moments_of_dc(relu_world: World) -> None:
+    """Neighbours weigh 1, as much as the support point; α on every entry is the method's own."""
+    method = GDC(get_preset("dc"))
+    method.prepare(relu_world.bank())
+    x = method.transform(torch.from_numpy(relu_world.support[0]))[None]
+    found = method.calibrate(x)
+    sigma = method.shrunk(found).gaussian(found.mean).dense()
+    assert (found.weights == 1).all()
+    for s, row in enumerate(x[0].double().numpy()):
+        mean, expected = reference.dc_moments(row, [r.astype(np.float64) for r in relu_world.base], 2, 0.0)
+        np.testing.assert_allclose(found.mean[0, s], mean, atol=1e-5)
+        np.testing.assert_allclose(sigma[0, s], expected, atol=1e-5)
 
 
 def test_float32_weights_of_the_authors_settings_do_not_vanish(relu_world: World) -> None:

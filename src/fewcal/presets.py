@@ -75,6 +75,7 @@ _DC = GDCParams(
     metric="euclidean",
     k=2,
     m=0.0,
+    strength=2.0,  # w = 1/(1 + d⁰) is a half, and DC weighs every neighbour 1
     cov="independent",
     cov_weights="average",
     alpha1=0.0,
