@@ -228,7 +228,6 @@ def test_a_support_row_itself_is_nearer_than_any_base_example(related) -> None:
     support, y, _ = tasks(novel, labels, 1)
     fitted = GDCClassifier(bank=bank).fit(support[0].numpy(), y[0].numpy())
     assert fitted.other_class_share(support[0].numpy()).max() == 0.0
-    assert fitted.other_class_share(-support[0].numpy()).min() > 0.2
 
 
 def test_none_of_these_needs_base_classes() -> None:
