@@ -70,7 +70,7 @@ def _dask(job: Job, todo: Sequence[tuple[int, int]], scheduler: str) -> Iterator
     client: Any = None
     try:
         if workers is not None:
-            cluster = LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=None)
+            cluster = LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=":0")
         try:
             client = Client(cluster if cluster is not None else scheduler, timeout=_CONNECT)
         except (OSError, ValueError) as error:

@@ -1,0 +1,230 @@
+"""Blocks in other processes: joblib and a real Dask cluster, with workers lost on the way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fewcal import engine as engine_module
+from fewcal.errors import FewcalError, InputError
+from fewcal.evaluation import Protocol, Results, evaluate
+from fewcal.features import FeatureSet
+from fewcal.methods import Method, make_method
+from fewcal.runs import load_run
+from fewcal.scale import _local_workers
+from small_features import Broken, Slow, feature_set
+
+distributed = pytest.importorskip("distributed")
+
+PROTOCOL = Protocol(way=3, query=5, tasks=120, seed=5)
+
+
+@pytest.fixture(scope="module")
+def features() -> FeatureSet:
+    return feature_set()
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "BLOCK_TASKS", 5)
+
+
+def methods(notes: Path | None = None, pause: float = 0.05) -> dict[str, Method]:
+    """Slow enough that a worker dies in the midst of it, with samples that would show a mixed-up seed."""
+    return {"slow": Slow(pause, None if notes is None else str(notes)), "dc": make_method("dc", n=6)}
+
+
+@pytest.fixture(scope="module")
+def serial(features: FeatureSet) -> Results:
+    return evaluate(methods(pause=0), features, PROTOCOL)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[distributed.LocalCluster]:
+    """A scheduler and two worker processes, each with a nanny that starts it anew when it dies."""
+    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as running:
+        yield running
+
+
+def pids(cluster: distributed.LocalCluster) -> list[int]:
+    with distributed.Client(cluster) as client:
+        return list(client.run(os.getpid).values())
+
+
+def same(a: Results, b: Results) -> None:
+    np.testing.assert_array_equal(a.classes, b.classes)
+    for name in b.correct:
+        assert a.correct[name].tobytes() == b.correct[name].tobytes(), name
+        assert a.bins[name].to_dict() == b.bins[name].to_dict(), name
+
+
+def test_a_cluster_gives_the_serial_result_and_gets_the_job_once_a_worker(
+    features: FeatureSet, serial: Results, cluster: distributed.LocalCluster, tmp_path: Path
+) -> None:
+    with distributed.Client(cluster) as client:
+        workers = set(client.run(os.getpid).values())
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            results = evaluate(methods(tmp_path), features, PROTOCOL, scheduler=cluster.scheduler_address)
+        deadline = time.monotonic() + 20  # the scheduler frees memory in its own time
+        while any(held := client.run(lambda dask_worker: len(dask_worker.data)).values()):
+            assert time.monotonic() < deadline, f"the run stays in the workers' memory: {held}"
+            time.sleep(0.05)
+    same(results, serial)
+    notes = {int(p.name): p.read_text().count("prepared") for p in tmp_path.iterdir()}
+    # This process prepares it as well, to size batches and to find errors before any work is sent out.
+    assert notes == dict.fromkeys({*workers, os.getpid()}, 1)
+
+
+def test_a_worker_killed_on_the_way_loses_nothing(
+    features: FeatureSet, serial: Results, cluster: distributed.LocalCluster, tmp_path: Path
+) -> None:
+    before = pids(cluster)
+    killed = []
+
+    def kill_once(done: int, total: int) -> None:
+        if 30 <= done < total and not killed:
+            os.kill(before[0], signal.SIGKILL)
+            killed.append(done)
+
+    results = evaluate(
+        methods(),
+        features,
+        PROTOCOL,
+        scheduler=cluster.scheduler_address,
+        progress=kill_once,
+        out=tmp_path / "run",
+    )
+    assert killed == [30]
+    assert before[0] not in pids(cluster), "the worker did die"
+    same(results, serial)
+    same(load_run(tmp_path / "run"), serial)
+
+
+@pytest.mark.slow
+def test_all_workers_killed_at_once_and_the_job_with_them(
+    features: FeatureSet, serial: Results, cluster: distributed.LocalCluster
+) -> None:
+    cluster.get_client().wait_for_workers(2, timeout=60)
+    before = pids(cluster)
+    killed = []
+
+    def kill_all(done: int, total: int) -> None:
+        if 30 <= done < total and not killed:
+            killed.append(done)
+            for pid in before:
+                os.kill(pid, signal.SIGKILL)
+
+    results = evaluate(methods(), features, PROTOCOL, scheduler=cluster.scheduler_address, progress=kill_all)
+    assert killed == [30]
+    assert len(before) == 2
+    same(results, serial)
+
+
+def test_an_error_on_a_worker_comes_back_as_it_is(features: FeatureSet, cluster: distributed.LocalCluster) -> None:
+    with pytest.raises(ZeroDivisionError, match="a bug in a method"):
+        evaluate({"broken": Broken()}, features, PROTOCOL, scheduler=cluster.scheduler_address)
+
+
+@pytest.mark.slow
+def test_a_scheduler_that_goes_away_keeps_the_blocks_there_are(
+    features: FeatureSet, serial: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fewcal.scale._WORKERS", 5)
+    own = distributed.LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=":0")
+    closing = threading.Thread(target=own.close)
+
+    def close(done: int, total: int) -> None:
+        if done == 20:
+            closing.start()
+
+    with pytest.raises(FewcalError, match="has no workers or is gone") as caught:
+        evaluate(methods(), features, PROTOCOL, scheduler=own.scheduler_address, progress=close, out=tmp_path / "run")
+    closing.join()
+    assert "\n" not in str(caught.value)
+    kept = len(list((tmp_path / "run" / "blocks").glob("*.npz")))
+    assert 4 <= kept < 24
+    same(evaluate(methods(), features, PROTOCOL, out=tmp_path / "run", resume=True), serial)
+
+
+def test_a_scheduler_that_is_not_there(
+    features: FeatureSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from fewcal.cli import main
+
+    monkeypatch.setattr("fewcal.scale._CONNECT", 1)
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # bound and never listening, so nobody else answers there
+        address = f"tcp://127.0.0.1:{closed.getsockname()[1]}"
+        features.save(tmp_path / "features")
+        with pytest.raises(SystemExit) as stop:
+            main(["evaluate", str(tmp_path / "features"), "--methods", "ncm", "--quiet", "--scheduler", address])
+    assert stop.value.code == 3
+    told = capsys.readouterr()
+    assert told.out == ""
+    [line] = told.err.splitlines()
+    assert line.startswith(f"fewcal: no Dask scheduler answers at '{address}'")
+    assert "start one with `dask scheduler`" in line
+
+
+@pytest.mark.slow
+def test_workers_on_this_machine(features: FeatureSet, serial: Results, tmp_path: Path) -> None:
+    same(evaluate(methods(tmp_path), features, PROTOCOL, scheduler="local:2"), serial)
+    assert len(list(tmp_path.iterdir())) == 3, "two workers and this process"
+
+
+def test_local_is_told_from_localhost() -> None:
+    assert _local_workers("local:2") == 2
+    assert _local_workers("local") == (os.cpu_count() or 1)
+    for address in ("localhost:8786", "tcp://localhost:8786", "10.0.0.1:8786"):
+        assert _local_workers(address) is None
+    for wrong in ("local:", "local:0", "local:two", "local:-1"):
+        with pytest.raises(InputError, match="neither an address nor local:N"):
+            _local_workers(wrong)
+
+
+def test_ways_of_running_that_contradict_each_other(features: FeatureSet) -> None:
+    with pytest.raises(InputError, match="n_jobs=0 has no meaning"):
+        evaluate("ncm", features, PROTOCOL, n_jobs=0)
+    with pytest.raises(InputError, match="exclude each other"):
+        evaluate("ncm", features, PROTOCOL, n_jobs=2, scheduler="local:2")
+
+
+# ---- joblib ---------------------------------------------------------------------------------------------------------
+
+
+def test_processes_prepare_the_job_once_each(features: FeatureSet, serial: Results, tmp_path: Path) -> None:
+    same(evaluate(methods(tmp_path, 0.01), features, PROTOCOL, n_jobs=2), serial)
+    notes = {int(p.name): p.read_text().count("prepared") for p in tmp_path.iterdir()}
+    assert notes.pop(os.getpid()) == 1
+    assert set(notes.values()) == {1}
+    assert 1 <= len(notes) <= 2
+
+
+def test_a_killed_process_is_one_line_and_the_run_can_be_resumed(
+    features: FeatureSet, serial: Results, tmp_path: Path
+) -> None:
+    (tmp_path / "notes").mkdir()
+
+    def kill(done: int, total: int) -> None:
+        if done >= 30:
+            for note in (tmp_path / "notes").iterdir():
+                if int(note.name) != os.getpid():
+                    os.kill(int(note.name), signal.SIGKILL)
+                    return
+
+    with pytest.raises(FewcalError, match="a worker process was killed") as caught:
+        evaluate(methods(tmp_path / "notes"), features, PROTOCOL, n_jobs=2, out=tmp_path / "run", progress=kill)
+    assert "\n" not in str(caught.value)
+    assert len(list((tmp_path / "run" / "blocks").glob("*.npz"))) >= 6
+    # Where the notes are is no setting of the method, so this is the same run.
+    same(evaluate(methods(), features, PROTOCOL, out=tmp_path / "run", resume=True), serial)
