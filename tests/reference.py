@@ -125,7 +125,8 @@ def shrink(sigma: np.ndarray, alpha1: float, alpha2_ratio: float, off_diagonal: 
     sigma2 = sum(off) / {"pairs": d * (d - 1), "all": d * d}[off_diagonal]
     b = alpha1 * alpha2_ratio * sigma2
     if psd == "clip":
-        b = min(max(b, -alpha1 * sigma1 / (d - 1)), alpha1 * sigma1)
+        most = (1 - 1e-3) * alpha1 * sigma1  # a hair inside, where it still has an inverse
+        b = min(max(b, -most / (d - 1)), most)
     out = sigma + alpha1 * sigma1 * np.eye(d) + b * (np.ones((d, d)) - np.eye(d))
     return clip_eigenvalues(out) if psd == "eigen" else out
 

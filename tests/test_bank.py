@@ -616,3 +616,17 @@ def test_moving_to_the_same_device_is_free() -> None:
     assert bank.to("cpu") is bank
     copy = bank._mapped(lambda t: t.clone())
     assert_same(copy, bank)
+
+
+def test_whitening_without_shrinkage_needs_enough_rows() -> None:
+    x = np.random.default_rng(0).standard_normal((12, 20))
+    with pytest.raises(
+        InputError, match="whiten=0 needs an invertible within-class covariance, and 12 base rows of 20"
+    ):
+        BaseBank().fit(x, [0, 1, 2] * 4).whitened(0.0)
+
+
+def test_a_power_that_overflows_is_refused() -> None:
+    x = np.random.default_rng(0).random((8, 3)).astype(np.float32) * 1e6
+    with pytest.raises(InputError, match="beta=9 makes the base features overflow"):
+        BaseBank().fit(x, [0, 1] * 4).in_space(beta=9.0)

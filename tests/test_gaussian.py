@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_flatten
 
 import reference
 from fewcal.errors import FewcalWarning, InputError
-from fewcal.gaussian import FactorGaussian, shrink
+from fewcal.gaussian import CLIP_MARGIN, FactorGaussian, shrink
 from fewcal.randomness import TaskRandom
 
 
@@ -240,8 +240,8 @@ def test_the_clip_warns_once_and_names_the_value() -> None:
     with pytest.warns(FewcalWarning, match=r"alpha2_ratio=50 .*clipped.*lower alpha2_ratio") as caught:
         a, b = shrink(torch.ones(4), torch.full((4,), 0.1), 10, 3.0, 50.0)
     assert len(caught) == 1
-    assert b.tolist() == [3.0] * 4
-    assert a.tolist() == [0.0] * 4
+    assert b.tolist() == pytest.approx([3.0 * (1 - CLIP_MARGIN)] * 4)
+    assert a.tolist() == pytest.approx([3.0 * CLIP_MARGIN] * 4, rel=1e-3)
 
 
 @pytest.mark.parametrize("sigma2", [0.09, -0.01, 0.0])

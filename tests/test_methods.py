@@ -13,6 +13,7 @@ from sklearn.svm import SVC, LinearSVC
 
 import reference
 from conftest import World, make_world
+from fewcal.bank import BaseBank
 from fewcal.calibrate import calibrate
 from fewcal.covariance import CalibratedCovariance, shares, shrink_covariance
 from fewcal.errors import FewcalWarning, InputError
@@ -389,3 +390,12 @@ def test_make_method_takes_presets_and_parameters() -> None:
     assert make_method("lr", C=3.0).settings == {"C": 3.0}
     assert make_method("lr-gauss", C=3.0, beta=0.2).settings == {"C": 3.0, "beta": 0.2}
     assert list(METHODS) == ["ncm", "simpleshot", "lr", "lr-gauss", "cosine", "dc", "gdc"]
+
+
+@pytest.mark.parametrize("name", ["dc", "gdc"])
+def test_raw_bases_are_asked_of_a_raw_bank(name: str) -> None:
+    x = torch.rand(12, 4)
+    bank = BaseBank(transform=fit_gaussianization(x, beta=0.5)).fit(x, [0, 1, 2] * 4)
+    method = make_method(name, **({"k": 2} if name == "dc" else {"preset": "authors", "k": 2}))
+    with pytest.raises(InputError, match="compares with raw base classes"):
+        method.prepare(bank)

@@ -375,6 +375,11 @@ class BaseBank:
     def whitening(self, shrink: float) -> Tensor:
         """(S_w + λ·(tr S_w / D)·I)^(−1/2) up to a rotation, `(D, D)`, to be applied as `x @ whitening`."""
         values, vectors = self.pooled_eigen()
+        if shrink == 0 and float(values.min()) <= 1e-6 * float(values.mean()):
+            raise InputError(
+                f"whiten=0 needs an invertible within-class covariance, and {self.n_rows} base rows of {self.dim} "
+                "features give none; use whiten > 0"
+            )
         return vectors * (values + shrink * values.mean()).clamp(min=1e-30).rsqrt()
 
     # ---- other spaces ---------------------------------------------------------------------------------------------
@@ -427,6 +432,8 @@ class BaseBank:
             codes = torch.repeat_interleave(torch.arange(len(self), device=self.device), self.counts)
             out._from_rows(transform(x, "base X"), list(self.classes), codes)
             out.transform, out.source = transform, self.source
+            if not bool(torch.isfinite(out.means).all()):
+                raise InputError(f"beta={beta:g} makes the base features overflow float32; use a smaller power")
             return out
 
         space = cast(BaseBank, self._cached(key, make))

@@ -455,6 +455,8 @@ def main(argv: list[str] | None = None) -> None:
     debug = "--debug" in arguments
     arguments = [a for a in arguments if a != "--debug"]
     warnings.showwarning = _show_warning  # type: ignore[assignment]
+    # joblib's advice about blocks that were given up: whatever made us give them up is told in its own line.
+    warnings.filterwarnings("ignore", message=r"\d+ tasks which were still being processed")
     try:
         code = app(args=arguments, prog_name="fewcal", standalone_mode=False)
     except (typer.Abort, KeyboardInterrupt):

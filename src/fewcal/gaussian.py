@@ -18,6 +18,7 @@ from fewcal.randomness import TaskRandom
 
 # Rows of latent noise drawn at a time on the CPU. It bounds memory; it is fixed because it fixes the random stream.
 _NOISE_ROWS = 256
+CLIP_MARGIN = 1e-3
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,7 +190,8 @@ def shrink(
     r"""The two scalars of the shrunk covariance (eq. 9): :math:`a = α_1σ_1 - α_2σ_2` and :math:`b = α_2σ_2`.
 
     :math:`Σ'_s = Σ' + α_1σ_1 I + α_2σ_2(11^T - I)` with :math:`α_2 = \text{alpha2\_ratio}·α_1`. As Σ' is positive
-    semi-definite, Σ'ₛ is too if :math:`-α_1σ_1/(D-1) \le b \le α_1σ_1`; with `clip` b is brought into that interval.
+    semi-definite, Σ'ₛ is too if :math:`-α_1σ_1/(D-1) \le b \le α_1σ_1`; with `clip` b is brought into that interval,
+    `CLIP_MARGIN` inside its ends.
 
     Parameters
     ----------
@@ -213,8 +215,9 @@ def shrink(
     diagonal = alpha1 * sigma1
     b = alpha1 * alpha2_ratio * sigma2
     if clip:
-        low = -diagonal / max(dim - 1, 1)
-        clipped = torch.minimum(torch.maximum(b, low), diagonal)
+        # A hair inside the interval: at its ends the covariance has no inverse.
+        high = (1 - CLIP_MARGIN) * diagonal
+        clipped = torch.minimum(torch.maximum(b, -high / max(dim - 1, 1)), high)
         moved = (clipped - b).abs() > 1e-6 * diagonal
         if bool(moved.any()):
             # No counts in the message: the same text from every batch is shown once.

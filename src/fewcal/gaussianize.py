@@ -247,7 +247,7 @@ class GaussianizationFitter:
         """Take in what another fitter has seen."""
         if self._settings() != other._settings():
             raise InputError(
-                f"fitters have different settings: {self._settings()} and {other._settings()}; use the same for all parts"
+                f"fitters have different settings: {self._settings()} and {other._settings()}; give all parts the same"
             )
         self.rows += other.rows
         self.low = min(self.low, other.low)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import os
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from fewcal.bank import BaseBank
 from fewcal.errors import InputError
 from fewcal.features import FeatureSplit, load_split
 from fewcal.methods import parse_settings
+from fewcal.params import GDCParams, nearest_names
 
 NONE_OF_THESE = "none of these"
 
@@ -33,11 +35,10 @@ def fit_from_files(
     changes = parse_settings(settings)
     if wrong := [m for m in changes if m != "gdc"]:
         raise InputError(f"--set {wrong[0]}.…: only parameters of gdc can be set here")
-    known = GDCClassifier().get_params()
+    # Not the classifier's own parameters: bank, preset, device and seed have options of their own.
+    known = [field.name for field in fields(GDCParams)]
     for key in changes.get("gdc", {}):
         if key not in known:
-            from fewcal.params import nearest_names
-
             raise InputError(f"gdc has no parameter {key!r}{nearest_names(key, known)}")
     rows = load_split(support, labelled=True)
     names = np.array(rows.classes, dtype=object)[rows.require_labels()]
@@ -54,6 +55,8 @@ def predict_rows(classifier: Any, query: str | os.PathLike[str], reject: float |
     With `reject` there is also `p_other`, the share of base-class examples that look at least as much like the support
     classes as this row; rows with `p_other` ≥ reject are answered "none of these".
     """
+    if reject is not None and not 0 < reject < 1:
+        raise InputError(f"--reject {reject} must lie between 0 and 1, e.g. 0.05")
     rows = load_split(query)
     x = rows.float32()
     probabilities = classifier.predict_proba(x)
@@ -61,8 +64,6 @@ def predict_rows(classifier: Any, query: str | os.PathLike[str], reject: float |
     answers = classifier.classes_[best].astype(object)
     table: dict[str, Any] = {"row": np.arange(len(x)), "prediction": answers, "probability": probabilities.max(axis=1)}
     if reject is not None:
-        if not 0 < reject < 1:
-            raise InputError(f"--reject {reject} must lie between 0 and 1, e.g. 0.05")
         other = classifier.other_class_share(x)
         answers[other >= reject] = NONE_OF_THESE
         table["p_other"] = other

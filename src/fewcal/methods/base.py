@@ -82,6 +82,14 @@ def once(shared: dict[Hashable, Any] | None, key: Hashable, make: Any) -> Any:
     return shared[key]
 
 
+def require_raw(bank: BaseBank, what: str) -> None:
+    """Raise unless the bank holds base classes as the extractor gave them."""
+    if bank.transform is not None:
+        raise InputError(
+            f"{what} compares with raw base classes, but the bank was built with a transform; use a raw bank"
+        )
+
+
 def space_key(transform: Gaussianization, bank: BaseBank) -> Hashable:
     """Identifies a transform fitted on a bank."""
     return (bank.fingerprint, *sorted(transform.settings().items()))

@@ -20,7 +20,7 @@ from fewcal.covariance import CalibratedCovariance, shares, shrink_covariance
 from fewcal.errors import InputError
 from fewcal.heads.lbfgs import lbfgs_head
 from fewcal.heads.linear import LinearHead
-from fewcal.methods.base import Method, space_key
+from fewcal.methods.base import Method, require_raw, space_key
 from fewcal.methods.gdc import augment, sampled_bytes
 from fewcal.randomness import TaskRandom
 
@@ -44,6 +44,7 @@ class DC(Method):
         super().prepare(bank)
         assert bank is not None
         bank.check()
+        require_raw(bank, "DC")
         transform = bank.in_space(beta=self.beta).transform
         assert transform is not None
         self.bank, self._transform, self._space = bank, transform, space_key(transform, bank)

@@ -20,7 +20,7 @@ from fewcal.heads.closed_form import closed_form_head
 from fewcal.heads.lbfgs import lbfgs_head
 from fewcal.heads.linear import class_means, nearest_mean_head
 from fewcal.heads.sgd import sgd_head
-from fewcal.methods.base import Head, Method, once, space_key
+from fewcal.methods.base import Head, Method, once, require_raw, space_key
 from fewcal.params import GDCParams
 from fewcal.randomness import TaskRandom
 from fewcal.trust import confidence_scale, task_trust, whitening_shrinkage
@@ -61,6 +61,8 @@ class GDC(Method):
         if whiten is not False:
             seen = bank.in_space(**space, whiten=float(whiten))
         assert seen.transform is not None
+        if not p.transform_base:
+            require_raw(bank, "transform_base=False")
         self.bank = seen if p.transform_base else bank
         self._transform, self._space = seen.transform, (space_key(seen.transform, bank), whiten)
         return self
