@@ -180,7 +180,7 @@ def test_sgd_does_not_depend_on_the_batch(batch: int) -> None:
     assert torch.equal(torch.cat(parts).argmax(-1), whole.argmax(-1))
 
 
-@pytest.mark.parametrize("size", [40.0, 80.0, 400.0])
+@pytest.mark.parametrize("size", [80.0, 400.0])
 def test_sgd_says_when_it_diverged(size: float) -> None:
     """Also where the loss is highest in the first epoch and swings about a high value ever after."""
     x, y = points(8, rows=200, size=size, gap=0.5, d=20)

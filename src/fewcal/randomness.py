@@ -60,6 +60,12 @@ class TaskRandom:
     def __len__(self) -> int:
         return len(self.tasks)
 
+    def part(self, tasks: slice) -> TaskRandom:
+        """The streams of some of the tasks, as far as they have been used."""
+        out = TaskRandom(self.seed, (), self.device)
+        out.tasks, out._generators = self.tasks[tasks], self._generators[tasks]
+        return out
+
     def normal(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """Standard normal numbers `(T, *shape)`."""
         return self.fill_normal(torch.empty(len(self), *shape, dtype=dtype, device=self.device))

@@ -39,32 +39,58 @@ def sgd_head(
     """
     if not lr > 0 or epochs < 1 or batch_size < 1:
         raise InputError(f"lr={lr}, epochs={epochs}, batch_size={batch_size}: all must be positive")
-    t, m, d = x.shape
+    t, _, d = x.shape
     bound = 1 / math.sqrt(d)
     start = (random.uniform(n_classes, d + 1, dtype=x.dtype) * 2 - 1) * bound
-    weight, bias = start[..., :d].contiguous(), start[..., d].contiguous()
+    weight, bias = start[..., :d].contiguous(), start[..., d:].contiguous()
+    losses = x.new_zeros(2, t)
+    # On a CPU one task at a time, which keeps its points in the cache; on a GPU all at once, which keeps it busy.
+    parts = [slice(i, i + 1) for i in range(t)] if x.device.type == "cpu" else [slice(0, t)]
+    for part in parts:
+        losses[:, part] = _train(
+            x[part], labels[part], weight[part], bias[part], random.part(part), batch_size, epochs, lr
+        )
+    _warn_if_diverged(losses[0], losses[1], n_classes, lr)
+    return LinearHead(weight, bias[..., 0])
+
+
+def _train(
+    x: Tensor,
+    labels: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    random: TaskRandom,
+    batch_size: int,
+    epochs: int,
+    lr: float,
+) -> Tensor:
+    """Train in place; the mean loss of the first and of the last epoch, `(2, T)`. Logits are `(T, N, B)`."""
+    t, m, d = x.shape
     flat, flat_labels = x.reshape(t * m, d), labels.reshape(t * m)
     offset = (torch.arange(t, device=x.device) * m)[:, None]
+    buffer = torch.empty(t * min(batch_size, m), d, dtype=x.dtype, device=x.device)
     first = last = torch.zeros(t, dtype=x.dtype, device=x.device)
     for epoch in range(epochs):
         order = random.permutation(m) + offset
+        watched = epoch in (0, epochs - 1)
         total = torch.zeros(t, dtype=x.dtype, device=x.device)
         for begin in range(0, m, batch_size):
             rows = order[:, begin : begin + batch_size]
             size = rows.shape[1]
-            xb = flat.index_select(0, rows.reshape(-1)).view(t, size, d)
-            yb = flat_labels[rows]
+            index = rows.reshape(-1)
+            xb = torch.index_select(flat, 0, index, out=buffer[: len(index)]).view(t, size, d)
+            yb = flat_labels[index].view(t, 1, size)
             # Cross entropy and its gradient by hand: softmax − one-hot, averaged over the batch.
-            logp = torch.log_softmax(torch.baddbmm(bias[:, None, :], xb, weight.mT), dim=-1)
-            total -= logp.gather(-1, yb[..., None]).sum(dim=(1, 2))
-            slope = logp.exp_().scatter_add_(-1, yb[..., None], torch.full_like(logp[..., :1], -1.0))
-            weight.baddbmm_(slope.mT, xb, alpha=-lr / size)
-            bias.sub_(slope.sum(dim=1), alpha=lr / size)
+            slope = torch.softmax(torch.baddbmm(bias, weight, xb.mT), dim=1)
+            if watched:
+                total -= slope.gather(1, yb).clamp(min=1e-38).log().sum(dim=(1, 2))
+            slope.scatter_add_(1, yb, slope.new_full((1, 1, 1), -1.0).expand(t, 1, size))
+            weight.baddbmm_(slope, xb, alpha=-lr / size)
+            bias.sub_(slope.sum(dim=2, keepdim=True), alpha=lr / size)
         last = total / m
         if epoch == 0:
             first = last
-    _warn_if_diverged(first, last, n_classes, lr)
-    return LinearHead(weight, bias)
+    return torch.stack([first, last])
 
 
 def _warn_if_diverged(first: Tensor, last: Tensor, n_classes: int, lr: float) -> None:
