@@ -42,7 +42,7 @@ class ProgressBar:
             self.first = (now, done)  # work of an earlier start does not count into the rate
         spent = now - self.first[0]
         rate = (done - self.first[1]) / spent if spent > 0 else 0.0
-        text = f"{rate:.3g} {self.unit}/s" if rate else ""
+        text = f"{rate:{'.0f' if rate >= 100 else '.3g'}} {self.unit}/s" if rate else ""
         if self.bar is not None:
             if self.task is None:
                 self.task = self.bar.add_task(self.unit, total=total, rate=text)

@@ -58,6 +58,11 @@ def predict_rows(classifier: Any, query: str | os.PathLike[str], reject: float |
     if reject is not None and not 0 < reject < 1:
         raise InputError(f"--reject {reject} must lie between 0 and 1, e.g. 0.05")
     rows = load_split(query)
+    if rows.dimension != classifier.n_features_in_:
+        raise InputError(
+            f"{query} has {rows.dimension} features and the support {classifier.n_features_in_}; "
+            "both must come from the same feature extractor"
+        )
     x = rows.float32()
     probabilities = classifier.predict_proba(x)
     best = probabilities.argmax(axis=1)
