@@ -14,6 +14,7 @@ import argparse
 import platform
 import time
 import warnings
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -78,17 +79,14 @@ def main() -> None:
     warnings.simplefilter("ignore")
     if options.features:
         features = FeatureSet.load(options.features)
-        preset = {"cub": "cub", "dogs": "dogs", "mini2cub": "mini2cub"}.get(
-            options.features.rstrip("/").split("/")[-1].split("-")[0], "mini"
-        )
+        family = Path(options.features).name.split("-")[0]
+        preset = family if family in ("cub", "dogs", "mini2cub") else "mini"
     else:
         features, preset = make_features(rows=600, dim=640, spread=3.0), "mini"
-    print(
-        f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}, {options.device}"
-    )
-    print(
-        f"features: {options.features or 'made-up'}, D={features.dimension}, base {features.split('base').features.shape[0]} rows\n"
-    )
+    machine = f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
+    print(f"{machine}, torch {torch.__version__}, {options.device}")
+    rows = len(features.split("base"))
+    print(f"features: {options.features or 'made-up'}, D={features.dimension}, {rows} base rows\n")
     for column, shot in enumerate((1, 5)):
         protocol = Protocol(shot=shot, tasks=options.naive_tasks)
         naive = naive_dc(features, protocol)

@@ -1,0 +1,26 @@
+"""Every Python example in README and docs runs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+
+
+def python_of(page: Path) -> str:
+    """All Python blocks of a page, one after the other, as a reader would type them."""
+    return "\n".join(re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL))
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if python_of(p)], ids=lambda p: p.name)
+def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    exec(compile(python_of(page), str(page), "exec"), {"__name__": "__example__"})
+
+
+def test_pages_are_found() -> None:
+    assert {p.name for p in PAGES} >= {"README.md", "index.md", "method.md", "presets.md", "statistics.md"}
