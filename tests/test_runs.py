@@ -295,6 +295,17 @@ def test_resume_with_other_parameters_or_features_is_refused(features: FeatureSe
         evaluate(METHODS, other, PROTOCOL, out=folder, resume=True)
 
 
+def test_resume_on_another_kind_of_device_is_refused(features: FeatureSet, tmp_path: Path) -> None:
+    # CPU and CUDA draw other samples from one seed, so a run that changed over would be neither.
+    folder = interrupted(features, tmp_path / "run")
+    config = json.loads((folder / "config.json").read_text())
+    assert config["identity"]["device"] == "cpu"
+    config["identity"]["device"] = "cuda"
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match="device is 'cuda' in one and 'cpu' in the other"):
+        evaluate(METHODS, features, PROTOCOL, out=folder, resume=True)
+
+
 def test_folders_that_are_taken(features: FeatureSet, whole: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="already holds a run; continue it with --resume"):
         evaluate(METHODS, features, PROTOCOL, out=whole)

@@ -189,7 +189,8 @@ def evaluate(
     else:
         sample_episodes(labels, protocol.spec, range(1))  # refuses classes or rows that do not suffice
     chosen = pick_device(device)
-    identity = _identity(fs, protocol, named, episodes)
+    # The kind of device counts: CPU and CUDA draw other samples from the same seed.
+    identity = _identity(fs, protocol, named, episodes) | {"device": chosen.type}
 
     from fewcal.runs import Run, environment
     from fewcal.scale import run_blocks
