@@ -82,7 +82,7 @@ class FactorGaussian:
                 random = TaskRandom(random, device=self.mean.device)
             else:
                 generator, random = random, TaskRandom(0, device=self.mean.device)
-                random._generators = [generator]
+                random.generators = [generator]
         shape = (*self.mean.shape[:-1], n, self.dim)
         result = torch.empty(shape, dtype=self.mean.dtype, device=self.mean.device) if out is None else out
         if result.shape != shape:
@@ -115,7 +115,7 @@ class FactorGaussian:
             flat.add_(noise @ factor)
             return
         noise = torch.empty(min(n, _NOISE_ROWS), p, dtype=out.dtype)
-        for t, generator in enumerate(random._generators):
+        for t, generator in enumerate(random.generators):
             for s in range(flat.shape[1]):
                 for start in range(0, n, _NOISE_ROWS):
                     rows = flat[t, s, start : start + _NOISE_ROWS]

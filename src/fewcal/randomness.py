@@ -7,6 +7,7 @@ in which tasks are run. CPU and CUDA generators give different numbers from the 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -53,9 +54,11 @@ class TaskRandom:
         self.seed = int(seed)
         self.tasks = [int(t) for t in tasks]
         self.device = torch.device(device)
-        self._generators = [
-            torch.Generator(device=self.device).manual_seed(mix(self.seed, t) & (_MASK >> 1)) for t in self.tasks
-        ]
+
+    @cached_property
+    def generators(self) -> list[torch.Generator]:
+        """One generator for each task, made when the first number is drawn: methods without randomness need none."""
+        return [torch.Generator(device=self.device).manual_seed(mix(self.seed, t) & (_MASK >> 1)) for t in self.tasks]
 
     def __len__(self) -> int:
         return len(self.tasks)
@@ -63,7 +66,7 @@ class TaskRandom:
     def part(self, tasks: slice) -> TaskRandom:
         """The streams of some of the tasks, as far as they have been used."""
         out = TaskRandom(self.seed, (), self.device)
-        out.tasks, out._generators = self.tasks[tasks], self._generators[tasks]
+        out.tasks, out.generators = self.tasks[tasks], self.generators[tasks]
         return out
 
     def normal(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -72,19 +75,19 @@ class TaskRandom:
 
     def fill_normal(self, out: Tensor) -> Tensor:
         """Fill `out (T, ...)` with standard normal numbers, each task from its own stream."""
-        for t, generator in enumerate(self._generators):
+        for t, generator in enumerate(self.generators):
             out[t].normal_(generator=generator)
         return out
 
     def uniform(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """Numbers uniform on [0, 1), `(T, *shape)`."""
         out = torch.empty(len(self), *shape, dtype=dtype, device=self.device)
-        for t, generator in enumerate(self._generators):
+        for t, generator in enumerate(self.generators):
             out[t].uniform_(generator=generator)
         return out
 
     def permutation(self, size: int) -> Tensor:
         """A random order of `0..size-1` for each task, `(T, size)`."""
         return torch.stack(
-            [torch.randperm(size, generator=generator, device=self.device) for generator in self._generators]
+            [torch.randperm(size, generator=generator, device=self.device) for generator in self.generators]
         )
