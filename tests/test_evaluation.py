@@ -474,7 +474,7 @@ def test_batches_shrink_with_memory_and_groups_share_a_size(
     monkeypatch.setattr(engine_module, "_CPU_BYTES", 100_000)
     tight = ready.batch_sizes()
     monkeypatch.setattr(engine_module, "_CPU_BYTES", 1)
-    assert roomy["ncm"] == engine_module.BLOCK_TASKS
+    assert roomy["ncm"] == engine_module._CPU_BATCH
     assert 1 <= tight["a"] == tight["b"] < tight["ncm"] <= roomy["ncm"]
     assert ready.batch_sizes() == {"a": 1, "b": 1, "ncm": 1}
 

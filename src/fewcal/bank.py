@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import threading
 from collections.abc import Callable, Hashable, Iterable
 from numbers import Integral
 from pathlib import Path
@@ -77,6 +78,7 @@ class BaseBank:
         self.transform = transform
         self.source: str | None = None
         self.origin: BaseBank | None = None  # of a whitened bank: the one it was made from
+        self._lock = threading.RLock()
         self._reset()
 
     def _reset(self) -> None:
@@ -282,9 +284,10 @@ class BaseBank:
         return out
 
     def _cached(self, key: Any, make: Callable[[], Any]) -> Any:
-        if key not in self._cache:
-            self._cache[key] = make()
-        return self._cache[key]
+        with self._lock:  # threads that ask at once get one answer
+            if key not in self._cache:
+                self._cache[key] = make()
+            return self._cache[key]
 
     def __sklearn_clone__(self) -> BaseBank:
         return self  # clones of an estimator share its bank, and with it every space derived so far
@@ -292,7 +295,12 @@ class BaseBank:
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
         state["_cache"] = {}  # derived data is rebuilt on the other side, not shipped
+        del state["_lock"]
         return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._lock = threading.RLock()
 
     # ---- covariances ----------------------------------------------------------------------------------------------
 

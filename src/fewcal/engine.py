@@ -12,8 +12,10 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,13 +31,15 @@ from fewcal.randomness import TaskRandom
 from fewcal.stats import CalibrationBins
 
 # Tasks in a block: small enough to lose little when a run is killed, large enough to make block overhead vanish.
-BLOCK_TASKS = 100
+BLOCK_TASKS = 200
 # On a GPU a block is over in a moment, and small ones leave it idle: all methods at D=640 took 4.4 s for 2000 tasks in
 # blocks of 100 and 1.6 s in blocks of 500 (H200).
 CUDA_BLOCK_TASKS = 500
 # Working memory of a batch. On a CPU more than this only costs cache; on a GPU more keeps it busy.
 _CPU_BYTES = 256 << 20
 _CUDA_SHARE = 0.4
+# Tasks in a batch on a CPU, at most: a block must have enough batches for all cores.
+_CPU_BATCH = 25
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,6 +106,8 @@ class Engine:
     def __init__(self, job: Job) -> None:
         self.job = job
         self.device = torch.device(job.device)
+        self.threads = torch.get_num_threads() if self.device.type == "cpu" else 1
+        self._pool: ThreadPoolExecutor | None = None
         reuse_memory()
         bank = None
         if job.base is not None:
@@ -128,7 +134,8 @@ class Engine:
         """Tasks to compute together for each method, from the memory there is; methods that share work share a size."""
         spec = self.job.spec
         budget = _CPU_BYTES
-        if self.device.type == "cuda":
+        on_cpu = self.device.type == "cpu"
+        if not on_cpu:
             free, _ = torch.cuda.mem_get_info(self.device)
             budget = int(free * _CUDA_SHARE)
         rows = spec.way * (spec.shot + spec.query)
@@ -136,7 +143,8 @@ class Engine:
         for name, method in self.methods.items():
             dim = self.features[method.space].shape[1]
             need = method.task_bytes(spec.way * spec.shot, dim) + 4 * rows * dim
-            sizes[name] = int(np.clip(budget // max(need, 1), 1, self.block_tasks))
+            most = _CPU_BATCH if on_cpu and not method.wide else self.block_tasks
+            sizes[name] = int(np.clip(budget // max(need, 1), 1, most))
         for group in self._groups():
             common = min(sizes[name] for name in group)
             sizes |= dict.fromkeys(group, common)
@@ -164,25 +172,47 @@ class Engine:
         correct = {name: np.zeros((tasks, spec.way), np.int32) for name in self.methods}
         bins = {name: CalibrationBins() for name in self.methods}
         seconds = dict.fromkeys(self.methods, 0.0)
+
+        def batch(group: list[str], part: slice) -> list[tuple[str, Tensor, Tensor, float]]:
+            shared = _Shared(self._clock)
+            out = []
+            for name in group:
+                method = self.methods[name]
+                shared.found = 0.0
+                began = self._clock()
+                z = self.features[method.space]
+                random = TaskRandom(spec.seed, episodes.task_ids[part].tolist(), self.device)
+                head = method.fit(z[support[part]], labels.expand(part.stop - part.start, -1), spec.way, random, shared)
+                confidence, answer = torch.softmax(head.logits(z[query[part]]), dim=-1).max(dim=-1)
+                out.append((name, confidence, answer == truth, self._clock() - began + shared.found))
+            return out
+
         for group in self._groups():
             size = self.job.batches.get(group[0], self.block_tasks)
-            for low in range(0, tasks, size):
-                part = slice(low, min(low + size, tasks))
-                shared = _Shared(self._clock)
-                for name in group:
-                    method = self.methods[name]
-                    shared.found = 0.0
-                    began = self._clock()
-                    z = self.features[method.space]
-                    random = TaskRandom(spec.seed, episodes.task_ids[part].tolist(), self.device)
-                    head = method.fit(z[support[part]], labels.expand(part.stop - low, -1), spec.way, random, shared)
-                    probabilities = torch.softmax(head.logits(z[query[part]]), dim=-1)
-                    confidence, answer = probabilities.max(dim=-1)
-                    right = answer == truth
+            parts = [slice(low, min(low + size, tasks)) for low in range(0, tasks, size)]
+            threads = 1 if self.methods[group[0]].wide else self.threads
+            together = min(threads, len(parts))
+            for part, found in zip(parts, self._map(partial(batch, group), parts, threads), strict=True):
+                for name, confidence, right, spent in found:
                     correct[name][part] = right.view(-1, spec.way, spec.query).sum(dim=-1).cpu().numpy()
-                    seconds[name] += self._clock() - began + shared.found
                     bins[name].update(confidence.cpu().numpy(), right.cpu().numpy())
+                    seconds[name] += spent / together
         return Block(start, episodes.classes, correct, bins, seconds)
+
+    def _map(self, function: Callable[[slice], Any], parts: list[slice], threads: int) -> Iterable[Any]:
+        """Results of the batches in order, several at a time on a CPU.
+
+        Then every batch is computed by one thread. For small products that is faster than sharing each among all cores,
+        and it makes the numbers independent of how many there are.
+        """
+        if threads == 1:
+            return map(function, parts)
+        if self._pool is None:
+            before = torch.get_num_threads()
+            self._pool = ThreadPoolExecutor(self.threads, initializer=torch.set_num_threads, initargs=(1,))
+            list(self._pool.map(lambda _: time.sleep(0.01), range(self.threads)))  # starts them all
+            torch.set_num_threads(before)  # the threads' own setting also became the default of new ones
+        return self._pool.map(function, parts)
 
     def _clock(self) -> float:
         if self.device.type == "cuda":
@@ -237,7 +267,7 @@ def blocks(tasks: int, size: int = BLOCK_TASKS) -> Iterator[tuple[int, int]]:
     """Borders of the blocks of a run.
 
     >>> list(blocks(250))
-    [(0, 100), (100, 200), (200, 250)]
+    [(0, 200), (200, 250)]
     """
     for start in range(0, tasks, size):
         yield start, min(start + size, tasks)
@@ -254,7 +284,8 @@ def reuse_memory() -> None:
         import ctypes
 
         libc = ctypes.CDLL("libc.so.6")
-        m_trim_threshold, m_mmap_max = -1, -4
+        m_trim_threshold, m_mmap_max, m_arena_max = -1, -4, -8
+        libc.mallopt(m_arena_max, 1)  # one heap for all threads
         libc.mallopt(m_mmap_max, 0)
         libc.mallopt(m_trim_threshold, 1 << 30)
 

@@ -58,6 +58,7 @@ def lbfgs_head(
     logits = x.new_zeros(t, n_classes, m)
     grad = _gradient(x, labels, torch.full_like(logits, 1 / n_classes), w, ridge)
     history: list[tuple[Tensor, Tensor, Tensor]] = []
+    damping = _shared_direction(x)
     for _ in range(max_iter):
         active = grad.abs().amax(dim=(1, 2)) > tol
         if not bool(active.any()):
@@ -66,10 +67,10 @@ def lbfgs_head(
             # Drop finished tasks once they are the majority; copying the data costs about one iteration.
             solution[alive] = w
             keep = active.nonzero().flatten()
-            alive, x, labels, w, logits, grad = (v[keep] for v in (alive, x, labels, w, logits, grad))
+            alive, x, labels, w, logits, grad, damping = (v[keep] for v in (alive, x, labels, w, logits, grad, damping))
             history = [(s[keep], y[keep], r[keep]) for s, y, r in history]
             active = active[keep]
-        step = _direction(grad, history)
+        step = _direction(grad, history, damping)
         slope = _dot(step, grad)
         step = torch.where(slope < 0, step, -grad)  # a task whose curvature went stale starts over
         step = torch.where(active[:, None, None], step, 0.0)
@@ -104,17 +105,37 @@ def _gradient(x: Tensor, labels: Tensor, probabilities: Tensor, w: Tensor, ridge
     return torch.cat([weight, residual.sum(dim=2, keepdim=True)], dim=-1)
 
 
-def _direction(grad: Tensor, history: list[tuple[Tensor, Tensor, Tensor]]) -> Tensor:
-    """−H·grad by the two-loop recursion; pairs with ρ = 0 do nothing."""
+def _shared_direction(x: Tensor) -> Tensor:
+    """How much less the data vary along 1/√D than they would if that direction were like the others, `(T, 1, 1)`.
+
+    The b·11ᵀ of a shrunk covariance stretches points along the all-ones direction, up to D-fold; a solver that does
+    not know it spends most of its iterations there. 1 − v_other/v_ones, 0 where that direction is not longer.
+    """
+    d = x.shape[-1]
+    ones = x.sum(dim=-1).var(dim=1, correction=0) / d
+    total = x.square().mean(dim=1).sum(dim=-1) - x.mean(dim=1).square().sum(dim=-1)
+    other = (total - ones).clamp(min=0) / max(d - 1, 1)
+    return (1 - other / ones.clamp(min=1e-30)).clamp(0, 1)[:, None, None]
+
+
+def _precondition(q: Tensor, damping: Tensor) -> Tensor:
+    """q less the damped part along the all-ones direction of the weights; the bias stays as it is."""
+    weight = q[..., :-1]
+    return torch.cat([weight - damping * weight.mean(dim=-1, keepdim=True), q[..., -1:]], dim=-1)
+
+
+def _direction(grad: Tensor, history: list[tuple[Tensor, Tensor, Tensor]], damping: Tensor) -> Tensor:
+    """−H·grad by the two-loop recursion around the preconditioner; pairs with ρ = 0 do nothing."""
     q = grad.clone()
     alphas = []
     for s, y, rho in reversed(history):
         alpha = rho * _dot(s, q)
         q -= alpha * y
         alphas.append(alpha)
+    q = _precondition(q, damping)
     if history:
         s, y, rho = history[-1]
-        q *= torch.where(rho > 0, 1 / (rho * _dot(y, y)).clamp(min=1e-30), 1.0)
+        q *= torch.where(rho > 0, 1 / (rho * _dot(y, _precondition(y, damping))).clamp(min=1e-30), 1.0)
     for (s, y, rho), alpha in zip(history, reversed(alphas), strict=True):
         q += (alpha - rho * _dot(y, q)) * s
     return -q

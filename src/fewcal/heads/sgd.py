@@ -45,13 +45,47 @@ def sgd_head(
     weight, bias = start[..., :d].contiguous(), start[..., d:].contiguous()
     losses = x.new_zeros(2, t)
     # On a CPU one task at a time, which keeps its points in the cache; on a GPU all at once, which keeps it busy.
-    parts = [slice(i, i + 1) for i in range(t)] if x.device.type == "cpu" else [slice(0, t)]
-    for part in parts:
-        losses[:, part] = _train(
-            x[part], labels[part], weight[part], bias[part], random.part(part), batch_size, epochs, lr
-        )
+    if x.device.type == "cpu":
+        for i in range(t):
+            losses[:, i] = _train_one(
+                x[i], labels[i], weight[i], bias[i], random.part(slice(i, i + 1)), batch_size, epochs, lr
+            )
+    else:
+        losses = _train(x, labels, weight, bias, random, batch_size, epochs, lr)
     _warn_if_diverged(losses[0], losses[1], n_classes, lr)
     return LinearHead(weight, bias[..., 0])
+
+
+def _train_one(
+    x: Tensor,
+    labels: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    random: TaskRandom,
+    batch_size: int,
+    epochs: int,
+    lr: float,
+) -> Tensor:
+    """`_train` for a single task `(M, D)`, in plain matrix products, which are a third faster than batched ones."""
+    m, d = x.shape
+    buffer = torch.empty(min(batch_size, m), d, dtype=x.dtype)
+    minus = torch.full((1, len(buffer)), -1.0, dtype=x.dtype)
+    losses = torch.zeros(2, dtype=x.dtype)
+    for epoch in range(epochs):
+        [order] = random.permutation(m)
+        for begin in range(0, m, batch_size):
+            rows = order[begin : begin + batch_size]
+            size = len(rows)
+            xb = torch.index_select(x, 0, rows, out=buffer[:size])
+            yb = labels[rows][None]
+            slope = torch.softmax(torch.addmm(bias, weight, xb.T), dim=0)
+            for e, which in ((0, 0), (epochs - 1, 1)):
+                if epoch == e:
+                    losses[which] -= slope.gather(0, yb).clamp(min=1e-37).log().sum() / m
+            slope.scatter_add_(0, yb, minus[:, :size])
+            weight.addmm_(slope, xb, alpha=-lr / size)
+            bias.sub_(slope.sum(dim=1, keepdim=True), alpha=lr / size)
+    return losses
 
 
 def _train(
@@ -83,7 +117,7 @@ def _train(
             # Cross entropy and its gradient by hand: softmax − one-hot, averaged over the batch.
             slope = torch.softmax(torch.baddbmm(bias, weight, xb.mT), dim=1)
             if watched:
-                total -= slope.gather(1, yb).clamp(min=1e-38).log().sum(dim=(1, 2))
+                total -= slope.gather(1, yb).clamp(min=1e-37).log().sum(dim=(1, 2))
             slope.scatter_add_(1, yb, slope.new_full((1, 1, 1), -1.0).expand(t, 1, size))
             weight.baddbmm_(slope, xb, alpha=-lr / size)
             bias.sub_(slope.sum(dim=2, keepdim=True), alpha=lr / size)

@@ -53,6 +53,11 @@ class Method(ABC):
         return None
 
     @property
+    def wide(self) -> bool:
+        """Whether its work is a few large products, which all cores share best, rather than many small ones."""
+        return False
+
+    @property
     def settings(self) -> dict[str, Any]:
         """Parameters, for the record of a run."""
         return {}

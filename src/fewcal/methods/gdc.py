@@ -80,6 +80,10 @@ class GDC(Method):
             return None
         return ("samples", *self._stage_key(), self.params.n, self.params.n_per)
 
+    @property
+    def wide(self) -> bool:
+        return bool(self.params.head == "closed_form" and not self.bank.is_whitened)
+
     def trust(self, support: Tensor) -> Tensor:
         """How much the base classes may say in each task, `(T,)`."""
         if self.params.trust == "auto":
