@@ -11,6 +11,7 @@ import torch
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.linear_model import LogisticRegression
 
+import fewcal.heads.sgd as sgd_module
 import reference
 from conftest import World, make_world
 from fewcal.calibrate import calibrate
@@ -307,3 +308,27 @@ def test_conjugate_gradients_solve_and_skip_what_is_solved() -> None:
     x = conjugate_gradients(lambda u: u @ a, lambda u: u / 5, v, tolerance=1e-10)
     torch.testing.assert_close(x, torch.linalg.solve(a, v.mT).mT, rtol=1e-6, atol=1e-6)
     assert not x[1, 2].any()
+
+
+def test_sgd_of_a_whole_batch_is_that_of_each_task() -> None:
+    """The path of a GPU, all tasks at once, against that of a CPU, one by one."""
+    x, y = points(3, rows=90, d=6)
+    x = torch.nn.functional.normalize(x, dim=-1)
+    start = torch.randn(len(x), 3, 7) * 0.1
+    ends = []
+    for whole in (True, False):
+        weight, bias = start[..., :6].clone(), start[..., 6:].clone()
+        random = TaskRandom(0, range(len(x)))
+        if whole:
+            losses = sgd_module._train(x, y, weight, bias, random, 32, 5, 0.08)
+        else:
+            losses = torch.stack(
+                [
+                    sgd_module._train_one(x[i], y[i], weight[i], bias[i], random.part(slice(i, i + 1)), 32, 5, 0.08)
+                    for i in range(len(x))
+                ],
+                dim=1,
+            )
+        ends.append((weight, bias, losses))
+    for a, b in zip(*ends, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
