@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-slow lint format bench docs clean
+.PHONY: demo test test-slow lint format bench bench-gpu docs clean
 
 demo: $(STAMP)
 	$(BIN)/python -m fewcal.demo
@@ -26,6 +26,9 @@ format: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/run.py
+
+bench-gpu: $(STAMP)
+	$(BIN)/python benchmarks/gpu.py
 
 docs: $(STAMP)
 	$(BIN)/mkdocs build --strict

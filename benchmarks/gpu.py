@@ -1,0 +1,64 @@
+"""The GPU suite in one call: agreement with the CPU, then seconds for 5000 tasks of every kind of GDC.
+
+python benchmarks/gpu.py [--features DIR] [--tasks 5000]
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+import warnings
+
+import numpy as np
+import torch
+
+from fewcal.evaluation import Protocol, evaluate
+from fewcal.features import FeatureSet
+from fewcal.methods import make_method
+from fewcal.synthetic import make_features
+
+
+def kinds(shot: int) -> dict:
+    paper = f"paper/mini/{shot}shot"
+    return {
+        "gdc whitened (default)": lambda: make_method("gdc"),
+        "gdc closed form": lambda: make_method("gdc", paper, head="closed_form"),
+        "gdc sampled + L-BFGS": lambda: make_method("gdc", paper, head="lbfgs", n_per="class"),
+        "gdc paper's SGD": lambda: make_method("gdc", paper, head="sgd", n_per="class"),
+        "dc": lambda: make_method("dc"),
+        "simpleshot": lambda: make_method("simpleshot"),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--features")
+    parser.add_argument("--tasks", type=int, default=5000)
+    parser.add_argument("--check", type=int, default=100, help="tasks on which CPU and GPU are compared")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        raise SystemExit("no CUDA device")
+    warnings.simplefilter("ignore")
+    features = FeatureSet.load(options.features) if options.features else make_features(rows=600, dim=640, spread=3.0)
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, D={features.dimension}, n=750 a class\n")
+    for shot in (1, 5):
+        print(f"5-way {shot}-shot, {options.tasks} tasks")
+        for name, make in kinds(shot).items():
+            check = options.check // 5 if "SGD" in name else options.check
+            short = Protocol(shot=shot, tasks=check)
+            cpu, gpu = (evaluate({name: make()}, features, short, device).accuracy(name) for device in ("cpu", "cuda"))
+            protocol = Protocol(shot=shot, tasks=options.tasks)
+            began = time.perf_counter()
+            results = evaluate({name: make()}, features, protocol, "cuda")
+            wall = time.perf_counter() - began
+            difference = 100 * (gpu - cpu)
+            half = 1.96 * difference.std(ddof=1) / np.sqrt(len(difference))
+            print(
+                f"  {name:24s} {results.seconds[name]:8.3f} s  (with preparation {wall:6.2f} s)  "
+                f"{100 * results.accuracy(name).mean():6.2f} %   GPU − CPU on {check} tasks {difference.mean():+.3f} ± {half:.3f}",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
