@@ -55,7 +55,8 @@ def main() -> None:
             half = 1.96 * difference.std(ddof=1) / np.sqrt(len(difference))
             print(
                 f"  {name:24s} {results.seconds[name]:8.3f} s  (with preparation {wall:6.2f} s)  "
-                f"{100 * results.accuracy(name).mean():6.2f} %   GPU − CPU on {check} tasks {difference.mean():+.3f} ± {half:.3f}",
+                f"{100 * results.accuracy(name).mean():6.2f} %   GPU − CPU on {check} tasks "
+                f"{difference.mean():+.3f} ± {half:.3f}",
                 flush=True,
             )
 
