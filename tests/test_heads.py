@@ -151,7 +151,7 @@ def test_sgd_is_a_plain_torch_loop(rows: int, batch_size: int) -> None:
             model.bias.copy_(start[:, 6])
         optimiser = torch.optim.SGD(model.parameters(), lr=0.08)
         for _ in range(epochs):
-            order = random.permutation(rows)[0]
+            [[order]] = random.permutations(rows, 1)
             for begin in range(0, rows, batch_size):
                 at = order[begin : begin + batch_size]
                 optimiser.zero_grad()

@@ -26,16 +26,16 @@ def test_mix_of_near_inputs_is_unrelated() -> None:
     assert 30 < sum(flips) / len(flips) < 34
 
 
-@pytest.mark.parametrize("draw", ["normal", "uniform", "permutation"])
+@pytest.mark.parametrize("draw", ["normal", "uniform", "permutations"])
 @pytest.mark.parametrize("size", [1, 2, 5])
 def test_batches_do_not_matter(draw: str, size: int) -> None:
     tasks = [3, 9, 4, 1, 7]
     whole_batch = TaskRandom(5, tasks)
-    at_once = [getattr(whole_batch, draw)(6) for _ in range(2)]
+    at_once = [getattr(whole_batch, draw)(6, 3) for _ in range(2)]
     for begin in range(0, 5, size):
         part = TaskRandom(5, tasks[begin : begin + size])
         for turn in range(2):
-            assert torch.equal(getattr(part, draw)(6), at_once[turn][begin : begin + size])
+            assert torch.equal(getattr(part, draw)(6, 3), at_once[turn][begin : begin + size])
 
 
 def test_tasks_seeds_and_turns_differ() -> None:
@@ -58,7 +58,7 @@ def test_shapes_and_moments() -> None:
     assert u.min() >= 0
     assert u.max() < 1
     assert (u.mean(dim=(1, 2)) - 0.5).abs().max() < 5 * (1 / 12 / 20000) ** 0.5
-    assert random.permutation(7).sort(dim=1).values.tolist() == [list(range(7))] * 2
+    assert random.permutations(7, 1)[:, 0].sort(dim=1).values.tolist() == [list(range(7))] * 2
 
 
 def test_filling_a_view_draws_the_same_numbers() -> None:

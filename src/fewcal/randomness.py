@@ -86,8 +86,10 @@ class TaskRandom:
             out[t].uniform_(generator=generator)
         return out
 
-    def permutation(self, size: int) -> Tensor:
-        """A random order of `0..size-1` for each task, `(T, size)`."""
-        return torch.stack(
-            [torch.randperm(size, generator=generator, device=self.device) for generator in self.generators]
-        )
+    def permutations(self, size: int, count: int) -> Tensor:
+        """`count` random orders of `0..size-1` for each task, `(T, count, size)`."""
+        if self.device.type != "cpu":
+            # One launch a task for all of them; ties among random keys only break in a fixed order.
+            return self.uniform(count, size).argsort(dim=-1)
+        orders = [[torch.randperm(size, generator=generator) for _ in range(count)] for generator in self.generators]
+        return torch.stack([torch.stack(of_task) for of_task in orders])

@@ -231,7 +231,7 @@ def _grow(method: GDC, rows: Tensor, count: int, shift: float, random: TaskRando
         support = transform(rows, "X")
         found = method.calibrate(support[None], torch.zeros(1, len(rows), dtype=torch.int64, device=rows.device))
         centre = support + shift * (found.mean[0] - support)
-        turns = torch.cat([random.permutation(len(rows))[0] for _ in range(-(-count // len(rows)))])[:count]
+        turns = random.permutations(len(rows), -(-count // len(rows)))[0].flatten()[:count]
         noise = torch.empty(count, rows.shape[1], device=rows.device)
         kind = _kinds_of_covariance(method, found)[turns]
         for one in kind.unique().tolist():

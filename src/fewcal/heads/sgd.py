@@ -17,6 +17,10 @@ from fewcal.heads.linear import LinearHead
 from fewcal.randomness import TaskRandom
 
 
+# Epochs whose shuffles are drawn together: few launches on a GPU, little memory anywhere.
+_ORDERS = 20
+
+
 def sgd_head(
     x: Tensor,
     labels: Tensor,
@@ -71,8 +75,11 @@ def _train_one(
     buffer = torch.empty(min(batch_size, m), d, dtype=x.dtype)
     minus = torch.full((1, len(buffer)), -1.0, dtype=x.dtype)
     losses = torch.zeros(2, dtype=x.dtype)
+    orders = torch.empty(0)
     for epoch in range(epochs):
-        [order] = random.permutation(m)
+        if epoch % _ORDERS == 0:
+            [orders] = random.permutations(m, _ORDERS)
+        order = orders[epoch % _ORDERS]
         for begin in range(0, m, batch_size):
             rows = order[begin : begin + batch_size]
             size = len(rows)
@@ -104,8 +111,11 @@ def _train(
     offset = (torch.arange(t, device=x.device) * m)[:, None]
     buffer = torch.empty(t * min(batch_size, m), d, dtype=x.dtype, device=x.device)
     first = last = torch.zeros(t, dtype=x.dtype, device=x.device)
+    orders = torch.empty(0)
     for epoch in range(epochs):
-        order = random.permutation(m) + offset
+        if epoch % _ORDERS == 0:
+            orders = random.permutations(m, _ORDERS)
+        order = orders[:, epoch % _ORDERS] + offset
         watched = epoch in (0, epochs - 1)
         total = torch.zeros(t, dtype=x.dtype, device=x.device)
         for begin in range(0, m, batch_size):
