@@ -207,3 +207,18 @@ def test_refusals(relu_world: World) -> None:
         shrink_covariance(covariance, 1.0, 1.0, psd="hope")
     with pytest.raises(InputError, match="common_size=1000"):
         CalibratedCovariance(bank, "joint", found.index, shares(found), 1000).factor()
+
+
+@pytest.mark.parametrize("mode", ["joint", "independent"])
+@pytest.mark.parametrize("k", [1, 12])
+def test_the_average_product_is_the_dense_one_however_many_classes_take_part(mode: str, k: int) -> None:
+    rng = np.random.default_rng(0)
+    bank = BaseBank().fit(rng.standard_normal((12 * 7, 9)), np.repeat(np.arange(12), 7))
+    support = torch.from_numpy(rng.standard_normal((4, 3, 9))).float()
+    found = calibrate(support, bank, k=k, m=1.0)
+    covariance = CalibratedCovariance(bank, mode, found.index, shares(found))
+    assert (covariance._tasks_of_class is None) == (k == 12)  # both ways of computing it are compared
+    v = torch.from_numpy(rng.standard_normal((4, 5, 9))).float()
+    factor = covariance.factor()
+    dense = (factor.mT @ factor).mean(dim=1)
+    torch.testing.assert_close(covariance.average_times(v), v @ dense, rtol=1e-4, atol=1e-4)

@@ -32,6 +32,8 @@ PSD = ("clip", "eigen")
 _ALL_CLASSES = 1024
 # Stacked factors with more rows than this many times D are replaced by a D×D Cholesky factor.
 _TALL = 4
+# Below this share of (task, base class) pairs in use, products go class by class and leave out the rest.
+_SPARSE = 0.6
 
 
 def shares(calibration: Calibration, kind: str = "with-support") -> Tensor:
@@ -181,13 +183,32 @@ class CalibratedCovariance:
         t, m, d = v.shape
         u, p = self._block.shape[:2]
         rows = self._block.reshape(u * p, d)
-        y = (v.reshape(t * m, d) @ rows.T).view(t, m, u, p)
+        tasks_of = self._tasks_of_class
+        if tasks_of is None:
+            y = (v.reshape(t * m, d) @ rows.T).view(t, m, u, p)
+        else:
+            y = v.new_zeros(t, m, u, p)
+            for i, at in enumerate(tasks_of):
+                y[at, :, i] = v[at] @ self._block[i].T
         if self.mode == "joint":
             c = self._shares[:, None]  # (T, 1, S, U)
             y = c.mT @ (c @ y) / c.shape[2]
         else:
             y = y * self._shares.square().mean(dim=1)[:, None, :, None]
-        return (y.reshape(t * m, u * p) @ rows).view(t, m, d)
+        if tasks_of is None:
+            return (y.reshape(t * m, u * p) @ rows).view(t, m, d)
+        out = torch.zeros_like(v)
+        for i, at in enumerate(tasks_of):
+            out[at] += y[at, :, i] @ self._block[i]
+        return out
+
+    @cached_property
+    def _tasks_of_class(self) -> list[Tensor] | None:
+        """For each base class the tasks that it plays a part in; `None` where most play one in most."""
+        used = (self._shares != 0).any(dim=1)  # (T, U)
+        if used.is_cuda or float(used.float().mean()) > _SPARSE:
+            return None
+        return [column.nonzero().flatten() for column in used.T]
 
 
 def _root(dense: Tensor) -> Tensor:

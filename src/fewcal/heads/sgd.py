@@ -16,7 +16,6 @@ from fewcal.errors import FewcalWarning, InputError
 from fewcal.heads.linear import LinearHead
 from fewcal.randomness import TaskRandom
 
-
 # Epochs whose shuffles are drawn together: few launches on a GPU, little memory anywhere.
 _ORDERS = 20
 
