@@ -266,9 +266,11 @@ def one_task(
         unit = p["unit"]
         if p["unit_of"] == "bank":
             unit *= unit_distance(bases, means, p["metric"], p["delta"])
-    trust = p["trust"]
+    trust, stranger = p["trust"], False
     if trust == "auto":
-        trust = task_trust(xs, means, enough_classes(len(base), p["k"]) * reliability(bases), p["held_out"])
+        constant = enough_classes(len(base), p["k"]) * reliability(bases)
+        trust = task_trust(xs, means, constant, p["held_out"])
+        stranger = task_trust(xs, means, 1.0, p["held_out"]) == 0
     size = p["common_size"] or min(len(rows) for rows in bases)
     d = xs.shape[1]
     out: dict[str, list] = {"index": [], "distances": [], "weights": [], "mean": [], "sigma": []}
@@ -299,4 +301,7 @@ def one_task(
     if np.linalg.eigvalsh(average)[0] > 1e-9 * np.trace(average) / d:
         prototypes = np.array([result["mean"][labels == c].mean(axis=0) for c in range(labels.max() + 1)])
         result["scores"] = lda_scores(prototypes, average, qs)
+    if stranger:  # the plain nearest centroid, before whitening
+        plain = np.array([move(support)[labels == c].mean(axis=0) for c in range(labels.max() + 1)])
+        result["scores"] = lda_scores(plain, np.eye(d), move(query))
     return result

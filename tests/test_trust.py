@@ -19,6 +19,7 @@ from fewcal.synthetic import make_features
 from fewcal.trust import (
     enough_classes,
     held_out_similarity,
+    kinship,
     oas_share,
     reliability,
     task_trust,
@@ -197,6 +198,28 @@ def test_bad_parameters_are_refused_by_name(changes: dict, message: str) -> None
 def test_held_out_similarity_needs_a_whitened_bank(related) -> None:
     with pytest.raises(InputError, match="whitened bank"):
         held_out_similarity(related[0])
+
+
+def test_strangers_are_answered_by_the_plain_classifier(related) -> None:
+    """Tasks that resemble no base class get SimpleShot's answers; the others of the batch keep their own."""
+    bank, _, novel, labels = related
+    gdc, plain = make_method("gdc"), make_method("simpleshot")
+    gdc.prepare(bank)
+    plain.prepare(bank)
+    centre = bank.in_space(beta=1.0, center=True, l2=True).transform.mean
+    support, y, query = tasks(novel, labels, 2)
+    support, query = support.repeat(2, 1, 1), query.repeat(2, 1, 1)
+    support[1], query[1] = 2 * centre - support[1], 2 * centre - query[1]  # the other side of the sphere
+    y = y.repeat(2, 1)
+
+    def answers(method) -> torch.Tensor:
+        z, q = (method.transform(x.reshape(-1, 20)).view_as(x) for x in (support, query))
+        return method.fit(z, y, 5, TaskRandom(0, [0, 1])).logits(q)
+
+    space = gdc.transform(support.reshape(-1, 20)).view_as(support)
+    assert (kinship(space, gdc.bank) > 0).tolist() == [True, False]
+    assert torch.equal(answers(gdc)[1].argmax(-1), answers(plain)[1].argmax(-1))
+    assert not torch.equal(answers(gdc)[0].argmax(-1), answers(plain)[0].argmax(-1))
 
 
 # ---- none of these ----------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from fewcal.explain import Explanation, explain_calibration, no_bank_explanation
 from fewcal.gaussianize import Gaussianization, GaussianizationFitter
 from fewcal.heads.linear import LinearHead, class_means
 from fewcal.methods.base import Head
-from fewcal.methods.gdc import GDC, PulledHead
+from fewcal.methods.gdc import GDC, FallbackHead, PulledHead
 from fewcal.params import GDCParams
 from fewcal.presets import get_preset
 from fewcal.randomness import TaskRandom
@@ -459,6 +459,9 @@ def _head_to(head: Head, device: torch.device | str) -> Head:
     """The head on `device`, and no more of the bank than it needs: base rows stay out of pickles."""
     if isinstance(head, LinearHead):
         return replace(head, weight=head.weight.to(device), bias=head.bias.to(device))
+    if isinstance(head, FallbackHead):
+        moved = {name: getattr(head, name).to(device) for name in ("strangers", "back")}
+        return FallbackHead(_head_to(head.head, device), cast(LinearHead, _head_to(head.plain, device)), **moved)
     if isinstance(head, PulledHead):
         method, bank = copy(head.method), copy(head.method.bank.to(device))
         bank.origin, bank._cache, method.bank = None, {}, bank

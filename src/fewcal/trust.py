@@ -8,9 +8,10 @@ from moments of the bank and from the support:
 3. Do the support points resemble the base classes as much as a held-out base class resembles the others?  The ratio r
    of their mean similarity (cosine to the `NEAREST` most similar base means) to the bank's own.
 
-The weights of a task are multiplied by its trust g = f·ρ·clip((r − 0.9)/0.2, 0, 1), and whitening is shrunk towards the
-unit matrix by λ = (2 + 10(1 − f) + 50·o/(1 − o)) / ρ², with o the share of the unit matrix that the OAS estimator gives
-to S_w. So g → 0 leaves whitening alone, and λ → ∞ leaves the plain nearest centroid.
+The weights of a task are multiplied by its trust g = f·ρ·h with h = clip((r − 0.9)/0.2, 0, 1), and whitening is shrunk
+towards the unit matrix by λ = (2 + 10(1 − f) + 50·o/(1 − o)) / ρ², with o the share of the unit matrix that the OAS
+estimator gives to S_w. So g → 0 leaves whitening alone, and λ → ∞ leaves the plain nearest centroid. A task with h = 0
+is a stranger to the bank: there not even the covariance can be trusted, and the plain nearest centroid answers.
 
 The constants were chosen on validation classes of four image feature sets; none depends on the data at hand.
 """
@@ -130,14 +131,31 @@ def base_resemblance(prototypes: Tensor, bank: BaseBank) -> Tensor:
     return squared_distances(rows, prototypes).amin(dim=1).sort().values
 
 
+def kinship(support: Tensor, bank: BaseBank) -> Tensor:
+    """h of each task, `(T,)`, for support points `(T, S, D)` in the space of a whitened bank."""
+    if len(bank) < 2:
+        return support.new_zeros(len(support))
+    similarity = (support @ bank.means.T).topk(min(NEAREST, len(bank)), dim=-1).values.mean(dim=(1, 2))
+    ratio = similarity / held_out_similarity(bank)
+    return ((ratio - _LOW) / (_HIGH - _LOW)).clamp(0, 1)
+
+
 def task_trust(support: Tensor, bank: BaseBank, k: int) -> Tensor:
     """g of each task, `(T,)`, for support points `(T, S, D)` in the space of a whitened bank."""
     if len(bank) < 2:
         return support.new_zeros(len(support))
-    constant = enough_classes(len(bank), k) * reliability(cast(BaseBank, bank.origin))
-    similarity = (support @ bank.means.T).topk(min(NEAREST, len(bank)), dim=-1).values.mean(dim=(1, 2))
-    ratio = similarity / held_out_similarity(bank)
-    return constant * ((ratio - _LOW) / (_HIGH - _LOW)).clamp(0, 1)
+    return enough_classes(len(bank), k) * reliability(cast(BaseBank, bank.origin)) * kinship(support, bank)
+
+
+def unwhitening(bank: BaseBank) -> Tensor:
+    """The way back: `l2_normalise(z @ unwhitening)` are the unit vectors that the whitening of a bank began with."""
+
+    def make() -> Tensor:
+        assert bank.transform is not None
+        assert bank.transform.whitening is not None
+        return torch.linalg.inv(bank.transform.whitening.double()).float()
+
+    return cast(Tensor, bank._cached("unwhitening", make))
 
 
 def confidence_scale(bank: BaseBank) -> float:

@@ -7,6 +7,7 @@ The paper's algorithm 1, stage by stage; every choice it leaves open is a field 
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,18 +17,21 @@ from torch import Tensor
 from fewcal.bank import BaseBank
 from fewcal.calibrate import Calibration, calibrate
 from fewcal.covariance import CalibratedCovariance, ShrunkCovariance, shares, shrink_covariance
+from fewcal.gaussianize import l2_normalise
 from fewcal.heads.closed_form import closed_form_head
 from fewcal.heads.lbfgs import lbfgs_head
-from fewcal.heads.linear import class_means, nearest_mean_head
+from fewcal.heads.linear import LinearHead, class_means, nearest_mean_head
 from fewcal.heads.sgd import sgd_head
 from fewcal.methods.base import Head, Method, once, require_raw, space_key
 from fewcal.params import GDCParams
 from fewcal.randomness import TaskRandom
-from fewcal.trust import confidence_scale, task_trust, whitening_shrinkage
+from fewcal.trust import confidence_scale, kinship, task_trust, unwhitening, whitening_shrinkage
 
 _SPACE_FIELDS = ("beta", "kind", "eps", "center", "l2")
 # Probabilities sharpen with the number of shots by this power, because prototypes become more certain.
 _SHOT_CONFIDENCE = 0.4
+# The same scale as `confidence_scale`, for the plain classifier that answers strangers.
+_PLAIN_CONFIDENCE = 15.0
 
 
 class GDC(Method):
@@ -135,9 +139,17 @@ class GDC(Method):
         with torch.no_grad():
             found, shrunk = once(shared, ("calibration", *key), lambda: self._calibrated(support, labels))
             head = self._head(support, labels, n_classes, found, shrunk, random, shared)
-        if not p.query_pull:
-            return head
-        return PulledHead(head, self, p.query_pull * self.trust(support))
+            if p.query_pull:
+                head = PulledHead(head, self, p.query_pull * self.trust(support))
+            if p.trust != "auto" or p.head != "closed_form":
+                return head
+            strangers = kinship(support, self.bank) <= 0
+            if not bool(strangers.any()):
+                return head
+            back = unwhitening(self.bank)
+            means = class_means(l2_normalise(support @ back), labels, n_classes)
+            scale = _PLAIN_CONFIDENCE * (labels.shape[1] / n_classes) ** _SHOT_CONFIDENCE
+            return FallbackHead(head, nearest_mean_head(means, 1 / scale), strangers, back)
 
     def _head(
         self,
@@ -259,6 +271,35 @@ class PulledHead:
         with torch.no_grad():
             pulled = self.method._pull(x, self.strength[:, None].expand(x.shape[:2])).mean
         return self.head.logits(pulled)
+
+
+@dataclass(frozen=True, eq=False)
+class FallbackHead:
+    """A head in a whitened space that leaves some tasks to the plain nearest centroid.
+
+    Attributes
+    ----------
+    head : Head
+    plain : LinearHead
+        Nearest centroid in the space before whitening.
+    strangers : Tensor (T,) bool
+        Tasks that it answers.
+    back : Tensor (D, D)
+        Undoes the whitening.
+    """
+
+    head: Head
+    plain: LinearHead
+    strangers: Tensor
+    back: Tensor
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Scores `(T, Q, N)` of rows `(T, Q, D)`."""
+        out = self.head.logits(x).clone()
+        at = self.strangers
+        chosen = LinearHead(self.plain.weight[at], self.plain.bias[at])
+        out[at] = chosen.logits(l2_normalise(x[at] @ self.back))
+        return out
 
 
 class SklearnHead:
