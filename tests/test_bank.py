@@ -598,6 +598,19 @@ def test_pickles_leave_derived_data_behind() -> None:
     assert_same(again, bank)
 
 
+@pytest.mark.parametrize("rank", [None, 50])
+def test_pickles_hold_every_row_once(rank: int | None) -> None:
+    """Classes are views of one block: pickled one by one, each would bring all of it."""
+    x = np.random.default_rng(0).random((600, 16), dtype=np.float32)
+    bank = BaseBank(rank).fit(x, np.repeat(np.arange(20), 30))
+    shipped = pickle.dumps(bank)
+    assert len(shipped) < 1.5 * x.nbytes
+    again = pickle.loads(shipped)
+    assert again.fingerprint == bank.fingerprint
+    assert torch.equal(again.class_factors(), bank.class_factors())
+    assert again.partial_fit(x[:2], [0, 20]).n_rows == 602
+
+
 def test_fingerprints_tell_banks_apart() -> None:
     x, y = toy()
     one = BaseBank().fit(x, y)

@@ -268,6 +268,19 @@ def test_explain_warns_when_weights_vanish(bank: BaseBank) -> None:
     assert any("next to nothing" in w for w in found.explain().warnings)
 
 
+def test_explain_reads_well_when_nothing_was_taken_from_the_bases(bank: BaseBank) -> None:
+    X, y, _, _ = task()
+    text = str(GDCClassifier(bank, trust=0.0).fit(X, y).explain())
+    assert "ant (3): itself 100%; not moved" in text
+    assert ", ;" not in text
+
+
+def test_explain_counts_one_other(bank: BaseBank) -> None:
+    X, y, _, _ = task()
+    text = str(GDCClassifier(bank, k=4, trust=1.0).fit(X[::3], y[::3]).explain())
+    assert ", 1 other " in text
+
+
 # ---- without a bank --------------------------------------------------------------------------------------------------
 
 

@@ -295,11 +295,18 @@ class BaseBank:
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
         state["_cache"] = {}  # derived data is rebuilt on the other side, not shipped
+        # Classes are often views of one block, and a pickled view takes its whole block along: one tensor for all.
+        rows = [r for pieces in self._rows for r in pieces]
+        state["_rows"] = torch.cat(rows) if rows else None
+        state["_factors"] = (torch.cat(self._factors), [len(f) for f in self._factors]) if self._factors else None
         del state["_lock"]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        rows, factors = state["_rows"], state["_factors"]
+        self._rows = [] if rows is None else [[r] for r in torch.split(rows, self.counts.tolist())]
+        self._factors = [] if factors is None else list(torch.split(*factors))
         self._lock = threading.RLock()
 
     # ---- covariances ----------------------------------------------------------------------------------------------

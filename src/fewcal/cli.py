@@ -68,7 +68,7 @@ def _root(debug: Debug = False) -> None:
 
 
 @app.command()
-def version(json_file: Json = None) -> None:
+def version(json_file: Json = None, quiet: Quiet = False) -> None:
     """Print versions of fewcal and what it stands on."""
     import numpy
     import torch
@@ -83,7 +83,8 @@ def version(json_file: Json = None) -> None:
         "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }
     _write_json(json_file, facts)
-    print("\n".join(f"{k} {v if v is not None else 'none'}" for k, v in facts.items()))
+    if not quiet:
+        print("\n".join(f"{k} {v if v is not None else 'none'}" for k, v in facts.items()))
 
 
 # ---- features, banks, presets ---------------------------------------------------------------------------------------

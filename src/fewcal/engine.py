@@ -108,6 +108,7 @@ class Engine:
         self.device = torch.device(job.device)
         self.threads = torch.get_num_threads() if self.device.type == "cpu" else 1
         self._pool: ThreadPoolExecutor | None = None
+        self._pool_lock = threading.Lock()
         reuse_memory()
         bank = None
         if job.base is not None:
@@ -207,11 +208,14 @@ class Engine:
         """
         if threads == 1:
             return map(function, parts)
-        if self._pool is None:
-            before = torch.get_num_threads()
-            self._pool = ThreadPoolExecutor(self.threads, initializer=torch.set_num_threads, initargs=(1,))
-            list(self._pool.map(lambda _: time.sleep(0.01), range(self.threads)))  # starts them all
-            torch.set_num_threads(before)  # the threads' own setting also became the default of new ones
+        with self._pool_lock:  # blocks may be asked for by several threads
+            if self._pool is None:
+                before = torch.get_num_threads()
+                pool = ThreadPoolExecutor(self.threads, initializer=torch.set_num_threads, initargs=(1,))
+                together = threading.Barrier(self.threads)
+                list(pool.map(lambda _: together.wait(), range(self.threads)))  # starts them all
+                torch.set_num_threads(before)  # the threads' own setting also became the default of new ones
+                self._pool = pool
         return self._pool.map(function, parts)
 
     def _clock(self) -> float:

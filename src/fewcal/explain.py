@@ -130,16 +130,18 @@ class Explanation:
     def __str__(self) -> str:
         lines = [f"warning: {w}" for w in self.warnings]
         if self.classes:
-            lines.append("class (shots): share of the nearest base classes; how far the mean moved")
-        for c in self.classes[:_LINES]:
-            bases = ", ".join(f"{b} {s:.0%}" for b, s in zip(c.bases[:3], c.shares[:3], strict=True))
-            rest = sum(c.shares[3:])
-            others = f", {len(c.shares) - 3} others {rest:.0%}" if len(c.shares) > 3 else ""
-            far = f"; {c.far_points} of {c.shots} points far from every base class" if c.far_points else ""
             lines.append(
-                f"{c.label} ({c.shots}): itself {c.support_share:.0%}, {bases}{others}; moved "
-                f"{c.moved_relative:.2f} of the typical distance between base classes{far}"
+                "class (shots): shares of its own points and of the nearest base classes in its mean; how far the mean "
+                "moved (1 = the typical distance between neighbouring base classes)"
             )
+        for c in self.classes[:_LINES]:
+            parts = [f"itself {c.support_share:.0%}"]
+            parts += [f"{b} {s:.0%}" for b, s in zip(c.bases[:3], c.shares[:3], strict=True)]
+            if (rest := len(c.shares) - 3) > 0:
+                parts.append(f"{rest} other{'s' * (rest > 1)} {sum(c.shares[3:]):.0%}")
+            moved = f"moved {c.moved_relative:.2f}" if c.bases else "not moved"
+            far = f"; {c.far_points} of {c.shots} points far from every base class" if c.far_points else ""
+            lines.append(f"{c.label} ({c.shots}): {', '.join(parts)}; {moved}{far}")
         if len(self.classes) > _LINES:
             lines.append(f"… and {len(self.classes) - _LINES} more classes")
         return "\n".join(lines)
@@ -208,7 +210,7 @@ def explain_calibration(method: GDC, bank: BaseBank, support: Tensor, codes: np.
 
 def _in_words(label: Hashable, n_far: int, shots: int, share: float) -> str | None:
     if 2 * n_far >= shots:
-        return f"class {label!r} is too far from the base classes for them to help"
+        return f"class {label!r} may be too far from the base classes for them to help"
     if share < LOW_SHARE:
         return f"class {label!r} takes only {share:.1%} from the base classes, so calibration changes next to nothing"
     return None
@@ -222,8 +224,9 @@ def _summary(classes: list[ClassExplanation], trust: float) -> list[str]:
     n_far = sum(2 * c.far_points >= c.shots for c in classes)
     if 2 * n_far > len(classes):
         return [
-            f"{n_far} of {len(classes)} classes are farther from every base class than base classes are from each "
-            "other: these base classes are too far to help; use bases of the same domain, or compare with bank=None"
+            f"{n_far} of {len(classes)} classes are farther from every base class than {FAR_QUANTILE:.0%} of base "
+            "examples are from other base classes: these base classes are too far to help; use bases of the same "
+            "domain, or compare with bank=None"
         ]
     if trust < LOW_SHARE:
         return [
