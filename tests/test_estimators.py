@@ -275,6 +275,14 @@ def test_explain_reads_well_when_nothing_was_taken_from_the_bases(bank: BaseBank
     assert ", ;" not in text
 
 
+def test_labels_of_mixed_types_are_refused(bank: BaseBank) -> None:
+    X, y, _, _ = task()
+    mixed = y.astype(object)
+    mixed[0] = 7
+    with pytest.raises(InputError, match=r"y mixes labels that have no order \(int, str\)"):
+        GDCClassifier(bank).fit(X, mixed)
+
+
 def test_explain_counts_one_other(bank: BaseBank) -> None:
     X, y, _, _ = task()
     text = str(GDCClassifier(bank, k=4, trust=1.0).fit(X[::3], y[::3]).explain())

@@ -117,8 +117,8 @@ def test_records_and_memory(name: str) -> None:
     method = EVERY[name]
     world = make_world(8)
     method.prepare(world.bank())
-    assert method.task_bytes(10, 12) > 0
-    assert method.task_bytes(20, 12) > method.task_bytes(10, 12)
+    assert method.task_bytes(10, 5, 12) > 0
+    assert method.task_bytes(20, 10, 12) > method.task_bytes(10, 5, 12)
     hash(method.space)
     rebuilt = make_method(method.name, **method.settings) if method.name != "gdc" else None
     assert rebuilt is None or rebuilt.settings == method.settings
@@ -399,3 +399,11 @@ def test_raw_bases_are_asked_of_a_raw_bank(name: str) -> None:
     method = make_method(name, **({"k": 2} if name == "dc" else {"preset": "authors", "k": 2}))
     with pytest.raises(InputError, match="compares with raw base classes"):
         method.prepare(bank)
+
+
+@pytest.mark.parametrize("name", ["dc", "gdc"])
+def test_memory_of_samples_grows_with_the_number_of_classes(name: str, world: World) -> None:
+    method = EVERY["dc"] if name == "dc" else make_method("gdc", preset="authors/cub/1shot")
+    method.prepare(world.bank())
+    points = 4 * 12 * 750 * 2
+    assert method.task_bytes(50, 50, 12) - method.task_bytes(50, 5, 12) == 45 * points

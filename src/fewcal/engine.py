@@ -143,7 +143,7 @@ class Engine:
         sizes = {}
         for name, method in self.methods.items():
             dim = self.features[method.space].shape[1]
-            need = method.task_bytes(spec.way * spec.shot, dim) + 4 * rows * dim
+            need = method.task_bytes(spec.way * spec.shot, spec.way, dim) + 4 * rows * dim
             most = _CPU_BATCH if on_cpu and not method.wide else self.block_tasks
             sizes[name] = int(np.clip(budget // max(need, 1), 1, most))
         for group in self._groups():

@@ -369,8 +369,12 @@ class GDCClassifier(ClassifierMixin, BaseEstimator):
         with catch_warnings():
             # A class for every row or two is what few-shot means; scikit-learn would take it for a regression.
             filterwarnings("ignore", "The number of unique classes", UserWarning)
-            check_classification_targets(y)
-        self.classes_, codes = np.unique(y, return_inverse=True)
+            try:
+                check_classification_targets(y)
+                self.classes_, codes = np.unique(y, return_inverse=True)
+            except TypeError as error:
+                types = ", ".join(sorted({type(label).__name__ for label in np.ravel(y).tolist()}))
+                raise InputError(f"y mixes labels that have no order ({types}); use one type, e.g. str") from error
         if len(self.classes_) < 2:
             raise InputError(
                 f"y has one class only, {self.classes_.tolist()[0]!r}; give support rows of at least two classes"

@@ -73,7 +73,7 @@ class Method(ABC):
     ) -> Head:
         """Fit a batch of tasks. `shared` holds what methods with the same settings computed on the same batch."""
 
-    def task_bytes(self, n_support: int, dim: int) -> int:
+    def task_bytes(self, n_support: int, n_classes: int, dim: int) -> int:
         """Working memory for one task, in bytes, by which the engine sizes its batches."""
         return 16 * n_support * dim * 4
 

@@ -72,6 +72,6 @@ class DC(Method):
             x, y = augment(support, labels, found.mean, shrunk, self.n, "class", random)
             return lbfgs_head(x, y, n_classes, C=self.C, max_iter=1000)
 
-    def task_bytes(self, n_support: int, dim: int) -> int:
+    def task_bytes(self, n_support: int, n_classes: int, dim: int) -> int:
         rows = self.k * int(self.bank.counts.max())
-        return sampled_bytes(n_support, dim, rows, self.n, "class")
+        return sampled_bytes(n_support, n_classes, dim, rows, self.n, "class")

@@ -189,7 +189,7 @@ class GDC(Method):
         values = self.params.as_dict()
         return (self._space, *(v for f, v in values.items() if f not in ("n", "n_per", "head", "C")))
 
-    def task_bytes(self, n_support: int, dim: int) -> int:
+    def task_bytes(self, n_support: int, n_classes: int, dim: int) -> int:
         p = self.params
         if p.head == "closed_form":
             if self.bank.is_whitened:
@@ -198,12 +198,12 @@ class GDC(Method):
             return 4 * 4 * (size * min(n_support, 64) // 4 + n_support * dim)
         rows = dim if p.cov == "pooled" else int(self.bank.counts.min())
         rows *= p.k if p.cov == "independent" else 1
-        return sampled_bytes(n_support, dim, rows, p.n, p.n_per)
+        return sampled_bytes(n_support, n_classes, dim, rows, p.n, p.n_per)
 
 
-def sampled_bytes(n_support: int, dim: int, factor_rows: int, n: int, n_per: str) -> int:
+def sampled_bytes(n_support: int, n_classes: int, dim: int, factor_rows: int, n: int, n_per: str) -> int:
     """Memory of one task that draws samples: factors, points, and what the head needs beside them."""
-    points = n_support * n if n_per == "point" else 5 * n
+    points = (n_support if n_per == "point" else n_classes) * n
     return 4 * dim * (n_support * factor_rows + 2 * points)
 
 
