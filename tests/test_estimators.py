@@ -277,10 +277,11 @@ def test_explain_reads_well_when_nothing_was_taken_from_the_bases(bank: BaseBank
 
 def test_labels_of_mixed_types_are_refused(bank: BaseBank) -> None:
     X, y, _, _ = task()
-    mixed = y.astype(object)
-    mixed[0] = 7
-    with pytest.raises(InputError, match=r"y mixes labels that have no order \(int, str\)"):
-        GDCClassifier(bank).fit(X, mixed)
+    for position, odd in ((0, "int"), (1, "NoneType")):
+        mixed = y.astype(object)
+        mixed[position] = {"int": 7, "NoneType": None}[odd]
+        with pytest.raises(InputError, match=rf"y mixes labels of several types \({odd}, str\)"):
+            GDCClassifier(bank).fit(X, mixed)
 
 
 def test_explain_counts_one_other(bank: BaseBank) -> None:

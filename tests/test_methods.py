@@ -403,7 +403,7 @@ def test_raw_bases_are_asked_of_a_raw_bank(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["dc", "gdc"])
 def test_memory_of_samples_grows_with_the_number_of_classes(name: str, world: World) -> None:
-    method = EVERY["dc"] if name == "dc" else make_method("gdc", preset="authors/cub/1shot")
+    method = make_method(name, "authors/cub/1shot" if name == "gdc" else None)
     method.prepare(world.bank())
     points = 4 * 12 * 750 * 2
     assert method.task_bytes(50, 50, 12) - method.task_bytes(50, 5, 12) == 45 * points

@@ -372,9 +372,11 @@ class GDCClassifier(ClassifierMixin, BaseEstimator):
             try:
                 check_classification_targets(y)
                 self.classes_, codes = np.unique(y, return_inverse=True)
-            except TypeError as error:
-                types = ", ".join(sorted({type(label).__name__ for label in np.ravel(y).tolist()}))
-                raise InputError(f"y mixes labels that have no order ({types}); use one type, e.g. str") from error
+            except (TypeError, ValueError) as error:
+                types = sorted({type(label).__name__ for label in np.ravel(y).tolist()})
+                if len(types) == 1:
+                    raise
+                raise InputError(f"y mixes labels of several types ({', '.join(types)}); use one, e.g. str") from error
         if len(self.classes_) < 2:
             raise InputError(
                 f"y has one class only, {self.classes_.tolist()[0]!r}; give support rows of at least two classes"
