@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import pickle
 import sys
 from pathlib import Path
@@ -643,3 +644,12 @@ def test_a_power_that_overflows_is_refused() -> None:
     x = np.random.default_rng(0).random((8, 3)).astype(np.float32) * 1e6
     with pytest.raises(InputError, match="beta=9 makes the base features overflow"):
         BaseBank().fit(x, [0, 1] * 4).in_space(beta=9.0)
+
+
+def test_a_saved_bank_can_be_read_by_others(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        path = BaseBank().fit(np.eye(4), [0, 0, 1, 1]).save(tmp_path / "bank.safetensors")
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o644
