@@ -411,6 +411,7 @@ class GDCClassifier(ClassifierMixin, BaseEstimator):
             self._explanation = explain_calibration(method, bank, support, codes, self.classes_.tolist())
             self._centroids = class_means(support[None], labels[None], len(self.classes_))[0].cpu()
             self._resemblance = base_resemblance(self._centroids.to(device), method.bank).cpu()
+        assert method._transform is not None
         self.params_, self._transform, self._head = params, method._transform.to("cpu"), _head_to(head, "cpu")
         return self
 

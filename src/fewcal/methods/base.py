@@ -31,6 +31,9 @@ class Method(ABC):
 
     name: ClassVar[str]
     needs_bank: ClassVar[bool] = False
+    # Set by `prepare` where features are transformed.
+    _transform: Gaussianization | None = None
+    _space: Hashable = "raw"
 
     def prepare(self, bank: BaseBank | None) -> Method:
         """Do the work that depends on the base classes alone."""
@@ -40,12 +43,12 @@ class Method(ABC):
 
     def transform(self, x: Tensor, name: str = "X") -> Tensor:
         """Map raw features `(R, D)` into the space in which `fit` and the head work."""
-        return x
+        return x if self._transform is None else self._transform(x, name)
 
     @property
     def space(self) -> Hashable:
         """Methods with equal `space` have equal `transform`, so that features are mapped once for all of them."""
-        return "raw"
+        return self._space
 
     @property
     def group(self) -> Hashable | None:

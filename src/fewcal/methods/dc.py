@@ -50,13 +50,6 @@ class DC(Method):
         self.bank, self._transform, self._space = bank, transform, space_key(transform, bank)
         return self
 
-    def transform(self, x: Tensor, name: str = "X") -> Tensor:
-        return self._transform(x, name)
-
-    @property
-    def space(self) -> Hashable:
-        return self._space
-
     def fit(
         self,
         support: Tensor,

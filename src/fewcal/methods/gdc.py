@@ -71,13 +71,6 @@ class GDC(Method):
         self._transform, self._space = seen.transform, (space_key(seen.transform, bank), whiten)
         return self
 
-    def transform(self, x: Tensor, name: str = "X") -> Tensor:
-        return self._transform(x, name)
-
-    @property
-    def space(self) -> Hashable:
-        return self._space
-
     @property
     def group(self) -> Hashable | None:
         if self.params.head == "closed_form":

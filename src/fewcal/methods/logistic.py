@@ -61,10 +61,3 @@ class GaussianizedLogisticRegression(LogisticRegression):
         assert space.transform is not None
         self._transform, self._space = space.transform, space_key(space.transform, bank)
         return self
-
-    def transform(self, x: Tensor, name: str = "X") -> Tensor:
-        return self._transform(x, name)
-
-    @property
-    def space(self) -> Hashable:
-        return self._space

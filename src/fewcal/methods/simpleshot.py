@@ -6,10 +6,6 @@ arXiv:1911.04623, 2019 (variant CL2N).
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-
-from torch import Tensor
-
 from fewcal.bank import BaseBank
 from fewcal.methods.base import Method, space_key
 from fewcal.methods.ncm import NearestCentroid
@@ -28,10 +24,3 @@ class SimpleShot(NearestCentroid):
         assert space.transform is not None
         self._transform, self._space = space.transform, space_key(space.transform, bank)
         return self
-
-    def transform(self, x: Tensor, name: str = "X") -> Tensor:
-        return self._transform(x, name)
-
-    @property
-    def space(self) -> Hashable:
-        return self._space
