@@ -185,9 +185,12 @@ def test_sgd_does_not_depend_on_the_batch(batch: int) -> None:
 def test_sgd_says_when_it_diverged(size: float) -> None:
     """Also where the loss is highest in the first epoch and swings about a high value ever after."""
     x, y = points(8, rows=200, size=size, gap=0.5, d=20)
-    with pytest.warns(FewcalWarning, match=r"SGD diverged in [34] of 4 tasks.*lr=0\.08.*l2=True") as caught:
+    with pytest.warns(FewcalWarning, match=r"SGD diverged: .*lr=0\.08.*l2=True") as caught:
         head = sgd_head(x, y, 3, TaskRandom(0, range(4)), epochs=50, batch_size=64)
-    assert len(caught) == 1
+    with pytest.warns(FewcalWarning) as again:
+        sgd_head(x[:2], y[:2], 3, TaskRandom(0, range(2)), epochs=50, batch_size=64)
+    [one], [two] = caught, again
+    assert str(one.message) == str(two.message)  # the same for every batch of a run, so that it is shown once
     loss = torch.nn.functional.cross_entropy(head.logits(x).transpose(1, 2), y)
     assert loss > np.log(3)
 
@@ -326,8 +329,7 @@ def test_sgd_of_a_whole_batch_is_that_of_each_task() -> None:
                 [
                     sgd_module._train_one(x[i], y[i], weight[i], bias[i], random.part(slice(i, i + 1)), 32, 5, 0.08)
                     for i in range(len(x))
-                ],
-                dim=1,
+                ]
             )
         ends.append((weight, bias, losses))
     for a, b in zip(*ends, strict=True):

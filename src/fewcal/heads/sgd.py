@@ -46,16 +46,16 @@ def sgd_head(
     bound = 1 / math.sqrt(d)
     start = (random.uniform(n_classes, d + 1, dtype=x.dtype) * 2 - 1) * bound
     weight, bias = start[..., :d].contiguous(), start[..., d:].contiguous()
-    losses = x.new_zeros(2, t)
+    loss = x.new_zeros(t)
     # On a CPU one task at a time, which keeps its points in the cache; on a GPU all at once, which keeps it busy.
     if x.device.type == "cpu":
         for i in range(t):
-            losses[:, i] = _train_one(
+            loss[i] = _train_one(
                 x[i], labels[i], weight[i], bias[i], random.part(slice(i, i + 1)), batch_size, epochs, lr
             )
     else:
-        losses = _train(x, labels, weight, bias, random, batch_size, epochs, lr)
-    _warn_if_diverged(losses[0], losses[1], n_classes, lr)
+        loss = _train(x, labels, weight, bias, random, batch_size, epochs, lr)
+    _warn_if_diverged(loss, n_classes, lr)
     return LinearHead(weight, bias[..., 0])
 
 
@@ -73,7 +73,7 @@ def _train_one(
     m, d = x.shape
     buffer = torch.empty(min(batch_size, m), d, dtype=x.dtype)
     minus = torch.full((1, len(buffer)), -1.0, dtype=x.dtype)
-    losses = torch.zeros(2, dtype=x.dtype)
+    loss = torch.zeros((), dtype=x.dtype)
     orders = torch.empty(0)
     for epoch in range(epochs):
         if epoch % _ORDERS == 0:
@@ -85,13 +85,12 @@ def _train_one(
             xb = torch.index_select(x, 0, rows, out=buffer[:size])
             yb = labels[rows][None]
             slope = torch.softmax(torch.addmm(bias, weight, xb.T), dim=0)
-            for e, which in ((0, 0), (epochs - 1, 1)):
-                if epoch == e:
-                    losses[which] -= slope.gather(0, yb).clamp(min=1e-37).log().sum() / m
+            if epoch == epochs - 1:
+                loss -= slope.gather(0, yb).clamp(min=1e-37).log().sum() / m
             slope.scatter_add_(0, yb, minus[:, :size])
             weight.addmm_(slope, xb, alpha=-lr / size)
             bias.sub_(slope.sum(dim=1, keepdim=True), alpha=lr / size)
-    return losses
+    return loss
 
 
 def _train(
@@ -104,19 +103,17 @@ def _train(
     epochs: int,
     lr: float,
 ) -> Tensor:
-    """Train in place; the mean loss of the first and of the last epoch, `(2, T)`. Logits are `(T, N, B)`."""
+    """Train in place; the mean loss of the last epoch, `(T,)`. Logits are `(T, N, B)`."""
     t, m, d = x.shape
     flat, flat_labels = x.reshape(t * m, d), labels.reshape(t * m)
     offset = (torch.arange(t, device=x.device) * m)[:, None]
     buffer = torch.empty(t * min(batch_size, m), d, dtype=x.dtype, device=x.device)
-    first = last = torch.zeros(t, dtype=x.dtype, device=x.device)
+    loss = torch.zeros(t, dtype=x.dtype, device=x.device)
     orders = torch.empty(0)
     for epoch in range(epochs):
         if epoch % _ORDERS == 0:
             orders = random.permutations(m, _ORDERS)
         order = orders[:, epoch % _ORDERS] + offset
-        watched = epoch in (0, epochs - 1)
-        total = torch.zeros(t, dtype=x.dtype, device=x.device)
         for begin in range(0, m, batch_size):
             rows = order[:, begin : begin + batch_size]
             size = rows.shape[1]
@@ -125,27 +122,22 @@ def _train(
             yb = flat_labels[index].view(t, 1, size)
             # Cross entropy and its gradient by hand: softmax − one-hot, averaged over the batch.
             slope = torch.softmax(torch.baddbmm(bias, weight, xb.mT), dim=1)
-            if watched:
-                total -= slope.gather(1, yb).clamp(min=1e-37).log().sum(dim=(1, 2))
+            if epoch == epochs - 1:
+                loss -= slope.gather(1, yb).clamp(min=1e-37).log().sum(dim=(1, 2)) / m
             slope.scatter_add_(1, yb, slope.new_full((1, 1, 1), -1.0).expand(t, 1, size))
             weight.baddbmm_(slope, xb, alpha=-lr / size)
             bias.sub_(slope.sum(dim=2, keepdim=True), alpha=lr / size)
-        last = total / m
-        if epoch == 0:
-            first = last
-    return torch.stack([first, last])
+    return loss
 
 
-def _warn_if_diverged(first: Tensor, last: Tensor, n_classes: int, lr: float) -> None:
+def _warn_if_diverged(loss: Tensor, n_classes: int, lr: float) -> None:
     guess = math.log(n_classes)  # what equal probabilities cost: a fit that does worse is no fit, however it began
-    bad = ~torch.isfinite(last) | (last > 1.05 * guess)
+    bad = ~torch.isfinite(loss) | (loss > 1.05 * guess)
     if bool(bad.any()):
-        worst = last[bad].max()
+        # No counts and no losses in the message: the same text from every batch is shown once.
         warnings.warn(
-            f"SGD diverged in {int(bad.sum())} of {len(bad)} tasks (training loss {float(first[bad][0]):.3g} after the "
-            f"first epoch, up to {float(worst):.3g} at the end, where a guess has {guess:.3g}): the "
-            f"features are too large for lr={lr:g}. Use l2=True (unit-norm features), a smaller lr, or head='lbfgs' or "
-            "'closed_form'",
+            f"SGD diverged: its training loss ends above {guess:.3g}, that of a guess, in some tasks: the features are "
+            f"too large for lr={lr:g}. Use l2=True (unit-norm features), or head='lbfgs' or 'closed_form'",
             FewcalWarning,
             stacklevel=3,
         )
