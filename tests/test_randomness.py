@@ -66,3 +66,10 @@ def test_filling_a_view_draws_the_same_numbers() -> None:
     TaskRandom(0, [0, 1]).fill_normal(out[:, 1:])
     assert torch.equal(out[:, 1:], TaskRandom(0, [0, 1]).normal(4, 4))
     assert not out[:, 0].any()
+
+
+def test_streams_of_a_task_are_unrelated() -> None:
+    first, second, next_seed = TaskRandom(0, [3]), TaskRandom(0, [3], stream=1), TaskRandom(1, [3])
+    a, b, c = (r.normal(2000)[0] for r in (first, second, next_seed))
+    for x, y in ((a, b), (a, c), (b, c)):
+        assert abs(float(torch.corrcoef(torch.stack([x, y]))[0, 1])) < 0.1

@@ -9,6 +9,7 @@ import torch
 import reference
 from fewcal.bank import BaseBank
 from fewcal.errors import InputError
+from fewcal.estimators import GDCClassifier
 from fewcal.gaussianize import l2_normalise
 from fewcal.methods import make_method
 from fewcal.methods.gdc import GDC
@@ -221,14 +222,16 @@ def test_strangers_are_answered_by_the_plain_classifier(related) -> None:
     assert torch.equal(answers(gdc)[1].argmax(-1), answers(plain)[1].argmax(-1))
     assert not torch.equal(answers(gdc)[0].argmax(-1), answers(plain)[0].argmax(-1))
 
+    fitted = GDCClassifier(bank=bank).fit(support[1].numpy(), y[1].numpy())
+    assert "the plain nearest centroid answers" in str(fitted.explain())
+    assert "the plain" not in str(GDCClassifier(bank=bank).fit(support[0].numpy(), y[0].numpy()).explain())
+
 
 # ---- none of these ----------------------------------------------------------------------------------------------
 
 
 def test_strangers_like_the_base_classes_are_let_through_at_the_promised_rate() -> None:
     """p-values of rows of unseen classes are about uniform near 0, those of the fitted classes are small."""
-    from fewcal.estimators import GDCClassifier
-
     fs = make_features(base=80, val=0, novel=40, rows=30, dim=32, families=40, spread=0.8, relu=False, seed=3)
     bank = BaseBank().fit(fs.base.features, fs.base.require_labels())
     x, y = fs.novel.features, fs.novel.require_labels()
@@ -245,8 +248,6 @@ def test_strangers_like_the_base_classes_are_let_through_at_the_promised_rate() 
 
 
 def test_a_support_row_itself_is_nearer_than_any_base_example(related) -> None:
-    from fewcal.estimators import GDCClassifier
-
     bank, _, novel, labels = related
     support, y, _ = tasks(novel, labels, 1)
     fitted = GDCClassifier(bank=bank).fit(support[0].numpy(), y[0].numpy())
@@ -254,8 +255,6 @@ def test_a_support_row_itself_is_nearer_than_any_base_example(related) -> None:
 
 
 def test_none_of_these_needs_base_classes() -> None:
-    from fewcal.estimators import GDCClassifier
-
     fitted = GDCClassifier().fit(np.eye(3), [0, 1, 2])
     with pytest.raises(InputError, match="give a bank"):
         fitted.other_class_share(np.eye(3))

@@ -168,10 +168,16 @@ def labels_fingerprint(labels: np.ndarray) -> str:
     return hashlib.sha256(_integer_labels(labels).astype("<i8").tobytes()).hexdigest()
 
 
-def sample_episodes(labels: np.ndarray, spec: EpisodeSpec, task_ids: Sequence[int] | range | np.ndarray) -> Episodes:
+def sample_episodes(
+    labels: np.ndarray,
+    spec: EpisodeSpec,
+    task_ids: Sequence[int] | range | np.ndarray,
+    names: Sequence[str] | None = None,
+) -> Episodes:
     """Tasks `task_ids` of the endless list that (labels, spec) defines.
 
     labels (R,) are any integers; classes may have different sizes. Support and query of a task never share a row.
+    `names` of labels 0..C-1 make errors readable.
 
     >>> labels = np.repeat([10, 20, 30], 8)
     >>> spec = EpisodeSpec(way=2, shot=1, query=3, seed=0)
@@ -183,7 +189,7 @@ def sample_episodes(labels: np.ndarray, spec: EpisodeSpec, task_ids: Sequence[in
     True
     """
     labels = _integer_labels(labels)
-    pool = _Pool(labels, spec)
+    pool = _Pool(labels, spec, names)
     ids = np.asarray(task_ids)
     if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
         raise InputError(f"task_ids must be a list of integers; got {ids.dtype} of shape {ids.shape}")
@@ -214,7 +220,7 @@ def _integer_labels(labels: np.ndarray) -> np.ndarray:
 class _Pool:
     """The rows of each class: `order[start[c] : start[c] + size[c]]` are those of label `values[c]`."""
 
-    def __init__(self, labels: np.ndarray, spec: EpisodeSpec) -> None:
+    def __init__(self, labels: np.ndarray, spec: EpisodeSpec, names: Sequence[str] | None = None) -> None:
         self.values, self.size = np.unique(labels, return_counts=True)
         self.order = np.argsort(labels, kind="stable")
         self.start = np.cumsum(self.size) - self.size
@@ -225,8 +231,9 @@ class _Pool:
         if short.size:
             c = short[0]
             others = f" (and {short.size - 1} more classes)" if short.size > 1 else ""
+            name = self.values[c] if names is None else repr(names[self.values[c]])
             raise InputError(
-                f"class {self.values[c]} has {self.size[c]} rows{others}, but {spec.shot} shots and {spec.query} "
+                f"class {name} has {self.size[c]} rows{others}, but {spec.shot} shots and {spec.query} "
                 f"queries need {spec.rows_per_class}; lower --query or --shot"
             )
 

@@ -187,7 +187,7 @@ def evaluate(
     if episodes is not None:
         episodes, protocol = _fixed_tasks(episodes, labels, protocol)
     else:
-        sample_episodes(labels, protocol.spec, range(1))  # refuses classes or rows that do not suffice
+        sample_episodes(labels, protocol.spec, range(1), split.classes)  # refuses classes or rows that do not suffice
     chosen = pick_device(device)
     # The kind of device counts: CPU and CUDA draw other samples from the same seed.
     identity = _identity(fs, protocol, named, episodes) | {"device": chosen.type}

@@ -205,6 +205,12 @@ def explain_calibration(method: GDC, bank: BaseBank, support: Tensor, codes: np.
             )
         )
     warnings = _summary(by_class, trust)
+    if method.answers_plainly(support[None]):
+        warnings.insert(
+            0,
+            "the support resembles no base class, so neither calibration nor whitening was used: the plain nearest "
+            "centroid answers; add base classes of the same domain",
+        )
     return Explanation(points, by_class, method.params.metric, typical, far, trust, warnings)
 
 

@@ -170,4 +170,5 @@ def nearest_names(name: str, known: Any) -> str:
     close = get_close_matches(str(name), list(known), n=3, cutoff=0.5)
     if close:
         return f"; did you mean {' or '.join(repr(c) for c in close)}?"
-    return f"; known: {', '.join(sorted(map(str, known)))}"
+    names = [str(k) for k in (sorted(known) if isinstance(known, set) else known)]
+    return f"; known: {', '.join(names[:12])}" + (f", … ({len(names)} in all)" if len(names) > 12 else "")

@@ -41,6 +41,8 @@ class TaskRandom:
         Index of each task in the run, `(T,)`.
     device : torch.device
         Where the numbers are made.
+    stream : int
+        Another number gives an unrelated stream, for another stage of the same task.
 
     Examples
     --------
@@ -50,22 +52,26 @@ class TaskRandom:
     True
     """
 
-    def __init__(self, seed: int, tasks: Sequence[int] = (0,), device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, seed: int, tasks: Sequence[int] = (0,), device: torch.device | str = "cpu", stream: int = 0
+    ) -> None:
         self.seed = int(seed)
         self.tasks = [int(t) for t in tasks]
         self.device = torch.device(device)
+        self.stream = stream
 
     @cached_property
     def generators(self) -> list[torch.Generator]:
         """One generator for each task, made when the first number is drawn: methods without randomness need none."""
-        return [torch.Generator(device=self.device).manual_seed(mix(self.seed, t) & (_MASK >> 1)) for t in self.tasks]
+        seeds = [mix(self.seed, t, *[self.stream] * bool(self.stream)) & (_MASK >> 1) for t in self.tasks]
+        return [torch.Generator(device=self.device).manual_seed(seed) for seed in seeds]
 
     def __len__(self) -> int:
         return len(self.tasks)
 
     def part(self, tasks: slice) -> TaskRandom:
         """The streams of some of the tasks, as far as they have been used."""
-        out = TaskRandom(self.seed, (), self.device)
+        out = TaskRandom(self.seed, (), self.device, self.stream)
         out.tasks, out.generators = self.tasks[tasks], self.generators[tasks]
         return out
 

@@ -41,12 +41,14 @@ def fit_from_files(
         if key not in known:
             raise InputError(f"gdc has no parameter {key!r}{nearest_names(key, known)}")
     rows = load_split(support, labelled=True)
-    names = np.array(rows.classes, dtype=object)[rows.require_labels()]
+    # Labels that were integers in the file are integers in the answers.
+    classes = np.array(rows.classes if rows.named else [int(c) for c in rows.classes])
+    names = classes[rows.require_labels()]
     loaded = None if bank is None else BaseBank.load(bank)
     classifier = GDCClassifier(
         bank=loaded, preset=preset or "default", device=device, random_state=seed, **changes.get("gdc", {})
     )
-    return classifier.fit(rows.float32(), names.astype(str)), rows
+    return classifier.fit(rows.float32(), names), rows
 
 
 def predict_rows(classifier: Any, query: str | os.PathLike[str], reject: float | None = None) -> dict[str, Any]:

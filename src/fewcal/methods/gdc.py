@@ -87,6 +87,17 @@ class GDC(Method):
             return task_trust(support, self.bank, self.params.k)
         return support.new_full((len(support),), float(self.params.trust))
 
+    def strangers(self, support: Tensor) -> Tensor | None:
+        """Tasks left to the plain nearest centroid, `(T,)` bool; `None` where no task can be."""
+        if self.params.trust != "auto" or self.params.head != "closed_form":
+            return None
+        return kinship(support, self.bank) <= 0
+
+    def answers_plainly(self, support: Tensor) -> bool:
+        """Whether all tasks are left to the plain nearest centroid."""
+        found = self.strangers(support)
+        return found is not None and bool(found.all())
+
     def calibrate(self, support: Tensor, labels: Tensor | None = None) -> Calibration:
         """Neighbours, weights and calibrated means of support points `(T, S, D)` (eq. 4-8).
 
@@ -134,10 +145,8 @@ class GDC(Method):
             head = self._head(support, labels, n_classes, found, shrunk, random, shared)
             if p.query_pull:
                 head = PulledHead(head, self, p.query_pull * self.trust(support))
-            if p.trust != "auto" or p.head != "closed_form":
-                return head
-            strangers = kinship(support, self.bank) <= 0
-            if not bool(strangers.any()):
+            strangers = self.strangers(support)
+            if strangers is None or not bool(strangers.any()):
                 return head
             back = unwhitening(self.bank)
             means = class_means(l2_normalise(support @ back), labels, n_classes)
@@ -171,7 +180,7 @@ class GDC(Method):
         if p.head == "lbfgs":
             return lbfgs_head(x, y, n_classes, C=p.C)
         if p.head == "sgd":
-            return sgd_head(x, y, n_classes, TaskRandom(random.seed + 1, random.tasks, random.device))
+            return sgd_head(x, y, n_classes, TaskRandom(random.seed, random.tasks, random.device, stream=1))
         return SklearnHead(p.head, x, y, n_classes)
 
     def _calibrated(self, support: Tensor, labels: Tensor) -> tuple[Calibration, ShrunkCovariance]:
