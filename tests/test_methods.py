@@ -370,7 +370,7 @@ def test_cosine_ignores_length(relu_world: World) -> None:
     ("name", "settings_", "words"),
     [
         ("gcd", {}, "method 'gcd' is unknown; did you mean 'gdc'"),
-        ("zzzz", {}, "method 'zzzz' is unknown; known: cosine, dc, gdc"),
+        ("zzzz", {}, "method 'zzzz' is unknown; known: ncm, simpleshot, lr"),
         ("dc", {"beat": 1}, "method 'dc' has no parameter 'beat'; did you mean 'beta'"),
         ("gdc", {"alpa1": 1}, "GDC has no parameter 'alpa1'; did you mean 'alpha1'"),
         ("gdc", {"preset": "papr"}, "preset 'papr' is unknown; did you mean 'paper'"),
