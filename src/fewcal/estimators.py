@@ -408,7 +408,7 @@ class GDCClassifier(ClassifierMixin, BaseEstimator):
             labels = torch.from_numpy(codes).to(device)
             random = TaskRandom(seed_from(self.random_state), device=device)
             head = method.fit(support[None], labels[None], len(self.classes_), random)
-            self._explanation = explain_calibration(method, bank, support, codes, self.classes_.tolist())
+            self._explanation = explain_calibration(method, support, codes, self.classes_.tolist())
             self._centroids = class_means(support[None], labels[None], len(self.classes_))[0].cpu()
             self._resemblance = base_resemblance(self._centroids.to(device), method.bank).cpu()
         assert method._transform is not None

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from fewcal.bank import BaseBank
 from fewcal.calibrate import squared_distances, unit_distance
-from fewcal.gaussianize import l2_normalise
 from fewcal.methods.gdc import GDC
+from fewcal.trust import simulated_rows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -156,12 +156,12 @@ def no_bank_explanation() -> Explanation:
     return Explanation([], [], "none", float("nan"), float("nan"), 0.0, [words])
 
 
-def explain_calibration(method: GDC, bank: BaseBank, support: Tensor, codes: np.ndarray, classes: list) -> Explanation:
+def explain_calibration(method: GDC, support: Tensor, codes: np.ndarray, classes: list) -> Explanation:
     """Explain a prepared method on support points `(S, D)` in its space, with classes `codes (S,)` into `classes`."""
     found = method.calibrate(support[None], torch.from_numpy(codes).to(support.device)[None])
     trust = float(method.trust(support[None]))
     seen = method.bank
-    typical, far = _typical_distance(seen), _far_distance(method, bank)
+    typical, far = _typical_distance(seen), _far_distance(seen)
     nearest = squared_distances(support, seen.means).amin(dim=1).sqrt()
     moved = (found.mean[0] - support).norm(dim=1)
     columns = (found.index, found.distances, found.weights, found.normalised)
@@ -251,50 +251,20 @@ def _typical_distance(seen: BaseBank) -> float:
     return max(float(seen.pooled_covariance().diagonal().sum()) ** 0.5, 1e-12)
 
 
-def _far_distance(method: GDC, bank: BaseBank) -> float:
-    """Distance to the nearest base class beyond which a point has no relatives there; computed once per space."""
-    seen = method.bank
+def _far_distance(seen: BaseBank) -> float:
+    """Distance to the nearest base class beyond which a point has no relatives there.
+
+    Measured on simulated base examples and the base classes that are not their own, so that it does not depend on
+    whether a bank kept its rows.
+    """
 
     def make() -> float:
         if len(seen) < 2:
             return 2 * _typical_distance(seen)
-        found = _held_out_distances(method, bank) if bank.has_rows else _expected_distances(seen, bank)
-        return float(found.quantile(FAR_QUANTILE))
+        classes = torch.linspace(0, len(seen) - 1, min(len(seen), _CLASSES_LOOKED_AT)).long()
+        rows = simulated_rows(seen, classes, _ROWS_PER_CLASS, torch.Generator().manual_seed(0))
+        d = squared_distances(rows, seen.means)
+        d[torch.arange(len(classes)), :, classes] = torch.inf
+        return float(d.amin(dim=-1).flatten().sqrt().quantile(FAR_QUANTILE))
 
-    return cast(float, bank._cached(("far", method.space, method.params.transform_base), make))
-
-
-def _held_out_distances(method: GDC, bank: BaseBank) -> Tensor:
-    """Distances of some base rows to the nearest base class that is not their own."""
-    seen = method.bank
-    out = []
-    for i in np.unique(np.linspace(0, len(bank) - 1, _CLASSES_LOOKED_AT).astype(int)).tolist():
-        rows = bank.rows(i)
-        some = np.unique(np.linspace(0, len(rows) - 1, _ROWS_PER_CLASS).astype(int))
-        z = rows[torch.from_numpy(some).to(rows.device)].float()
-        if bank.transform is None and method.params.transform_base:
-            z = method.transform(z, "base X")
-        elif seen.transform is not None and seen.transform.whitening is not None and not bank.is_whitened:
-            z = l2_normalise(z @ seen.transform.whitening)
-        d = squared_distances(z, seen.means)
-        d[:, i] = torch.inf
-        out.append(d.amin(dim=1).sqrt())
-    return torch.cat(out)
-
-
-def _expected_distances(seen: BaseBank, bank: BaseBank) -> Tensor:
-    """The same from moments alone, for a bank that kept no rows: one distance for each base class.
-
-    A row lies at the class mean plus scatter: d² = u² + tr S_w for class means u apart. On the unit sphere of a
-    whitened bank, rows point ρ < 1 of the way along their mean: d² = 2 − 2ρ(1 − u²/2).
-    """
-    between = squared_distances(seen.means, seen.means).fill_diagonal_(torch.inf).amin(dim=1)
-    if not seen.is_whitened:
-        return (between + seen.pooled_covariance().diagonal().sum()).sqrt()
-    if bank.is_whitened:
-        return between.sqrt()  # what scatter there was has been normalised away
-    assert seen.transform is not None
-    w = cast(Tensor, seen.transform.whitening)
-    within = (w * (bank.pooled_covariance() @ w)).sum()
-    along = (bank.means @ w).square().sum(dim=1) @ (bank.counts / bank.counts.sum())
-    return (2 - 2 * (along / (along + within)).sqrt() * (1 - between / 2)).sqrt()
+    return cast(float, seen._cached("far", make))

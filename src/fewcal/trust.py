@@ -112,7 +112,7 @@ def simulated_rows(bank: BaseBank, classes: Tensor, draws: int, random: torch.Ge
     rows = source.means[classes.to(bank.device), None] + ((noise @ vectors) * values.sqrt()) @ vectors.T
     if bank.transform is None or bank.transform.whitening is None:
         return rows
-    return l2_normalise(rows @ bank.transform.whitening)
+    return l2_normalise(rows if bank.origin is None else rows @ bank.transform.whitening)
 
 
 def base_resemblance(prototypes: Tensor, bank: BaseBank) -> Tensor:
