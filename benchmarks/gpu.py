@@ -39,7 +39,7 @@ def main() -> None:
     if not torch.cuda.is_available():
         raise SystemExit("no CUDA device")
     warnings.simplefilter("ignore")
-    features = FeatureSet.load(options.features) if options.features else make_features(rows=600, dim=640, spread=3.0)
+    features = FeatureSet.load(options.features) if options.features else make_features(rows=600, dim=640, spread=1.5)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, D={features.dimension}, n=750 a class\n")
     for shot in (1, 5):
         print(f"5-way {shot}-shot, {options.tasks} tasks")

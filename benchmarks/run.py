@@ -82,7 +82,7 @@ def main() -> None:
         family = Path(options.features).name.split("-")[0]
         preset = family if family in ("cub", "dogs", "mini2cub") else "mini"
     else:
-        features, preset = make_features(rows=600, dim=640, spread=3.0), "mini"
+        features, preset = make_features(rows=600, dim=640, spread=1.5), "mini"
     machine = f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
     print(f"{machine}, torch {torch.__version__}, {options.device}")
     rows = len(features.split("base"))
@@ -95,7 +95,7 @@ def main() -> None:
         runs = {
             "dc": (make_method("dc"), options.tasks),
             "gdc sampled + L-BFGS": (make_method("gdc", name, head="lbfgs", n_per="class"), options.tasks),
-            "gdc paper's SGD": (make_method("gdc", name, head="sgd", n_per="class"), max(8, options.tasks // 4)),
+            "gdc paper's SGD": (make_method("gdc", name, head="sgd", n_per="class"), max(20, options.tasks // 2)),
             "gdc closed form": (make_method("gdc", name, head="closed_form"), options.tasks * 10),
             "gdc whitened": (make_method("gdc", "default"), options.tasks * 100),
         }
