@@ -5,7 +5,6 @@ Exit codes: 0 done; 1 a bug in fewcal; 2 wrong options or input; 3 the surroundi
 
 from __future__ import annotations
 
-import json
 import sys
 import warnings
 from dataclasses import replace
@@ -383,12 +382,10 @@ def explain(
 
 
 def _write_json(path: Path | None, value: Any) -> None:
-    if path is None:
-        return
-    from fewcal.atomic import atomic_path
+    from fewcal.atomic import write_json
 
-    with atomic_path(path) as temporary:
-        temporary.write_text(json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n", encoding="utf-8")
+    if path is not None:
+        write_json(path, value)
 
 
 def _cell(value: Any) -> str:

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 
 from fewcal._version import __version__
-from fewcal.atomic import atomic_path
+from fewcal.atomic import atomic_path, write_json
 from fewcal.engine import Block
 from fewcal.errors import FileFormatError, InputError
 from fewcal.evaluation import Protocol, Results
@@ -77,14 +77,14 @@ class Run:
             "identity": plain,
         }
         run = cls(folder, config)
-        run._write_json("config.json", config)
+        write_json(folder / "config.json", config)
         return run
 
     def plan(self, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """The plan that this run began with, or a new one."""
         if "plan" not in self.config:
             self.config["plan"] = make()
-            self._write_json("config.json", self.config)
+            write_json(self.folder / "config.json", self.config)
         return dict(self.config["plan"])
 
     def results(self) -> Results | None:
@@ -122,8 +122,8 @@ class Run:
     def finish(self, results: Results, env: dict[str, Any]) -> None:
         """Write the results and drop the blocks."""
         summary = results.summary()
-        self._write_json("environment.json", env)
-        self._write_json("summary.json", summary)
+        write_json(self.folder / "environment.json", env)
+        write_json(self.folder / "summary.json", summary)
         with atomic_path(self.folder / "summary.md") as temporary:
             temporary.write_text(markdown(summary), encoding="utf-8")
         _write_parquet(self.folder / "tasks.parquet", results)
@@ -133,10 +133,6 @@ class Run:
         shutil.rmtree(self.folder / "blocks", ignore_errors=True)
         for left in self.folder.glob(".*.tmp"):  # of earlier starts that were killed while they wrote
             left.unlink(missing_ok=True)
-
-    def _write_json(self, name: str, value: Any) -> None:
-        with atomic_path(self.folder / name) as temporary:
-            temporary.write_text(json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n", encoding="utf-8")
 
 
 def load_run(folder: str | Path) -> Results:
