@@ -1,0 +1,110 @@
+"""The `fewcal` command: reads options, calls the library, prints. No logic of its own.
+
+One module for each group of commands; each adds its own by `register`.
+Exit codes: 0 done; 1 a bug in fewcal; 2 wrong options or input; 3 the surroundings failed (disk, cluster); 130 Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from fewcal.cli import evaluate, features, use
+from fewcal.cli.options import Json, Quiet
+from fewcal.cli.printing import write_json
+from fewcal.errors import FewcalError, FileFormatError, InputError
+
+# Some releases of typer stand on click and some bring their own copy of it: its errors are found through typer.
+_UsageError: type[Any] = typer.BadParameter.__mro__[1]
+
+app = typer.Typer(
+    name="fewcal",
+    help="Few-shot classification by distribution calibration.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+@app.callback()
+def _root(debug: Debug = False) -> None:
+    # `--debug` is read in `main`, where errors end up.
+    pass
+
+
+@app.command()
+def version(json_file: Json = None, quiet: Quiet = False) -> None:
+    """Print versions of fewcal and what it stands on."""
+    import numpy
+    import torch
+
+    from fewcal import __version__
+
+    facts = {
+        "fewcal": __version__,
+        "python": sys.version.split()[0],
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+    }
+    write_json(json_file, facts)
+    if not quiet:
+        print("\n".join(f"{k} {v if v is not None else 'none'}" for k, v in facts.items()))
+
+
+for commands in (features, evaluate, use):
+    commands.register(app)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Entry point: errors become one line and an exit code."""
+    arguments = sys.argv[1:] if argv is None else argv
+    debug = "--debug" in arguments
+    arguments = [a for a in arguments if a != "--debug"]
+    warnings.showwarning = _show_warning  # type: ignore[assignment]
+    # joblib's advice about blocks that were given up: whatever made us give them up is told in its own line.
+    warnings.filterwarnings("ignore", message=r"\d+ tasks which were still being processed")
+    try:
+        code = app(args=arguments, prog_name="fewcal", standalone_mode=False)
+    except (typer.Abort, KeyboardInterrupt):
+        code = 130
+    except Exception as error:
+        if debug:
+            raise
+        _fail(*_told(error))
+    if code == 130:  # typer's own answer to Ctrl-C
+        kept = any(a == "--out" or a.startswith("--out=") for a in arguments)
+        _fail("interrupted" + ("; continue with the same command and --resume" if kept else ""), 130)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _told(error: Exception) -> tuple[str, int]:
+    """An error as a line and an exit code."""
+    if isinstance(error, _UsageError):
+        message = error.format_message()
+        command = error.ctx.command_path if error.ctx is not None else "fewcal"
+        # A command without any argument has printed its help already and has no message.
+        return (f"{message.rstrip('.')}; see `{command} --help`" if message else ""), 2
+    if isinstance(error, InputError | FileFormatError):
+        unwritable = isinstance(error, InputError) and isinstance(error.__cause__, OSError)
+        return str(error), 3 if unwritable else 2
+    if isinstance(error, FewcalError | OSError | MemoryError):
+        return str(error) or type(error).__name__, 3
+    return f"unexpected {type(error).__name__}: {error} (run again with --debug and report it)", 1
+
+
+def _show_warning(
+    message: Warning | str, category: type[Warning], filename: str, line: int, *_: Any, **__: Any
+) -> None:
+    print(f"warning: {' '.join(str(message).split())}", file=sys.stderr)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    if line := " ".join(message.split()):
+        print(f"fewcal: {line}", file=sys.stderr)
+    sys.exit(code)

@@ -1,0 +1,151 @@
+"""`fewcal features`, `fewcal bank`, `fewcal presets`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fewcal.cli.options import Json, Quiet, complete_preset
+from fewcal.cli.printing import cell, flat, table, write_json
+from fewcal.errors import InputError
+
+features_app = typer.Typer(no_args_is_help=True, help="Look at feature sets.")
+bank_app = typer.Typer(no_args_is_help=True, help="Build and inspect banks of base classes.")
+presets_app = typer.Typer(no_args_is_help=True, help="Named parameter sets of GDC.")
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands to the application."""
+    app.add_typer(features_app, name="features")
+    app.add_typer(bank_app, name="bank")
+    app.add_typer(presets_app, name="presets")
+
+
+@features_app.command("info")
+def features_info_command(
+    folder: Annotated[Path, typer.Argument(help="Folder with base, val and novel files.")],
+    json_file: Json = None,
+    quiet: Quiet = False,
+) -> None:
+    """Classes, rows, dimension, sign, sparsity, scale, duplicates and class leaks of a feature set."""
+    from fewcal.features import FeatureSet
+    from fewcal.features.info import features_info
+
+    facts = features_info(FeatureSet.load(folder, allow_leaks=True))
+    write_json(json_file, facts)
+    if quiet:
+        return
+    columns = {name: flat(split) for name, split in facts["splits"].items()}
+    keys = dict.fromkeys(k for column in columns.values() for k in column)
+    table(["", *columns], [[k, *(cell(c.get(k)) for c in columns.values())] for k in keys])
+    if across := facts["across"]:
+        rows = [[k, str(v["duplicate_rows"]), cell(v["shared_classes"])] for k, v in across.items()]
+        table(["between splits", "duplicate rows", "shared classes"], rows)
+    for line in facts["warnings"]:
+        print(f"warning: {line}")
+
+
+@bank_app.command("build")
+def bank_build(
+    source: Annotated[Path, typer.Argument(help="Feature folder (its base split is taken) or one labelled file.")],
+    out: Annotated[Path, typer.Option(help="Where the bank goes (.safetensors).")],
+    preset: Annotated[
+        str | None,
+        typer.Option(
+            help="Build it in the space of this preset. Without: raw, for any preset.", autocompletion=complete_preset
+        ),
+    ] = None,
+    rank: Annotated[
+        int | None, typer.Option(help="Keep this many directions of each class instead of its rows; 0: moments only.")
+    ] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32 or float16 storage of rows.")] = None,
+    json_file: Json = None,
+    quiet: Quiet = False,
+) -> None:
+    """Build a bank from base classes and save it."""
+    from fewcal.bank import BaseBank
+    from fewcal.features import FeatureSet, load_split
+    from fewcal.gaussianize import fit_gaussianization
+    from fewcal.presets import get_preset
+
+    split = FeatureSet.load(source, ["base"]).split("base") if source.is_dir() else load_split(source, labelled=True)
+    labels = split.require_labels()
+    transform = None
+    if preset is not None:
+        import torch
+
+        p = get_preset(preset)
+        if not p.transform_base:
+            raise InputError(f"preset {preset!r} takes base rows as they are: build the bank without --preset")
+        rows = torch.from_numpy(split.float32())
+        transform = fit_gaussianization(rows, p.beta, p.kind, p.center, p.l2, p.eps)
+    elif rank is not None:
+        raise InputError("--rank drops the rows, so the space must be fixed: give --preset as well")
+    bank = BaseBank(rank, dtype, transform)
+    bank.fit(split.features, [split.classes[i] for i in labels])
+    bank.source = split.fingerprint()
+    bank.save(out)
+    facts = _bank_facts(bank) | {"file": str(out), "bytes": out.stat().st_size}
+    write_json(json_file, facts)
+    if not quiet:
+        table(None, [[k, cell(v)] for k, v in facts.items()])
+
+
+@bank_app.command("info")
+def bank_info(
+    file: Annotated[Path, typer.Argument(help="A bank.")], json_file: Json = None, quiet: Quiet = False
+) -> None:
+    """What a bank holds."""
+    from fewcal.bank import BaseBank
+
+    facts = _bank_facts(BaseBank.load(file)) | {"file": str(file), "bytes": file.stat().st_size}
+    write_json(json_file, facts)
+    if not quiet:
+        table(None, [[k, cell(v)] for k, v in facts.items()])
+
+
+def _bank_facts(bank: Any) -> dict[str, Any]:
+    counts = bank.counts
+    explained = bank.explained
+    kept = "rows" if bank.has_rows else f"{bank.rank} directions a class" if bank.rank else "moments only"
+    return {
+        "classes": [str(c) for c in bank.classes],
+        "number of classes": len(bank),
+        "rows": bank.n_rows,
+        "rows per class": f"{int(counts.min())} to {int(counts.max())}",
+        "features": bank.dim,
+        "kept": kept,
+        "explained share": f"{float(explained.min()):.3f} to {float(explained.max()):.3f}" if bank.rank else None,
+        "transform": bank.transform.settings() if bank.transform is not None else "raw",
+        "fingerprint": bank.fingerprint,
+        "source": bank.source,
+    }
+
+
+@presets_app.command("list")
+def presets_list(json_file: Json = None, quiet: Quiet = False) -> None:
+    """All presets, a line each."""
+    from fewcal.presets import describe_preset, list_presets
+
+    found = {name: describe_preset(name).summary for name in list_presets()}
+    write_json(json_file, found)
+    if not quiet:
+        table(["preset", "what it is"], [[k, v] for k, v in found.items()])
+
+
+@presets_app.command("show")
+def presets_show(
+    name: Annotated[str, typer.Argument(autocompletion=complete_preset)], json_file: Json = None, quiet: Quiet = False
+) -> None:
+    """Parameters of a preset and how it settles what the paper leaves open."""
+    from fewcal.presets import describe_preset
+
+    preset = describe_preset(name)
+    values = preset.params.as_dict()
+    write_json(json_file, {"name": name, "summary": preset.summary, "params": values, "resolves": preset.resolves})
+    if not quiet:
+        print(f"{name}: {preset.summary}\n")
+        table(["parameter", "value"], [[k, cell(v)] for k, v in values.items()])
+        table(["open question", f"{name} takes"], [[k, v] for k, v in preset.resolves.items()])
