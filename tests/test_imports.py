@@ -89,7 +89,19 @@ ORDER = [
         "engine",
         "scale",
     ),
-    *("evaluation", "runs", "explain", "estimators", "sampler", "serving", "progress", "demo", "cli", "__main__"),
+    *(
+        "evaluation",
+        "runs",
+        "explain",
+        "estimators",
+        "sampler",
+        "serving",
+        "progress",
+        "report",
+        "demo",
+        "cli",
+        "__main__",
+    ),
 ]
 
 
