@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -107,20 +107,29 @@ class Engine:
         self.job = job
         self.device = torch.device(job.device)
         self.threads = torch.get_num_threads() if self.device.type == "cpu" else 1
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool: list[ThreadPoolExecutor] = []  # none before its first use; a list, so that copies share it
         self._pool_lock = threading.Lock()
         reuse_memory()
-        bank = None
-        if job.base is not None:
-            bank = BaseBank().fit(*job.base).to(self.device)
+        self.bank = None if job.base is None else BaseBank().fit(*job.base).to(self.device)
         # Not `from_numpy`: arrays that come from a file or another process may be read-only.
-        raw = as_features(job.features, "features", device=self.device, check=False)
+        self._raw = as_features(job.features, "features", device=self.device, check=False)
+        self._prepare()
+
+    def _prepare(self) -> None:
         # Copies: the job, and the caller's methods in it, must not carry a prepared bank along to every worker.
-        self.methods = {name: copy.copy(method).prepare(bank) for name, method in job.methods.items()}
+        self.methods = {name: copy.copy(method).prepare(self.bank) for name, method in self.job.methods.items()}
         self.features: dict[Hashable, Tensor] = {}
         for method in self.methods.values():
             if method.space not in self.features:
-                self.features[method.space] = method.transform(raw, "features")
+                self.features[method.space] = method.transform(self._raw, "features")
+
+    def with_methods(self, methods: dict[str, Method]) -> Engine:
+        """An engine for other methods on the same tasks; bank, raw features and threads are shared with this one."""
+        other = copy.copy(self)
+        other.job = replace(self.job, methods=methods, batches={})
+        other._prepare()
+        other.job = replace(other.job, batches=other.batch_sizes())
+        return other
 
     def plan(self) -> dict[str, Any]:
         """What is settled when a run begins, and kept with it: borders, batches, parameters as this bank has them."""
@@ -209,14 +218,14 @@ class Engine:
         if threads == 1:
             return map(function, parts)
         with self._pool_lock:  # blocks may be asked for by several threads
-            if self._pool is None:
+            if not self._pool:
                 before = torch.get_num_threads()
                 pool = ThreadPoolExecutor(self.threads, initializer=torch.set_num_threads, initargs=(1,))
                 together = threading.Barrier(self.threads)
                 list(pool.map(lambda _: together.wait(), range(self.threads)))  # starts them all
                 torch.set_num_threads(before)  # the threads' own setting also became the default of new ones
-                self._pool = pool
-        return self._pool.map(function, parts)
+                self._pool.append(pool)
+        return self._pool[0].map(function, parts)
 
     def _clock(self) -> float:
         if self.device.type == "cuda":
