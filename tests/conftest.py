@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 from threadpoolctl import threadpool_limits
 
+from browser import CHROMIUM, Browser
 from fewcal.bank import BaseBank
 
 # Tests are small and run side by side: more threads than cores make them many times slower.
@@ -93,3 +95,12 @@ def world(request: pytest.FixtureRequest) -> World:
     name = "relu_world" if request.param.startswith("relu") else "signed_world"
     found: World = request.getfixturevalue(name)
     return found
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """Chromium without a window; tests that need it are skipped where it is missing."""
+    if CHROMIUM is None:
+        pytest.skip("needs chromium (Debian: apt install chromium)")
+    with Browser() as one:
+        yield one

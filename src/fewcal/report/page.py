@@ -128,6 +128,7 @@ class Page:
                 raise InputError(f"a row of the table has {len(row)} cells, its header {len(header)}")
         name = self._id(caption or "table")
         numeric = [_is_numeric([row[i] for row in rows]) for i in range(len(header))]
+        rows = list(zip(*(_aligned(column) for column in zip(*rows, strict=True)), strict=True))
         kinds = [' class="num"' if n else "" for n in numeric]
         out = [f'<div class="scroll" role="region" tabindex="0" aria-labelledby="{name}">']
         out.append(f"<table{' data-sortable' if sortable and len(rows) > 1 else ''}>")
@@ -320,6 +321,20 @@ def _sort_number(cell: Cell) -> float | None:
         return None
     number = float(value)
     return None if math.isnan(number) else number
+
+
+def _aligned(column: Sequence[Value]) -> list[Value]:
+    """A column whose plain floats all have as many decimals as the one that needs most.
+
+    >>> [c.text for c in _aligned([70.25, 60.0])]
+    ['70.25', '60.00']
+    """
+    floats = [v for v in column if isinstance(v, float) and math.isfinite(v)]
+    texts = [_shown(v) for v in floats]
+    if any("e" in t for t in texts):
+        return list(column)
+    decimals = max((len(t.partition(".")[2]) for t in texts), default=0)
+    return [Cell(f"{v:.{decimals}f}", sort=v) if isinstance(v, float) and math.isfinite(v) else v for v in column]
 
 
 def _is_numeric(column: Sequence[Value]) -> bool:
