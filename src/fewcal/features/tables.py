@@ -1,0 +1,43 @@
+"""Small tables of text: CSV with a header."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+
+from fewcal.errors import FileFormatError, InputError
+
+
+def read_csv(path: Path, need: Sequence[str] = ()) -> dict[str, list[str]]:
+    """The columns of a CSV file with a header, as text; `need` names those that must be there.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = Path(folder) / "list.csv"
+    ...     _ = file.write_text("path,label\\na.jpg,cat\\n")
+    ...     read_csv(file, ["path"])
+    {'path': ['a.jpg'], 'label': ['cat']}
+    """
+    if not path.is_file():
+        raise InputError(f"{path} does not exist")
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:  # spreadsheets write a byte-order mark
+            rows = [row for row in csv.reader(file) if row]
+    except UnicodeDecodeError as error:
+        raise FileFormatError(f"{path} is not UTF-8 text ({error.reason}); save it as CSV UTF-8") from error
+    except csv.Error as error:
+        raise FileFormatError(f"{path} cannot be read as CSV ({error})") from error
+    if not rows:
+        raise FileFormatError(f"{path} is empty; it needs a header and at least one row")
+    header = [name.strip().lower() for name in rows[0]]
+    if missing := [name for name in need if name not in header]:
+        raise FileFormatError(
+            f"{path} has no column {missing[0]!r} (its first line: {', '.join(rows[0][:6])}); add a header line"
+        )
+    for number, row in enumerate(rows[1:], 2):
+        if len(row) != len(header):
+            raise FileFormatError(f"{path}: row {number} has {len(row)} fields and the header {len(header)}")
+    if len(rows) == 1:
+        raise FileFormatError(f"{path} has a header but no rows")
+    return {name: [row[i] for row in rows[1:]] for i, name in enumerate(header)}
