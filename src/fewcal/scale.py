@@ -9,6 +9,7 @@ import os
 import re
 from asyncio import CancelledError
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from fewcal.engine import Block, Engine, Job, run_block
@@ -61,6 +62,13 @@ def _joblib(job: Job, todo: Sequence[tuple[int, int]], n_jobs: int) -> Iterator[
 
 
 def _dask(job: Job, todo: Sequence[tuple[int, int]], scheduler: str) -> Iterator[Block]:
+    with dask_client(scheduler) as client:
+        yield from _on_client(client, job, todo, scheduler)
+
+
+@contextmanager
+def dask_client(scheduler: str) -> Iterator[Any]:
+    """A Dask client for the scheduler at an address, or for "local:N": N worker processes of its own."""
     try:
         from distributed import Client, LocalCluster
     except ImportError as error:
@@ -78,7 +86,7 @@ def _dask(job: Job, todo: Sequence[tuple[int, int]], scheduler: str) -> Iterator
                 f"no Dask scheduler answers at {scheduler!r} ({error}); start one with `dask scheduler`, "
                 "or use 'local:N' for workers on this machine"
             ) from error
-        yield from _on_client(client, job, todo, scheduler)
+        yield client
     finally:
         if client is not None:
             client.close()
@@ -86,20 +94,25 @@ def _dask(job: Job, todo: Sequence[tuple[int, int]], scheduler: str) -> Iterator
             cluster.close()
 
 
+def ship(client: Any, value: Any, scheduler: str) -> Any:
+    """A future of `value` on every worker; one that joins later takes it from another."""
+    try:
+        client.wait_for_workers(1, timeout=_WORKERS)
+        [shipped] = client.scatter([value], broadcast=True, hash=False)
+    except (OSError, ValueError) as error:  # a timeout is an OSError
+        raise FewcalError(
+            f"the Dask cluster at {scheduler!r} has no workers or is gone ({type(error).__name__}); "
+            f"start them with `dask worker {scheduler}` (what is kept on disk can be resumed)"
+        ) from error
+    return shipped
+
+
 def _on_client(client: Any, job: Job, todo: Sequence[tuple[int, int]], scheduler: str) -> Iterator[Block]:
     from distributed import as_completed
 
     missing = set(todo)
     for _ in range(_RETRIES + 1):
-        try:
-            client.wait_for_workers(1, timeout=_WORKERS)
-            # The job goes to every worker once; a worker that joins later takes it from another.
-            [shipped] = client.scatter([job], broadcast=True, hash=False)
-        except (OSError, ValueError) as error:  # a timeout is an OSError
-            raise FewcalError(
-                f"the Dask cluster at {scheduler!r} has no workers or is gone ({type(error).__name__}); "
-                f"start them with `dask worker {scheduler}` (a kept run can be resumed)"
-            ) from error
+        shipped = ship(client, job, scheduler)
         # The scheduler moves the blocks of a lost worker to others by itself. What it gives up, because the last copy
         # of the job or too many workers were lost with it, comes back cancelled or failed and is sent out once more.
         futures = {client.submit(run_block, shipped, a, b, 1, pure=False): (a, b) for a, b in sorted(missing)}
@@ -107,7 +120,7 @@ def _on_client(client: Any, job: Job, todo: Sequence[tuple[int, int]], scheduler
             try:
                 block = future.result()
             except (Exception, CancelledError) as error:
-                if _worker_lost(error):
+                if worker_lost(error):
                     continue
                 raise
             missing.discard(futures.pop(future))  # drops the cluster's copy of the block
@@ -132,7 +145,7 @@ def _local_workers(scheduler: str) -> int | None:
     return int(scheduler.removeprefix("local:"))
 
 
-def _worker_lost(error: BaseException) -> bool:
+def worker_lost(error: BaseException) -> bool:
     """Whether a block failed because its worker, or the only copy of the job, went away."""
     return type(error).__name__ in (
         "KilledWorker",
