@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import io
 import math
 import os
 import re
@@ -29,6 +28,7 @@ from typing import Any
 from fewcal._version import __version__
 from fewcal.atomic import atomic_path
 from fewcal.errors import InputError
+from fewcal.report.figures import svg_bytes
 
 # What a mark shows beside the number and says to a screen reader: colour alone would tell some readers nothing.
 MARKS = {
@@ -217,7 +217,7 @@ class Page:
 def image_uri(image: Any) -> str:
     """A picture as a data URI."""
     if hasattr(image, "savefig"):
-        image = _svg(image)
+        image = svg_bytes(image)
     if not isinstance(image, bytes | bytearray):
         raise InputError(
             f"an image is {type(image).__name__}; give PNG, JPEG, WebP or SVG bytes, or a matplotlib figure"
@@ -235,16 +235,6 @@ def _mime(data: bytes) -> str:
     if data.lstrip()[:5] in (b"<?xml", b"<svg ", b"<svg>", b"<!DOC") and b"<svg" in data[:2000]:
         return "image/svg+xml"
     raise InputError("an image is in a format that a page cannot hold; use PNG, JPEG, WebP or SVG")
-
-
-def _svg(figure: Any) -> bytes:
-    import matplotlib
-
-    buffer = io.BytesIO()
-    # No date and no random names: the same figure gives the same bytes.
-    with matplotlib.rc_context({"svg.hashsalt": "fewcal"}):
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
-    return buffer.getvalue()
 
 
 def _figure(image: Any, alt: str, caption: str = "") -> str:
