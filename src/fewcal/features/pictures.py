@@ -7,20 +7,18 @@ decodes one; `decoded` decodes many with a pool of threads (Pillow lets go of th
 
 from __future__ import annotations
 
-import hashlib
 import io
 import os
-import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from fewcal.errors import FileFormatError, InputError
-from fewcal.features.tables import read_csv
+from fewcal.features.items import Items, decoded, refuse_bad
+from fewcal.features.tables import class_name, read_csv
 
 # By extension, so that listing opens nothing. Formats that Pillow cannot read (HEIC without its plugin) are in it on
 # purpose: such a file is reported as unreadable, not passed over in silence.
@@ -30,8 +28,6 @@ EXTENSIONS = frozenset(
 # A small file can claim to be a picture of any size. Cameras make up to about 200 million pixels.
 MOST_PIXELS = 250_000_000
 _IGNORED_FOLDERS = {"__MACOSX", "@eaDir"}
-
-T = TypeVar("T")
 
 
 # ---- one picture ----------------------------------------------------------------------------------------------------
@@ -138,33 +134,13 @@ def _pillow() -> Any:
 
 
 @dataclass(frozen=True, eq=False)
-class Pictures:
-    """A list of pictures that are not opened yet.
+class Pictures(Items):
+    """Pictures by their files, or as pieces of a pack; names are paths relative to the source."""
 
-    Attributes
-    ----------
-    names : what to call each in messages and tables: a path relative to the source
-    labels : the class of each, or None
-    splits : the split of each (base, val, novel), or None
-    source : where they come from
-    """
-
-    names: list[str]
-    labels: list[str] | None
-    splits: list[str] | None
-    source: str
     _paths: list[Path] | None = None
     _pack: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None  # all bytes, first and last byte of each picture
 
-    kind = "picture"
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    @property
-    def classes(self) -> list[str]:
-        """The class names, sorted."""
-        return sorted(set(self.labels or ()))
+    kind: ClassVar[str] = "picture"
 
     def load(self, i: int, at_least: int | None = None) -> np.ndarray:
         """Picture i as uint8 `(H, W, 3)`; see `decode`."""
@@ -174,23 +150,12 @@ class Pictures:
         data, first, last = self._pack
         return decode(data[first[i] : last[i]].tobytes(), at_least, self.names[i])
 
-    def take(self, indices: Sequence[int] | np.ndarray) -> Pictures:
-        """Some of them, in the order given."""
-        at = [int(i) for i in indices]
+    def _taken(self, at: list[int]) -> dict[str, Any]:
         pack = self._pack
-        return replace(
-            self,
-            names=[self.names[i] for i in at],
-            labels=None if self.labels is None else [self.labels[i] for i in at],
-            splits=None if self.splits is None else [self.splits[i] for i in at],
-            _paths=None if self._paths is None else [self._paths[i] for i in at],
-            _pack=None if pack is None else (pack[0], pack[1][at], pack[2][at]),
-        )
-
-    def fingerprint(self) -> str:
-        """A digest of names and labels, without opening a picture."""
-        text = "\0".join(f"{n}\1{c}" for n, c in zip(self.names, self.labels or [""] * len(self), strict=True))
-        return hashlib.sha256(f"{self.kind}\0{text}".encode("utf-8", "surrogateescape")).hexdigest()
+        return {
+            "_paths": None if self._paths is None else [self._paths[i] for i in at],
+            "_pack": None if pack is None else (pack[0], pack[1][at], pack[2][at]),
+        }
 
     def arrays(self, size: int, crop: float | None = None, workers: int | None = None) -> np.ndarray:
         """All of them as one array `(R, size, size, 3)` uint8, squashed to squares unless `crop` is given."""
@@ -201,55 +166,6 @@ class Pictures:
 
         refuse_bad([e for e in decoded(range(len(self)), one, workers) if e is not None], len(self))
         return out
-
-    def label_codes(self) -> np.ndarray:
-        """`(R,)` int64 positions in `classes`."""
-        if self.labels is None:
-            raise InputError(f"{self.source} has no labels; put the pictures of each class into a folder of its own")
-        place = {name: i for i, name in enumerate(self.classes)}
-        return np.array([place[label] for label in self.labels], np.int64)
-
-
-def refuse_bad(errors: Sequence[InputError], total: int, remedy: str = "mend or remove them") -> None:
-    """Raise one error that lists all that could not be read, if any."""
-    if errors:
-        listed = "; ".join(str(e) for e in errors[:5]) + (f"; and {len(errors) - 5} more" if len(errors) > 5 else "")
-        raise InputError(f"{len(errors)} of {total} cannot be used; {remedy}: {listed}")
-
-
-def decoded(
-    indices: Iterable[int], load: Callable[[int], T], workers: int | None = None, ahead: int = 64
-) -> Iterator[T | InputError]:
-    """`load(i)` for each index, in order, by a pool of threads that works at most `ahead` items in advance.
-
-    What `load` refuses with an `InputError` comes back as that error, so that one bad picture does not end the others.
-
-    >>> list(decoded(range(3), lambda i: i * i, workers=2))
-    [0, 1, 4]
-    """
-    if workers is not None and workers < 1:
-        raise InputError(f"workers={workers} must be at least 1")
-    count = workers or min(8, os.cpu_count() or 1)
-
-    def guarded(i: int) -> T | InputError:
-        try:
-            return load(i)
-        except InputError as error:
-            return error
-
-    with ThreadPoolExecutor(count) as pool:
-        waiting: list[Future[T | InputError]] = []
-        queue = iter(indices)
-        try:
-            for i in queue:
-                waiting.append(pool.submit(guarded, i))
-                if len(waiting) >= max(ahead, count):
-                    yield waiting.pop(0).result()
-            while waiting:
-                yield waiting.pop(0).result()
-        finally:
-            for future in waiting:  # the reader gave up: what has not begun never will
-                future.cancel()
 
 
 # ---- sources --------------------------------------------------------------------------------------------------------
@@ -303,15 +219,6 @@ def _shown(name: str) -> bool:
 
 def _name(path: Path, folder: Path) -> str:
     return path.relative_to(folder).as_posix()
-
-
-def class_name(text: str) -> str:
-    """A class name in one spelling: macOS and Linux write the same accented letters in different ways.
-
-    >>> class_name("cafe" + chr(0x301)) == "caf" + chr(0xE9)
-    True
-    """
-    return unicodedata.normalize("NFC", text.strip())
 
 
 def _labelled_folder(folder: Path) -> Pictures:

@@ -1,8 +1,9 @@
-"""Small tables of text: CSV with a header."""
+"""Small tables of text (CSV with a header) and the spelling of names in them."""
 
 from __future__ import annotations
 
 import csv
+import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -41,3 +42,12 @@ def read_csv(path: Path, need: Sequence[str] = ()) -> dict[str, list[str]]:
     if len(rows) == 1:
         raise FileFormatError(f"{path} has a header but no rows")
     return {name: [row[i] for row in rows[1:]] for i, name in enumerate(header)}
+
+
+def class_name(text: str) -> str:
+    """A class name in one spelling: macOS and Linux write the same accented letters in different ways.
+
+    >>> class_name("cafe" + chr(0x301)) == "caf" + chr(0xE9)
+    True
+    """
+    return unicodedata.normalize("NFC", text.strip())

@@ -1,0 +1,334 @@
+"""Extraction: from a source of pictures or texts to feature files, in batches, in parallel, and safe against kills.
+
+While it runs, features grow in `.NAME.part.npy`, memory-mapped, beside `.NAME.part.json`, which says how far it came.
+Batches begin at fixed places, so that a run that was interrupted and continued gives the same bytes as one that was
+not. The finished file is an `.npz` that every command reads (`features`, `labels`, `classes`); it also holds `names`,
+the item of each row, and `extractor`, so that features of different extractors are not mixed by accident.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fewcal.atomic import atomic_path, write_json
+from fewcal.errors import FileFormatError, InputError
+from fewcal.features.extractors import Extractor
+from fewcal.features.featureset import SPLITS
+from fewcal.features.items import Items, decoded, refuse_bad
+from fewcal.features.pictures import class_folders, find_pictures
+from fewcal.features.texts import find_texts
+
+# Seconds between the moments from which a killed run can go on.
+SAVE_EVERY = 5.0
+Progress = Callable[[int, int], None]
+
+
+# ---- sources --------------------------------------------------------------------------------------------------------
+
+
+def find_items(
+    source: str | os.PathLike[str], kind: str, labelled: bool = True, text: str = "text", label: str = "label"
+) -> Items:
+    """The pictures or texts of one source; see `find_pictures` and `find_texts`."""
+    return find_pictures(source, labelled) if kind == "picture" else find_texts(source, labelled, text, label)
+
+
+def find_splits(
+    source: str | os.PathLike[str], kind: str, labelled: bool = True, text: str = "text", label: str = "label"
+) -> dict[str, Items]:
+    """The splits of a source by name (base, val, novel), or all of it under the name "features".
+
+    A folder has splits if it holds folders or files of those names, a list if it has a column `split`.
+    """
+    path = Path(source)
+    found: dict[str, Items] = {}
+    if path.is_dir():
+        folders = [p for p in class_folders(path) if p.name in SPLITS]
+        if len(folders) < len(class_folders(path)):
+            folders = []  # class folders, one of which happens to be called like a split
+        files = [
+            p for p in path.iterdir() if p.stem in SPLITS and p.suffix in (".csv", ".npz", ".jsonl") and p.is_file()
+        ]
+        places = {p.stem: p for p in sorted([*files, *folders])}
+        found = {name: find_items(places[name], kind, labelled, text, label) for name in SPLITS if name in places}
+    if not found:
+        whole = find_items(path, kind, labelled, text, label)
+        if whole.splits is None:
+            return {"features": whole}
+        if wrong := sorted(set(whole.splits) - set(SPLITS)):
+            raise InputError(f"{path}: split {wrong[0]!r} is unknown; the splits are {', '.join(SPLITS)}")
+        for name in SPLITS:
+            if rows := [i for i, split in enumerate(whole.splits) if split == name]:
+                found[name] = whole.take(rows)
+    for (a, first), (b, second) in combinations(found.items(), 2):
+        if shared := sorted(set(first.classes) & set(second.classes)):
+            raise InputError(f"{path}: class {shared[0]!r} is in both {a} and {b}; a class belongs to one split")
+    return found
+
+
+# ---- in memory ------------------------------------------------------------------------------------------------------
+
+
+def embed(
+    items: Items,
+    extractor: Extractor,
+    *,
+    batch: int = 32,
+    workers: int | None = None,
+    skip_bad: bool = False,
+    progress: Progress | None = None,
+) -> tuple[np.ndarray, Items]:
+    """Features `(R, D)` of the items, and the items they belong to: all, or with `skip_bad` those that can be read.
+
+    >>> from fewcal.features.extractors import as_extractor
+    >>> from fewcal.features.texts import Texts
+    >>> length = as_extractor(lambda texts: [[len(t)] for t in texts], name="length", kind="text")
+    >>> embed(Texts(["a", "b"], None, None, "here", ["one", "three"]), length)[0].tolist()
+    [[3.0], [5.0]]
+    """
+    rows, errors, kept = [], [], []
+    for done in _batches(items, extractor, _starts(len(items), batch), batch, workers):
+        rows.append(done.features)
+        kept += done.rows
+        errors += list(done.errors.values())
+        if progress is not None:
+            progress(done.stop, len(items))
+    if not skip_bad or not kept:
+        refuse_bad(errors, len(items), "mend or remove them, or leave them out with --skip-bad")
+    return np.concatenate(rows), items.take(kept)
+
+
+@dataclass(frozen=True)
+class _Batch:
+    start: int
+    stop: int
+    rows: list[int]  # those that could be read
+    features: np.ndarray  # theirs
+    errors: dict[int, InputError]  # of the others
+
+
+def _starts(total: int, batch: int) -> range:
+    if batch < 1:
+        raise InputError(f"batch={batch} must be at least 1")
+    return range(0, total, batch)
+
+
+def _batches(
+    items: Items, extractor: Extractor, starts: range | list[int], batch: int, workers: int | None
+) -> Iterator[_Batch]:
+    """The batches that begin at `starts`; reading goes on for the next while one is computed."""
+    if items.kind != extractor.kind:
+        raise InputError(f"{extractor.name} takes {extractor.kind}s and {items.source} holds {items.kind}s")
+    total = len(items)
+    indices = [i for start in starts for i in range(start, min(start + batch, total))]
+    stream = decoded(indices, lambda i: extractor.prepare(items, i), workers, ahead=2 * batch)
+    for start in starts:
+        stop = min(start + batch, total)
+        ready, rows, errors = [], [], {}
+        for i in range(start, stop):
+            item = next(stream)
+            if isinstance(item, InputError):
+                errors[i] = item
+            else:
+                ready.append(item)
+                rows.append(i)
+        features = extractor(ready) if ready else np.empty((0, extractor.dim), np.float32)
+        if (wrong := ~np.isfinite(features).all(axis=1)).any():
+            raise InputError(
+                f"extractor {extractor.name} gave NaN or infinity for {items.names[rows[int(wrong.argmax())]]}"
+            )
+        yield _Batch(start, stop, rows, features, errors)
+
+
+# ---- to a file ------------------------------------------------------------------------------------------------------
+
+
+def extract(
+    items: Items,
+    extractor: Extractor,
+    target: str | os.PathLike[str],
+    *,
+    batch: int = 32,
+    workers: int | None = None,
+    skip_bad: bool = False,
+    resume: bool = False,
+    dtype: str = "float32",
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Write the features of the items to `target`, an `.npz`; returns facts about it.
+
+    Items that cannot be read do not stop the others. At the end they are listed all at once as an error, and
+    everything else is kept: mend them and resume, or resume with `skip_bad`. Resuming takes the batch size of
+    the first start.
+    """
+    target = Path(target)
+    if target.suffix != ".npz":
+        raise InputError(f"{target}: features are extracted into .npz files")
+    if dtype not in ("float32", "float16"):
+        raise InputError(f"dtype={dtype!r} must be 'float32' or 'float16'")
+    part = _Part(target, items, extractor, batch, dtype)
+    if target.exists():
+        if not resume:
+            raise InputError(f"{target} is there already; resume, remove it, or choose another place")
+        return part.finished()
+    part.open(resume)
+    begun = time.monotonic()
+    starts = part.left()
+    try:
+        for done in _batches(items, extractor, starts, part.batch, workers):
+            part.put(done)
+            if time.monotonic() - begun >= SAVE_EVERY:
+                part.save()
+                begun = time.monotonic()
+            if progress is not None:
+                progress(part.done, len(items))
+    finally:
+        part.save()
+    if part.bad and (not skip_bad or len(part.bad) == len(items)):
+        listing = target.with_name(f"{target.stem}.unreadable.txt")
+        with atomic_path(listing) as temporary:
+            temporary.write_text("".join(f"{m}\n" for m in part.bad.values()), encoding="utf-8")
+        refuse_bad(
+            [InputError(m) for m in part.bad.values()],
+            len(items),
+            f"mend them and resume, or leave them out (--resume --skip-bad); all in {listing}",
+        )
+    return part.finish()
+
+
+class _Part:
+    """Features on their way: the growing array, what is done, and what could not be read."""
+
+    def __init__(self, target: Path, items: Items, extractor: Extractor, batch: int, dtype: str) -> None:
+        self.target, self.items, self.extractor, self.batch, self.dtype = target, items, extractor, batch, dtype
+        _starts(1, batch)
+        self.array_file = target.with_name(f".{target.stem}.part.npy")
+        self.state_file = target.with_name(f".{target.stem}.part.json")
+        self.done = 0
+        self.bad: dict[int, str] = {}
+        self.array: np.ndarray | None = None
+        self.identity = {
+            "extractor": extractor.stamp,
+            "source": items.fingerprint(),
+            "rows": len(items),
+            "dim": extractor.dim,
+            "dtype": dtype,
+        }
+
+    def open(self, resume: bool) -> None:
+        there = self.state_file.exists() and self.array_file.exists()
+        if there and not resume:
+            raise InputError(
+                f"{self.target.parent} holds an unfinished run of {self.target.name}; continue it with --resume, "
+                f"or remove {self.state_file}"
+            )
+        shape = (len(self.items), self.extractor.dim)
+        try:
+            if there:
+                state = json.loads(self.state_file.read_text(encoding="utf-8"))
+                self._check(state["identity"])
+                self.batch, self.done = int(state["batch"]), int(state["done"])
+                self.bad = {int(i): str(m) for i, m in state["bad"].items()}
+                self.array = np.lib.format.open_memmap(self.array_file, mode="r+")
+                if self.array.shape != shape:
+                    raise ValueError(f"shape {self.array.shape}")
+            else:
+                self.target.parent.mkdir(parents=True, exist_ok=True)
+                self.array = np.lib.format.open_memmap(self.array_file, mode="w+", dtype=self.dtype, shape=shape)
+        except InputError:
+            raise
+        except (KeyError, TypeError, ValueError) as error:
+            raise FileFormatError(f"{self.state_file} is damaged ({error}); remove it and start again") from error
+        except OSError as error:
+            raise InputError(f"cannot write {self.array_file}: {error.strerror or error}") from error
+
+    def _check(self, identity: dict[str, Any]) -> None:
+        words = {"extractor": "another extractor", "source": f"other {self.items.kind}s", "rows": "other rows"}
+        for key, value in self.identity.items():
+            if identity.get(key) != value:
+                what = words.get(key, f"{key} {identity.get(key)}")
+                raise InputError(f"{self.target} was begun with {what}; start again at another place, or remove it")
+
+    def left(self) -> list[int]:
+        """Where the batches begin that are still to do: those with something unreadable, and all that are new."""
+        starts = _starts(len(self.items), self.batch)
+        again = {i // self.batch * self.batch for i in self.bad}
+        return [s for s in starts if s >= self.done or s in again]
+
+    def put(self, done: _Batch) -> None:
+        assert self.array is not None
+        self.array[done.rows] = done.features
+        for i in done.rows:
+            self.bad.pop(i, None)
+        self.bad |= {i: str(error) for i, error in done.errors.items()}
+        self.done = max(self.done, done.stop)
+
+    def save(self) -> None:
+        """First the numbers, then the claim that they are there."""
+        assert isinstance(self.array, np.memmap)
+        self.array.flush()
+        bad = dict(sorted(self.bad.items()))
+        write_json(self.state_file, {"identity": self.identity, "batch": self.batch, "done": self.done, "bad": bad})
+
+    def finish(self) -> dict[str, Any]:
+        assert self.array is not None
+        kept = [i for i in range(len(self.items)) if i not in self.bad]
+        items = self.items.take(kept)
+        features = self.array if len(kept) == len(self.items) else self.array[kept]
+        arrays: dict[str, Any] = {"features": features}
+        if items.labels is not None:
+            arrays |= {"labels": items.label_codes(), "classes": np.array(items.classes)}
+        arrays |= {
+            "names": np.array(items.names),
+            "extractor": np.array(self.extractor.stamp),
+            "source": np.array(self.identity["source"]),
+        }
+        with atomic_path(self.target) as temporary, temporary.open("wb") as file:
+            np.savez(file, **arrays)
+        self.array = None
+        for leftover in (self.array_file, self.state_file, self.target.with_name(f"{self.target.stem}.unreadable.txt")):
+            leftover.unlink(missing_ok=True)
+        return self._facts(len(kept), len(items.classes), list(self.bad.values()))
+
+    def finished(self) -> dict[str, Any]:
+        """Facts about a target that is there already, if it is what this run would write."""
+        found = _stored(self.target, ("extractor", "source", "labels", "names"))
+        self._check({**self.identity, **{k: str(found.get(k)) for k in ("extractor", "source")}})
+        classes = len(np.unique(found["labels"])) if "labels" in found else 0
+        return self._facts(len(found["names"]), classes, [])
+
+    def _facts(self, rows: int, classes: int, skipped: list[str]) -> dict[str, Any]:
+        return {
+            "file": str(self.target),
+            "rows": rows,
+            "classes": classes,
+            "features": self.extractor.dim,
+            "extractor": self.extractor.stamp,
+            "skipped": skipped,
+        }
+
+
+def extractor_of(path: str | os.PathLike[str]) -> str | None:
+    """The stamp of the extractor that made a feature file, where the file says so."""
+    if Path(path).suffix.lower() != ".npz":
+        return None
+    stamp = _stored(Path(path), ("extractor",)).get("extractor")
+    return None if stamp is None else str(stamp)
+
+
+def _stored(path: Path, names: tuple[str, ...]) -> dict[str, Any]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in names if name in file.files}
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise FileFormatError(f"{path} cannot be read as npz ({' '.join(str(error).split())[:120]})") from error

@@ -1,0 +1,117 @@
+"""What features are made of: pictures or texts that are listed but not opened yet."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self, TypeVar
+
+import numpy as np
+
+from fewcal.errors import InputError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class Items:
+    """A list of things to make features of.
+
+    Attributes
+    ----------
+    names : what to call each in messages and tables
+    labels : the class of each, or None
+    splits : the split of each (base, val, novel), or None
+    source : where they come from
+    """
+
+    names: list[str]
+    labels: list[str] | None
+    splits: list[str] | None
+    source: str
+
+    kind: ClassVar[str] = "item"
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def load(self, i: int, at_least: int | None = None) -> Any:
+        """Item i itself, or an `InputError` that names it."""
+        raise NotImplementedError
+
+    def _taken(self, at: list[int]) -> dict[str, Any]:
+        """What a kind of items holds besides names, labels and splits, for some of them."""
+        return {}
+
+    def take(self, indices: Sequence[int] | np.ndarray) -> Self:
+        """Some of them, in the order given."""
+        at = [int(i) for i in indices]
+        return replace(
+            self,
+            names=[self.names[i] for i in at],
+            labels=None if self.labels is None else [self.labels[i] for i in at],
+            splits=None if self.splits is None else [self.splits[i] for i in at],
+            **self._taken(at),
+        )
+
+    @property
+    def classes(self) -> list[str]:
+        """The class names, sorted."""
+        return sorted(set(self.labels or ()))
+
+    def label_codes(self) -> np.ndarray:
+        """`(R,)` int64 positions in `classes`."""
+        if self.labels is None:
+            raise InputError(f"{self.source} has no labels; every {self.kind} needs a class")
+        place = {name: i for i, name in enumerate(self.classes)}
+        return np.array([place[label] for label in self.labels], np.int64)
+
+    def fingerprint(self) -> str:
+        """A digest of names and labels, without opening anything."""
+        text = "\0".join(f"{n}\1{c}" for n, c in zip(self.names, self.labels or [""] * len(self), strict=True))
+        return hashlib.sha256(f"{self.kind}\0{text}".encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def refuse_bad(errors: Sequence[InputError], total: int, remedy: str = "mend or remove them") -> None:
+    """Raise one error that lists all that could not be read, if any."""
+    if errors:
+        listed = "; ".join(str(e) for e in errors[:5]) + (f"; and {len(errors) - 5} more" if len(errors) > 5 else "")
+        raise InputError(f"{len(errors)} of {total} cannot be used; {remedy}: {listed}")
+
+
+def decoded(
+    indices: Iterable[int], load: Callable[[int], T], workers: int | None = None, ahead: int = 64
+) -> Iterator[T | InputError]:
+    """`load(i)` for each index, in order, by a pool of threads that works at most `ahead` items in advance.
+
+    What `load` refuses with an `InputError` comes back as that error, so that one bad picture does not end the others.
+
+    >>> list(decoded(range(3), lambda i: i * i, workers=2))
+    [0, 1, 4]
+    """
+    if workers is not None and workers < 1:
+        raise InputError(f"workers={workers} must be at least 1")
+    count = workers or min(8, os.cpu_count() or 1)
+
+    def guarded(i: int) -> T | InputError:
+        try:
+            return load(i)
+        except InputError as error:
+            return error
+
+    with ThreadPoolExecutor(count) as pool:
+        waiting: list[Future[T | InputError]] = []
+        queue = iter(indices)
+        try:
+            for i in queue:
+                waiting.append(pool.submit(guarded, i))
+                if len(waiting) >= max(ahead, count):
+                    yield waiting.pop(0).result()
+            while waiting:
+                yield waiting.pop(0).result()
+        finally:
+            for future in waiting:  # the reader gave up: what has not begun never will
+                future.cancel()
