@@ -1,0 +1,97 @@
+"""`fewcal train`: a backbone from pictures of base classes."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fewcal.cli.options import Json, Quiet, Seed
+from fewcal.cli.printing import write_json
+from fewcal.errors import InputError
+
+
+def register(app: typer.Typer) -> None:
+    """Add this command to the application."""
+    app.command()(train)
+
+
+def train(
+    data: Annotated[
+        Path, typer.Argument(help="Folder with base, val and novel (packs or class folders), or a CSV list.")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for weights and record.")],
+    backbone: Annotated[str, typer.Option(help="resnet12, wrn28-10, wrn28-10-p64 or conv4.")] = "resnet12",
+    epochs: Annotated[int | None, typer.Option(help="Stage 1: classification and rotation.")] = None,
+    mixup_epochs: Annotated[int | None, typer.Option(help="Stage 2: manifold mixup.")] = None,
+    minutes: Annotated[
+        float | None, typer.Option(help="Time budget; the stages share it as they share the epochs.")
+    ] = None,
+    batch: Annotated[int | None, typer.Option(help="Pictures of a step, over all devices.")] = None,
+    size: Annotated[int | None, typer.Option(help="Height and width of training pictures.")] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", help="Any other setting: lr=0.05, jitter=0.2, schedule=constant, backbone.width=32, … Repeatable."
+        ),
+    ] = None,
+    features: Annotated[
+        Path | None, typer.Option(help="Also write base.npz, val.npz, novel.npz of the best weights here.")
+    ] = None,
+    initial: Annotated[Path | None, typer.Option(help="Checkpoint of the same backbone to start from.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the training in --out.")] = False,
+    compile_: Annotated[bool, typer.Option("--compile", help="Compile the backbone (torch.compile).")] = False,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write logs to OUT/tensorboard.")] = False,
+    seed: Seed = 0,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, … or auto.")] = "auto",
+    json_file: Json = None,
+    quiet: Quiet = False,
+) -> None:
+    """Train a backbone on base classes (S2M2) and keep the weights that tell validation classes apart best."""
+    from fewcal.features.training import TrainSettings, load_pixels
+    from fewcal.features.training import train as run
+    from fewcal.progress import ProgressBar
+
+    given = {"epochs": epochs, "mixup_epochs": mixup_epochs, "batch": batch, "size": size}
+    changes, inner = _settings(set_ or [])
+    changes |= {k: v for k, v in given.items() if v is not None}
+    changes |= {"backbone_settings": inner, "minutes": minutes, "compile": compile_, "seed": seed}
+    settings = TrainSettings.for_backbone(backbone, **changes)
+    splits = load_pixels(data, settings.store, inner.get("in_channels", 3))
+    with ProgressBar("‰", quiet) as report:
+        record = run(
+            splits,
+            settings,
+            out,
+            device=device,
+            resume=resume,
+            features=features,
+            initial=initial,
+            tensorboard=tensorboard,
+            progress=report,
+            log=None if quiet else _say,
+        )
+    write_json(json_file, record)
+
+
+def _settings(items: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """`--set key=value` for the training, `--set backbone.key=value` for the backbone."""
+    from dataclasses import fields
+
+    from fewcal.features.training import TrainSettings
+    from fewcal.methods import parse_settings
+    from fewcal.params import nearest_names
+
+    parsed = parse_settings(items)
+    own, inner = parsed.pop("gdc", {}), parsed.pop("backbone", {})
+    known = {f.name for f in fields(TrainSettings)} - {"backbone", "backbone_settings", "minutes", "compile", "seed"}
+    odd = [*(k for k in own if k not in known), *(f"{m}.{k}" for m in parsed for k in parsed[m])]
+    if odd:
+        raise InputError(f"--set {odd[0]}: there is no such setting{nearest_names(odd[0], known)}")
+    return own, inner
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
