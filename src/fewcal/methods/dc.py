@@ -59,11 +59,15 @@ class DC(Method):
         shared: dict[Hashable, Any] | None = None,
     ) -> LinearHead:
         with torch.no_grad():
-            found = calibrate(support, self.bank, k=self.k, metric="euclidean", equal=True)
-            covariance = CalibratedCovariance(self.bank, "independent", found.index, shares(found, "average"))
-            shrunk = shrink_covariance(covariance, 0.0, 0.0, constant=self.alpha)
-            x, y = augment(support, labels, found.mean, shrunk, self.n, "class", random)
+            x, y = self.augmented(support, labels, random)
             return lbfgs_head(x, y, n_classes, C=self.C, max_iter=1000)
+
+    def augmented(self, support: Tensor, labels: Tensor, random: TaskRandom) -> tuple[Tensor, Tensor]:
+        """Support ∪ samples: points `(T, M, D)` and labels `(T, M)`, the support first."""
+        found = calibrate(support, self.bank, k=self.k, metric="euclidean", equal=True)
+        covariance = CalibratedCovariance(self.bank, "independent", found.index, shares(found, "average"))
+        shrunk = shrink_covariance(covariance, 0.0, 0.0, constant=self.alpha)
+        return augment(support, labels, found.mean, shrunk, self.n, "class", random)
 
     def task_bytes(self, n_support: int, n_classes: int, dim: int) -> int:
         rows = self.k * int(self.bank.counts.max())
