@@ -98,6 +98,7 @@ ORDER = [
         "serving",
         "progress",
         "report",
+        "paper",
         "demo",
         "cli",
         "__main__",
