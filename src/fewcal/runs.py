@@ -21,7 +21,7 @@ import sys
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -164,11 +164,18 @@ def compare_runs(folders: Sequence[str | Path], reference: str | None = None) ->
     """
     if not folders:
         raise InputError("no runs were given")
-    loaded = {str(Path(f)): load_run(f) for f in folders}
+    merged = merge_runs({str(Path(f)): load_run(f) for f in folders})
+    if reference is not None and reference not in merged.correct:
+        raise InputError(f"reference {reference!r} is not among {', '.join(merged.correct)}")
+    return merged.summary(reference)
+
+
+def merge_runs(loaded: Mapping[str, Results]) -> Results:
+    """The methods of several runs on the same tasks, by folder, as one run."""
     first_name, first = next(iter(loaded.items()))
     for name, other in loaded.items():
         # The base classes may differ: tasks are drawn from one split, in the order of its classes.
-        a, b = _task_identity(first), _task_identity(other)
+        a, b = task_identity(first), task_identity(other)
         if a != b:
             difference = _first_difference(a, b)
             raise InputError(
@@ -183,9 +190,7 @@ def compare_runs(folders: Sequence[str | Path], reference: str | None = None) ->
                 label = f"{name}/{method}"
             merged.correct[label], merged.bins[label] = r.correct[method], r.bins[method]
             merged.seconds[label], merged.settings[label] = r.seconds[method], r.settings[method]
-    if reference is not None and reference not in merged.correct:
-        raise InputError(f"reference {reference!r} is not among {', '.join(merged.correct)}")
-    return merged.summary(reference)
+    return merged
 
 
 def markdown(summary: dict[str, Any]) -> str:
@@ -202,7 +207,7 @@ def markdown(summary: dict[str, Any]) -> str:
         interval = m["class_interval"]
         span = f"{100 * interval['low']:.1f}–{100 * interval['high']:.1f}" if interval else "–"
         speed = f"{m['tasks_per_second']:.0f}" if m["tasks_per_second"] else "–"
-        cells = [f"{100 * m['accuracy']:.2f}", _points(m["ci95"]), span, f"{100 * m['worst10']:.2f}"]
+        cells = [f"{100 * m['accuracy']:.2f}", show_points(m["ci95"]), span, f"{100 * m['worst10']:.2f}"]
         lines.append(f"| {name} | {' | '.join(cells)} | {m['ece']:.3f} | {speed} |")
     if summary["paired"]:
         lines += [
@@ -212,8 +217,8 @@ def markdown(summary: dict[str, Any]) -> str:
         ]
         for d in summary["paired"]:
             lines.append(
-                f"| {d['a']} − {d['b']} | {100 * d['difference']:+.2f} | {_points(d['ci95'])} | "
-                f"{_p(d['p_t_holm'])} | {_p(d['p_wilcoxon_holm'])} |"
+                f"| {d['a']} − {d['b']} | {100 * d['difference']:+.2f} | {show_points(d['ci95'])} | "
+                f"{show_p(d['p_t_holm'])} | {show_p(d['p_wilcoxon_holm'])} |"
             )
     return "\n".join(lines) + "\n"
 
@@ -234,12 +239,13 @@ def environment(device: torch.device) -> dict[str, Any]:
     }
 
 
-def _points(value: float | None) -> str:
+def show_points(value: float | None) -> str:
     """A share in points; a single task has no interval."""
     return "–" if value is None else f"{100 * value:.2f}"
 
 
-def _p(value: float | None) -> str:
+def show_p(value: float | None) -> str:
+    """A p-value; what is smaller than anyone needs to know is not spelled out."""
     if value is None:
         return "–"
     return "< 0.0001" if value < 1e-4 else f"{value:.4f}"
@@ -322,7 +328,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _task_identity(results: Results) -> dict[str, Any]:
+def task_identity(results: Results) -> dict[str, Any]:
     """What two runs must have in common to have the same tasks."""
     i, split = results.identity, results.protocol.split
     return {
