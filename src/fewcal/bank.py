@@ -29,6 +29,13 @@ from fewcal.gaussianize import Gaussianization, fit_gaussianization, l2_normalis
 FORMAT = "fewcal-bank"
 FORMAT_VERSION = 1
 _DTYPES = {"float32": torch.float32, "float16": torch.float16}
+# Classes decomposed together hold about this many numbers: 64 MB.
+_BATCH_NUMBERS = 1 << 24
+_SMALL = 256
+# What identifies a space in the cache: "space" and the five settings of `in_space`; whitening adds to it.
+_SPACE_KEY = 6
+# Whitened versions of one space that are kept for later.
+_WHITENED_KEPT = 8
 
 
 class BaseBank:
@@ -88,8 +95,16 @@ class BaseBank:
         self.scatter = torch.zeros(0, 0)
         self.spread = torch.zeros(0, dtype=torch.float64)
         self._rows: list[list[Tensor]] = []  # per class, in order of arrival
-        self._factors: list[Tensor] = []  # per class (≤ rank, D), scaled so that BᵀB ≈ the class scatter
+        self._joined: Tensor | None = None  # the rows of all classes in order, where they are one tensor
+        self._room: Tensor | None = None  # (≥ C, r, D), factors with room to grow
+        self._lent = False  # whether another bank has the same room
         self._cache: dict[Any, Any] = {}
+
+    @property
+    def _factors(self) -> Tensor:
+        """B `(C, r, D)` as stored, r = min(rank, D), with BᵀB ≈ the class scatter; zero rows where fewer suffice."""
+        assert self._room is not None
+        return self._room[: len(self.counts)]
 
     # ---- building -------------------------------------------------------------------------------------------------
 
@@ -101,7 +116,8 @@ class BaseBank:
 
     def partial_fit(self, X: Any, y: Any, *, device: str | torch.device | None = None) -> BaseBank:
         """Add a chunk of rows. Chunks may cut through classes and may bring new ones."""
-        x = as_features(X, "base X", dim=self.dim or None, device=device, dtype=_storage_dtype(X, self.dtype))
+        stored = _storage_dtype(X, self.dtype) if self.rank is None else torch.float32
+        x = as_features(X, "base X", dim=self.dim or None, device=device, dtype=stored)
         classes, codes = encode_labels(y, len(x), "base y")
         if not classes:
             raise InputError("base X has no rows; a bank needs at least one base class")
@@ -112,6 +128,8 @@ class BaseBank:
         chunk = BaseBank(self.rank, self.dtype)
         chunk._from_rows(x, classes, torch.from_numpy(codes).to(x.device))
         self._absorb(chunk)
+        if len(self) == len(chunk):
+            self._lent = False  # nobody else knows the chunk
         return self
 
     def merge(self, other: BaseBank) -> BaseBank:
@@ -134,17 +152,27 @@ class BaseBank:
             x, codes = x[order], codes[order]
         self.classes = classes
         self.counts = torch.bincount(codes, minlength=len(classes))
-        pieces = list(torch.split(x, self.counts.tolist()))
-        self.means = torch.stack([p.float().mean(dim=0) for p in pieces])
+        counts = self.counts.tolist()
+        if min(counts) == max(counts):
+            self.means = x.view(len(counts), -1, x.shape[1]).mean(dim=1, dtype=torch.float32)
+        else:
+            self.means = torch.stack([p.mean(dim=0, dtype=torch.float32) for p in torch.split(x, counts)])
         centred = x.float() - self.means[codes]
         self.scatter = centred.T @ centred
-        squares = centred.square().sum(dim=1, dtype=torch.float64)
+        squares = torch.linalg.vecdot(centred, centred).double()
         self.spread = torch.zeros(len(classes), dtype=torch.float64, device=x.device).index_add_(0, codes, squares)
         if self.rank is None:
-            # Pieces are views of one block, and joined only when a class is asked for.
-            self._rows = [[p] for p in pieces]
+            self._joined = x
+            self._rows = [[p] for p in torch.split(x, counts)]  # views
         elif self.rank > 0:
-            self._factors = [_top_directions(c, self.rank) for c in torch.split(centred, self.counts.tolist())]
+            width = min(self.rank, x.shape[1])  # there are no more directions than features
+            stored = _DTYPES[self.dtype or "float32"]
+            self._room = torch.empty(len(classes), width, x.shape[1], dtype=stored, device=x.device)
+            pieces = torch.split(centred, counts)
+            step = max(1, _BATCH_NUMBERS // (max(counts) * x.shape[1]))
+            for low in range(0, len(pieces), step):
+                padded = torch.nn.utils.rnn.pad_sequence(pieces[low : low + step], batch_first=True)
+                self._room[low : low + step] = _top_directions(padded, width)
 
     def _absorb(self, other: BaseBank) -> None:
         """Join another bank's moments into this one (the parallel form of Welford's update)."""
@@ -152,43 +180,69 @@ class BaseBank:
         if not self.classes:
             self.classes, self.counts = list(other.classes), other.counts
             self.means, self.scatter, self.spread = other.means, other.scatter, other.spread
-            self._rows, self._factors = [list(r) for r in other._rows], list(other._factors)
+            self._rows, self._joined = [list(r) for r in other._rows], other._joined
+            self._borrow(other)
             return
         device = self.means.device
+        self._joined = None
         position = {c: i for i, c in enumerate(self.classes)}
         fresh = [c for c in other.classes if c not in position]
         for c in fresh:
             position[c] = len(self.classes)
             self.classes.append(c)
+        at = torch.tensor([position[c] for c in other.classes], device=device)
+        if self.rank:
+            self._absorb_factors(other, at, len(fresh))
+        elif self.rank is None:
+            self._rows += [[] for _ in fresh]
+            for j, i in enumerate(at.tolist()):
+                self._rows[i] = self._rows[i] + [r.to(device) for r in other._rows[j]]
         if fresh:
             grow = len(fresh)
             self.counts = torch.cat([self.counts, self.counts.new_zeros(grow)])
             self.means = torch.cat([self.means, self.means.new_zeros(grow, self.dim)])
             self.spread = torch.cat([self.spread, self.spread.new_zeros(grow)])
-            self._rows += [[] for _ in fresh] if self.rank is None else []
-            self._factors += [self.means.new_zeros(0, self.dim) for _ in fresh] if self.rank else []
-        at = torch.tensor([position[c] for c in other.classes], device=device)
-        n_old = self.counts[at].double()
         n_new = other.counts.to(device).double()
-        gap = other.means.to(device).double() - self.means[at].double()
-        total = n_old + n_new
-        share = (n_old * n_new / total)[:, None]
+        total = self.counts[at].double() + n_new
+        gap, share = self._gap(other, at)
         shifted = (gap * share.sqrt()).float()  # rows whose scatter is what the shift of means adds
         self.scatter = self.scatter + other.scatter.to(device) + shifted.T @ shifted
         self.spread = self.spread.index_add(0, at, other.spread.to(device) + (share * gap.square()).sum(dim=1))
-        if self.rank:
-            for j, i in enumerate(at.tolist()):
-                stacked = torch.cat([self._factors[i], other._factors[j].to(device), shifted[j : j + 1]])
-                self._factors[i] = _top_directions(stacked, self.rank)
-        elif self.rank is None:
-            for j, i in enumerate(at.tolist()):
-                self._rows[i] = self._rows[i] + [r.to(device) for r in other._rows[j]]
-        updated = self.means.double()
-        updated[at] = updated[at] + gap * (n_new / total)[:, None]
-        self.means = updated.float()
-        counts = self.counts.clone()
-        counts[at] += other.counts.to(device)
-        self.counts = counts
+        self.means = self.means.index_copy(0, at, (self.means[at] + gap * (n_new / total)[:, None]).float())
+        self.counts = self.counts.index_add(0, at, other.counts.to(device))
+
+    def _borrow(self, other: BaseBank) -> None:
+        """Take another bank's factors without copying them; whichever of the two changes first makes a copy."""
+        if other._room is not None:
+            self._room, self._lent, other._lent = other._factors, True, True
+
+    def _gap(self, other: BaseBank, at: Tensor, part: Tensor | slice = slice(None)) -> tuple[Tensor, Tensor]:
+        """How far some of another bank's means are from those of its classes `at` here, and how much that counts."""
+        n_old, n_new = self.counts[at].double(), other.counts[part].to(at.device).double()
+        gap = other.means[part].to(at.device).double() - self.means[at].double()
+        return gap, (n_old * n_new / (n_old + n_new))[:, None]
+
+    def _absorb_factors(self, other: BaseBank, at: Tensor, fresh: int) -> None:
+        """Join another bank's directions into this one, whose counts and means are still the old ones."""
+        assert self._room is not None
+        width = self._room.shape[1]
+        old = len(self.counts)
+        size = old + fresh
+        if size > len(self._room) or self._lent:
+            # Twice the room each time: copies then add up to no more than the end result.
+            length = max(size, 2 * len(self._room)) if fresh else size
+            room = self._room.new_empty(length, *self._room.shape[1:])
+            room[:old] = self._factors
+            self._room, self._lent = room, False
+        new = (at >= old).nonzero().flatten()
+        self._room[at[new]] = other._factors[new.to(other.device)].to(self._room)
+        known = (at < old).nonzero().flatten()
+        step = max(1, _BATCH_NUMBERS // ((2 * width + 1) * self.dim))
+        for part in known.split(step):
+            where, there = at[part], part.to(other.device)
+            gap, share = self._gap(other, where, there)
+            stacked = [self._room[where], other._factors[there].to(at.device), (gap * share.sqrt())[:, None]]
+            self._room[where] = _top_directions(torch.cat([t.float() for t in stacked], dim=1), width).to(self._room)
 
     def check(self) -> BaseBank:
         """Raise unless every class has at least two rows, without which it has no covariance."""
@@ -242,8 +296,8 @@ class BaseBank:
         """Share of each class's variance that its low-rank factor keeps, `(C,)`; ones where rows are kept."""
         if not self.rank:
             return torch.full((len(self),), 1.0 if self.rank is None else 0.0)
-        kept = torch.stack([f.double().square().sum() for f in self._factors])
-        return (kept / self.spread.clamp(min=1e-30)).clamp(max=1.0).float()
+        kept = torch.cat([f.float().square().sum(dim=(1, 2)) for f in self._factors.split(1024)])
+        return (kept.double() / self.spread.clamp(min=1e-30)).clamp(max=1.0).float()
 
     @property
     def fingerprint(self) -> str:
@@ -267,6 +321,17 @@ class BaseBank:
             self._rows[i] = [torch.cat(self._rows[i])]
         return self._rows[i][0]
 
+    def all_rows(self) -> Tensor:
+        """Rows of all classes, class after class, `(R, D)`, as stored."""
+        if self._joined is None:
+            self._set_rows(torch.cat([r for pieces in self._rows for r in pieces]))
+        assert self._joined is not None
+        return self._joined
+
+    def _set_rows(self, joined: Tensor) -> None:
+        self._joined = joined
+        self._rows = [[r] for r in torch.split(joined, self.counts.tolist())]
+
     def to(self, device: str | torch.device) -> BaseBank:
         """The same bank with its tensors on `device`."""
         if torch.device(device) == self.device:
@@ -277,47 +342,97 @@ class BaseBank:
         out = BaseBank(self.rank, self.dtype, self.transform)
         out.source, out.classes = self.source, list(self.classes)
         out.counts, out.means, out.scatter, out.spread = map(f, (self.counts, self.means, self.scatter, self.spread))
-        out._rows = [[f(r) for r in rows] for rows in self._rows]
-        out._factors = [f(t) for t in self._factors]
+        if self.has_rows:
+            out._set_rows(f(self.all_rows()))
+        out._room = None if self._room is None else f(self._factors)
         if self.transform is not None:
             out.transform = self.transform.to(out.device)
         return out
 
     def _cached(self, key: Any, make: Callable[[], Any]) -> Any:
         with self._lock:  # threads that ask at once get one answer
-            if key not in self._cache:
-                self._cache[key] = make()
-            return self._cache[key]
+            value = self._cache.pop(key) if key in self._cache else make()
+            self._cache[key] = value  # the last one used is the last in order
+            return value
+
+    def forget_spaces(self, keep_bytes: int = 0) -> None:
+        """Drop spaces derived by `in_space`, those not used for longest first, until the rest fits in `keep_bytes`.
+
+        A search visits hundreds of spaces, and each may hold a copy of all rows.
+        """
+        with self._lock:
+            groups: dict[Any, list[Any]] = {}
+            for key in reversed(self._cache):  # the newest first
+                if isinstance(key, tuple) and key[0] == "space":
+                    groups.setdefault(key[:_SPACE_KEY], []).append(key)
+            room = keep_bytes
+            for keys in groups.values():
+                for i, key in enumerate(keys):
+                    room -= self._cache[key]._bytes()
+                    # Whitened spaces hold on to the one they come from, so that a group goes as a whole.
+                    if room < 0 or i >= _WHITENED_KEPT:
+                        del self._cache[key]
+
+    def _bytes(self) -> int:
+        seen: dict[int, int] = {}
+
+        def visit(value: Any) -> None:
+            if isinstance(value, Tensor):
+                seen[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
+            elif isinstance(value, list | tuple):
+                for part in value:
+                    visit(part)
+
+        transform = self.transform
+        parts = [self.counts, self.means, self.scatter, self.spread, self._rows, self._room]
+        visit([*parts, transform.whitening if transform is not None else None, *self._cache.values()])
+        return sum(seen.values())
 
     def __sklearn_clone__(self) -> BaseBank:
         return self  # clones of an estimator share its bank, and with it every space derived so far
 
+    def __copy__(self) -> BaseBank:
+        """Another bank on the same tensors, with all that was derived from them so far."""
+        out = BaseBank.__new__(BaseBank)
+        out.__dict__.update(self.__dict__)
+        out._lent = self._lent = True
+        return out
+
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
         state["_cache"] = {}  # derived data is rebuilt on the other side, not shipped
-        # Classes are often views of one block, and a pickled view takes its whole block along: one tensor for all.
-        rows = [r for pieces in self._rows for r in pieces]
-        state["_rows"] = torch.cat(rows) if rows else None
-        state["_factors"] = (torch.cat(self._factors), [len(f) for f in self._factors]) if self._factors else None
+        # Classes are views of one block, and a pickled view takes its whole block along: one tensor for all.
+        state["_joined"], state["_rows"] = (self.all_rows().clone() if self.has_rows else None), []
+        state["_room"] = None if self._room is None else self._factors.clone()
         del state["_lock"]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        rows, factors = state["_rows"], state["_factors"]
-        self._rows = [] if rows is None else [[r] for r in torch.split(rows, self.counts.tolist())]
-        self._factors = [] if factors is None else list(torch.split(*factors))
+        if self._joined is not None:
+            self._set_rows(self._joined)
         self._lock = threading.RLock()
 
-    # ---- covariances ----------------------------------------------------------------------------------------------
+    # ---- means and covariances --------------------------------------------------------------------------------------
 
-    def paired_rows(self, common_size: int = 0) -> Tensor:
+    def centred_means(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The mean of the class means `(D,)`, the class means less it `(C, D)`, and their squared lengths `(C,)`."""
+
+        def make() -> tuple[Tensor, Tensor, Tensor]:
+            origin = self.means.mean(dim=0)
+            centred = self.means - origin
+            return origin, centred, torch.linalg.vecdot(centred, centred)
+
+        return cast(tuple[Tensor, Tensor, Tensor], self._cached("centred", make))
+
+    def paired_rows(self, common_size: int = 0, classes: Tensor | None = None) -> Tensor:
         """Rows for the `joint` covariance: `(C, P, D)`, centred, divided by √(P−1), classes cut to a common P.
 
         Row j of one class is paired with row j of every other, so that a weighted sum of base *random variables*
-        (eq. 4) has the sample covariance FᵀF with F = Σ cᵢRᵢ. `common_size=0` takes the smallest class.
+        (eq. 4) has the sample covariance FᵀF with F = Σ cᵢRᵢ. `common_size=0` takes the smallest class. With `classes`
+        only these are made, and nothing is remembered.
         """
-        smallest = int(self.counts.min())
+        smallest = cast(int, self._cached("smallest", lambda: int(self.counts.min())))
         size = smallest if common_size == 0 else int(common_size)
         if not 2 <= size <= smallest:
             raise InputError(
@@ -329,35 +444,36 @@ class BaseBank:
                 "the joint covariance pairs rows, and this bank kept none; use cov='independent' or rank=None"
             )
 
-        def make() -> Tensor:
-            out = torch.empty(len(self), size, self.dim, device=self.device)
-            for i in range(len(self)):
-                block = self.rows(i)[:size].float()
-                torch.sub(block, block.mean(dim=0), out=out[i])
-            return out.div_((size - 1) ** 0.5)
+        def make(chosen: Iterable[int]) -> Tensor:
+            rows = torch.stack([self.rows(i)[:size] for i in chosen]).float()
+            return rows.sub_(rows.mean(dim=1, keepdim=True)).div_((size - 1) ** 0.5)
 
-        return cast(Tensor, self._cached(("paired", size), make))
+        if classes is not None:
+            return make(classes.tolist())
+        return cast(Tensor, self._cached(("paired", size), lambda: make(range(len(self)))))
 
-    def class_factors(self) -> Tensor:
-        """Rᵢ with RᵢᵀRᵢ = Σᵢ for each class, `(C, P, D)`: centred rows or low-rank directions, zero-padded to one P."""
+    def class_factors(self, classes: Tensor | None = None) -> Tensor:
+        """Rᵢ with RᵢᵀRᵢ = Σᵢ for each class, `(C, P, D)`: centred rows or low-rank directions, zero-padded to one P.
 
-        def make() -> Tensor:
-            if self.rank == 0:
-                raise InputError(
-                    "this bank keeps no class covariances (rank=0); use cov='pooled' or build it with rank=None"
-                )
+        With `classes` only these are made, and nothing is remembered: a large bank is never unpacked as a whole.
+        """
+        if self.rank == 0:
+            raise InputError(
+                "this bank keeps no class covariances (rank=0); use cov='pooled' or build it with rank=None"
+            )
+
+        def make(chosen: Tensor | slice = slice(None)) -> Tensor:
+            scale = (self.counts[chosen] - 1).float().sqrt()[:, None, None]
             if self.rank:
-                parts = [f / (n - 1) ** 0.5 for f, n in zip(self._factors, self.counts.tolist(), strict=True)]
-            else:
-                parts = [
-                    (self.rows(i).float() - self.means[i]) / (n - 1) ** 0.5 for i, n in enumerate(self.counts.tolist())
-                ]
-            size = max(len(p) for p in parts)
-            out = torch.zeros(len(self), size, self.dim, device=self.device)
-            for i, p in enumerate(parts):
-                out[i, : len(p)] = p
-            return out
+                return self._factors[chosen].float() / scale
+            numbers = range(len(self)) if isinstance(chosen, slice) else chosen.tolist()
+            rows = torch.nn.utils.rnn.pad_sequence(
+                [self.rows(i).float() - self.means[i] for i in numbers], batch_first=True
+            )
+            return rows.div_(scale)
 
+        if classes is not None:
+            return make(classes)
         return cast(Tensor, self._cached("factors", make))
 
     def class_covariances(self) -> Tensor:
@@ -441,7 +557,7 @@ class BaseBank:
                     "this bank kept no rows, so no transform can be applied to it afterwards; "
                     "give the transform to BaseBank(transform=...) or keep rows (rank=None)"
                 )
-            x = torch.cat([self.rows(i) for i in range(len(self))]).float()
+            x = self.all_rows().float()
             transform = fit_gaussianization(x, beta, kind, center, l2, eps)
             out = BaseBank(self.rank, "float32")
             codes = torch.repeat_interleave(torch.arange(len(self), device=self.device), self.counts)
@@ -458,6 +574,7 @@ class BaseBank:
 
     def _as_raw(self, kind: str) -> BaseBank:
         out = self._mapped(lambda t: t)
+        out._borrow(self)
         out.transform = Gaussianization("none" if kind == "auto" else kind)  # type: ignore[arg-type]
         return out
 
@@ -501,11 +618,10 @@ class BaseBank:
             raise InputError("the bank is empty; fit it on base rows first")  # a part may hold single rows: no check()
         tensors = {"counts": self.counts, "means": self.means, "scatter": self.scatter, "spread": self.spread}
         if self.has_rows:
-            tensors["rows"] = torch.cat([self.rows(i) for i in range(len(self))])
+            tensors["rows"] = self.all_rows()
         elif self.rank:
-            tensors["factors"] = torch.cat(self._factors)
-            tensors["factor_sizes"] = torch.tensor([len(f) for f in self._factors])
-            tensors = {k: v.to(_DTYPES[self.dtype]) if k == "factors" and self.dtype else v for k, v in tensors.items()}
+            tensors["factors"] = self._factors.flatten(0, 1)
+            tensors["factor_sizes"] = torch.full((len(self),), self._factors.shape[1])
         meta: dict[str, Any] = {
             "format": FORMAT,
             "version": FORMAT_VERSION,
@@ -580,10 +696,15 @@ class BaseBank:
         if out.counts.dtype != torch.int64:
             raise ValueError(f"counts are {out.counts.dtype}")
         if out.rank is None:
-            out._rows = [[r] for r in torch.split(tensors["rows"], out.counts.tolist())]
+            out._set_rows(tensors["rows"])
         elif out.rank:
-            factors = torch.split(tensors["factors"], tensors["factor_sizes"].tolist())
-            out._factors = [f.float() for f in factors]
+            factors, sizes = tensors["factors"], tensors["factor_sizes"]
+            width = min(out.rank, d)
+            if bool((sizes == width).all()):
+                out._room = factors.view(c, width, d)
+            else:  # as banks were written before, without padding
+                pieces = torch.nn.utils.rnn.pad_sequence(list(torch.split(factors, sizes.tolist())), batch_first=True)
+                out._room = _top_directions(pieces.float(), width).to(factors)
         if meta["transform"] is not None:
             s = meta["transform"]
             out.transform = Gaussianization(
@@ -612,16 +733,27 @@ def _storage_dtype(x: Any, dtype: str | None) -> torch.dtype:
 
 
 def _top_directions(x: Tensor, rank: int) -> Tensor:
-    """B `(≤ rank, D)` whose BᵀB is the best rank-r approximation of xᵀx, for centred rows x `(P, D)`."""
-    if len(x) <= rank:
-        return x.float()
+    """B `(c, rank, D)` whose BᵀB are the best rank-r approximations of xᵀx, for centred rows x `(c, P, D)`."""
+    if x.shape[1] <= rank:
+        return torch.nn.functional.pad(x, (0, 0, 0, rank - x.shape[1]))
     # Right singular vectors through the smaller Gram matrix: rows are few and features many, or the reverse.
-    x64 = x.double()
-    if x.shape[0] <= x.shape[1]:
-        _, vectors = torch.linalg.eigh(x64 @ x64.T)
-        return (vectors[:, -rank:].T @ x64).float()
-    values, vectors = torch.linalg.eigh(x64.T @ x64)
-    return (values[-rank:].clamp(min=0).sqrt()[:, None] * vectors[:, -rank:].T).float()
+    if x.shape[1] <= x.shape[2]:
+        _, vectors = _eigh(x @ x.mT)
+        return vectors[..., -rank:].mT @ x
+    values, vectors = _eigh(x.mT @ x)
+    return values[..., -rank:].clamp(min=0).sqrt()[..., None] * vectors[..., -rank:].mT
+
+
+def _eigh(a: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues and eigenvectors of small matrices `(c, p, p)`."""
+    threads = torch.get_num_threads()
+    if a.is_cuda or threads == 1 or a.shape[-1] > _SMALL:
+        return torch.linalg.eigh(a)
+    torch.set_num_threads(1)  # threads that share a small decomposition make it several times slower
+    try:
+        return torch.linalg.eigh(a)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _same_transform(a: Gaussianization | None, b: Gaussianization | None) -> bool:

@@ -25,6 +25,10 @@ Metric = Literal["sqeuclidean", "euclidean", "mahalanobis", "delta"]
 UNITS = ("bank", "one")
 METRICS = ("sqeuclidean", "euclidean", "mahalanobis", "delta")
 
+# Classes that stand for all in a larger bank, where a fact of the bank takes all distances between them.
+_LOOKED_AT = 2048
+# From this many times k classes on, the means of the k nearest are gathered.
+_MANY = 32
 # Ridge of the class covariances under Mahalanobis, as a share of their mean variance: with fewer rows than features
 # they have no inverse.
 MAHALANOBIS_RIDGE = 0.1
@@ -65,9 +69,23 @@ def squared_distances(x: Tensor, means: Tensor) -> Tensor:
     """
     # Distances do not change when both sides are moved; around the mean of means the expansion cancels least.
     origin = means.mean(dim=0)
-    x, means = x - origin, means - origin
-    cross = x @ means.T
-    return (x.square().sum(dim=-1, keepdim=True) + means.square().sum(dim=-1) - 2 * cross).clamp_(min=0)
+    means = means - origin
+    return _expanded(x - origin, means, torch.linalg.vecdot(means, means))
+
+
+def _expanded(x: Tensor, means: Tensor, squares: Tensor) -> Tensor:
+    """‖x‖² − 2x·μ + ‖μ‖²; the product with the means is all that grows with C and D."""
+    out = (x @ means.T).mul_(-2)
+    return out.add_(torch.linalg.vecdot(x, x)[..., None]).add_(squares).clamp_(min=0)
+
+
+def _from_bank(x: Tensor, bank: BaseBank, delta: float = 1.0) -> Tensor:
+    """‖x − δμ_i‖² with what the bank remembers of its means."""
+    origin, centred, squares = bank.centred_means()
+    if delta == 1:
+        return _expanded(x - origin, centred, squares)
+    # ‖x − δμ‖ = δ‖x/δ − μ‖
+    return _expanded(x / delta - origin, centred, squares).mul_(delta**2)
 
 
 def mahalanobis_log(x: Tensor, bank: BaseBank, ridge: float = MAHALANOBIS_RIDGE) -> Tensor:
@@ -113,11 +131,11 @@ def distances(x: Tensor, bank: BaseBank, metric: str = "sqeuclidean", *, delta: 
     squared δ-distance ‖x̃ − δμ_i‖².
     """
     if metric == "sqeuclidean":
-        return squared_distances(x, bank.means)
+        return _from_bank(x, bank)
     if metric == "euclidean":
-        return squared_distances(x, bank.means).sqrt()
+        return _from_bank(x, bank).sqrt_()
     if metric == "delta":
-        return squared_distances(x, delta * bank.means)
+        return _from_bank(x, bank, delta)
     if metric == "mahalanobis":
         return mahalanobis_log(x, bank)
     raise InputError(f"metric={metric!r} is unknown; use one of {', '.join(METRICS)}")
@@ -126,21 +144,30 @@ def distances(x: Tensor, bank: BaseBank, metric: str = "sqeuclidean", *, delta: 
 def unit_distance(bank: BaseBank, metric: str = "sqeuclidean", *, delta: float = 1.0) -> float:
     """The bank's own unit: the median over base classes of the distance to the nearest other base class.
 
-    It has the scale of the feature extractor, so distances divided by it do not.
+    It has the scale of the feature extractor, so distances divided by it do not. In a bank of more than `_LOOKED_AT`
+    classes so many of them, evenly spaced, speak for all.
     """
     if len(bank) < 2:
         raise InputError("unit needs at least two base classes; use unit=False")
 
     def make() -> float:
         nearest = []
-        for start in range(0, len(bank), 2048):
-            block = distances(bank.means[start : start + 2048], bank, metric, delta=delta)
-            own = torch.arange(len(block), device=block.device)
-            block[own, own + start] = torch.inf
+        for some in evenly(len(bank), _LOOKED_AT, bank.device).split(512):
+            block = distances(bank.means[some], bank, metric, delta=delta)
+            block[torch.arange(len(some), device=block.device), some] = torch.inf
             nearest.append(block.amin(dim=1))
         return max(float(torch.cat(nearest).median()), 1e-12)
 
     return cast(float, bank._cached(("unit", metric, delta), make))
+
+
+def evenly(size: int, most: int, device: torch.device | str = "cpu") -> Tensor:
+    """All of `0..size-1`, or `most` of them, evenly spaced.
+
+    >>> evenly(10, 4).tolist(), evenly(3, 4).tolist()
+    ([0, 3, 6, 9], [0, 1, 2])
+    """
+    return torch.linspace(0, size - 1, min(size, most), dtype=torch.float64).long().to(device)
 
 
 def weights_from_distances(d: Tensor, m: float) -> Tensor:
@@ -208,10 +235,13 @@ def calibrate(
             raise InputError(f"unit={unit!r} must be > 0, or False for distances as they are")
         if unit_of not in UNITS:
             raise InputError(f"unit_of={unit_of!r} is unknown; use one of {', '.join(UNITS)}")
-        every = every / (float(unit) * (unit_distance(bank, metric, delta=delta) if unit_of == "bank" else 1.0))
+        every /= float(unit) * (unit_distance(bank, metric, delta=delta) if unit_of == "bank" else 1.0)
     nearest, index = torch.topk(every, int(k), dim=-1, largest=False)
     weights = torch.ones_like(nearest) if equal else weights_from_distances(nearest, m)
     weights = weights * (strength[..., None] if isinstance(strength, Tensor) else strength)
-    spread = torch.zeros_like(every).scatter_(-1, index, weights)  # (*B, C): a product instead of a gather of means
-    mean = (x + spread @ bank.means) / (1 + weights.sum(dim=-1, keepdim=True))
+    if len(bank) > _MANY * k:
+        pull = (weights[..., None, :] @ bank.means[index]).squeeze(-2)
+    else:  # a product with all of the few means instead of a gather of most
+        pull = torch.zeros_like(every).scatter_(-1, index, weights) @ bank.means
+    mean = (x + pull) / (1 + weights.sum(dim=-1, keepdim=True))
     return Calibration(index, nearest, weights, mean)

@@ -87,8 +87,9 @@ class CalibratedCovariance:
     @cached_property
     def _block(self) -> Tensor:
         """R `(U, P, D)` of the base classes in play."""
-        every = self.bank.paired_rows(self.common_size) if self.mode == "joint" else self.bank.class_factors()
-        return every if self._union is None else every[self._union]
+        if self.mode == "joint":
+            return self.bank.paired_rows(self.common_size, self._union)
+        return self.bank.class_factors(self._union)
 
     @cached_property
     def _union(self) -> Tensor | None:

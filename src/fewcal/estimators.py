@@ -79,6 +79,11 @@ def resolve_bank(bank: Any, device: torch.device) -> BaseBank:
             f"bank={_short(bank)} is not a bank; use a BaseBank, a path to a saved one, a tuple (X, y) of base rows "
             "and labels, or None"
         )
+    return _on_device(bank, device)
+
+
+def _on_device(bank: BaseBank, device: torch.device) -> BaseBank:
+    """The bank on `device`; a copy that had to be made is remembered, so that it is made once."""
     if device == bank.device:
         return bank
     return cast(BaseBank, bank._cached(("device", str(device)), lambda: bank.to(device)))
@@ -407,8 +412,9 @@ class GDCClassifier(ClassifierMixin, BaseEstimator):
             support = method.transform(x, "X")
             labels = torch.from_numpy(codes).to(device)
             random = TaskRandom(seed_from(self.random_state), device=device)
-            head = method.fit(support[None], labels[None], len(self.classes_), random)
-            self._explanation = explain_calibration(method, support, codes, self.classes_.tolist())
+            shared: dict[Any, Any] = {}
+            head = method.fit(support[None], labels[None], len(self.classes_), random, shared)
+            self._explanation = explain_calibration(method, support, codes, self.classes_.tolist(), shared)
             self._centroids = class_means(support[None], labels[None], len(self.classes_))[0].cpu()
             self._resemblance = base_resemblance(self._centroids.to(device), method.bank).cpu()
         assert method._transform is not None
@@ -470,8 +476,8 @@ def _head_to(head: Head, device: torch.device | str) -> Head:
         moved = {name: getattr(head, name).to(device) for name in ("strangers", "back")}
         return FallbackHead(_head_to(head.head, device), cast(LinearHead, _head_to(head.plain, device)), **moved)
     if isinstance(head, PulledHead):
-        method, bank = copy(head.method), copy(head.method.bank.to(device))
-        bank.origin, bank._cache, method.bank = None, {}, bank
+        method, bank = copy(head.method), copy(_on_device(head.method.bank, torch.device(device)))
+        bank.origin, method.bank = None, bank
         return PulledHead(_head_to(head.head, device), method, head.strength.to(device))
     return head  # scikit-learn classifiers live on the CPU
 

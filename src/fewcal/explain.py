@@ -16,7 +16,10 @@ import torch
 from torch import Tensor
 
 from fewcal.bank import BaseBank
-from fewcal.calibrate import squared_distances, unit_distance
+from fewcal.calibrate import distances as distances_of
+from fewcal.calibrate import unit_distance
+from fewcal.heads.linear import class_means
+from fewcal.methods.base import Shared
 from fewcal.methods.gdc import GDC
 from fewcal.trust import simulated_rows
 
@@ -156,14 +159,23 @@ def no_bank_explanation() -> Explanation:
     return Explanation([], [], "none", float("nan"), float("nan"), 0.0, [words])
 
 
-def explain_calibration(method: GDC, support: Tensor, codes: np.ndarray, classes: list) -> Explanation:
-    """Explain a prepared method on support points `(S, D)` in its space, with classes `codes (S,)` into `classes`."""
-    found = method.calibrate(support[None], torch.from_numpy(codes).to(support.device)[None])
-    trust = float(method.trust(support[None]))
+def explain_calibration(
+    method: GDC, support: Tensor, codes: np.ndarray, classes: list, shared: Shared = None
+) -> Explanation:
+    """Explain a prepared method on support points `(S, D)` in its space, with classes `codes (S,)` into `classes`.
+
+    `shared` is what its `fit` left on the same points.
+    """
+    shared = {} if shared is None else shared
+    labels = torch.from_numpy(codes).to(support.device)[None]
+    found, _ = method.calibrated(support[None], labels, shared)
+    trust = float(method.trust(support[None], shared))
     seen = method.bank
     typical, far = _typical_distance(seen), _far_distance(seen)
-    nearest = squared_distances(support, seen.means).amin(dim=1).sqrt()
-    moved = (found.mean[0] - support).norm(dim=1)
+    nearest = distances_of(support, seen, "euclidean").amin(dim=1).tolist()
+    step = found.mean[0] - support
+    moved = step.norm(dim=1).tolist()
+    class_moved = class_means(step[None], labels, len(classes))[0].norm(dim=1).tolist()
     columns = (found.index, found.distances, found.weights, found.normalised)
     index, distances, weights, shares = (t[0].cpu().numpy() for t in columns)
     points = [
@@ -175,37 +187,36 @@ def explain_calibration(method: GDC, support: Tensor, codes: np.ndarray, classes
             weights=weights[i].tolist(),
             shares=shares[i].tolist(),
             support_share=float(1 - shares[i].sum()),
-            moved=float(moved[i]),
-            moved_relative=float(moved[i]) / typical,
-            nearest=float(nearest[i]),
-            far=float(nearest[i]) > far,
+            moved=moved[i],
+            moved_relative=moved[i] / typical,
+            nearest=nearest[i],
+            far=nearest[i] > far,
         )
         for i, code in enumerate(codes)
     ]
     by_class = []
+    members = np.split(np.argsort(codes, kind="stable"), np.cumsum(np.bincount(codes))[:-1])
     for code, label in enumerate(classes):
-        rows = np.flatnonzero(codes == code)
-        at = torch.from_numpy(rows).to(support.device)
-        total = np.zeros(len(seen))
-        np.add.at(total, index[rows].ravel(), shares[rows].ravel() / len(rows))
+        rows = members[code]
+        bases, at = np.unique(index[rows], return_inverse=True)
+        total = np.bincount(at.ravel(), shares[rows].ravel() / len(rows))
         order = [j for j in np.argsort(-total, kind="stable") if total[j] > 0]
-        distance = float((found.mean[0][at].mean(dim=0) - support[at].mean(dim=0)).norm())
         n_far = sum(points[i].far for i in rows)
         by_class.append(
             ClassExplanation(
                 label=label,
                 shots=len(rows),
-                bases=[seen.classes[j] for j in order],
+                bases=[seen.classes[bases[j]] for j in order],
                 shares=total[order].tolist(),
                 support_share=float(1 - total.sum()),
-                moved=distance,
-                moved_relative=distance / typical,
+                moved=class_moved[code],
+                moved_relative=class_moved[code] / typical,
                 far_points=n_far,
                 warning=_in_words(label, n_far, len(rows), float(total.sum())),
             )
         )
     warnings = _summary(by_class, trust)
-    if method.answers_plainly(support[None]):
+    if method.answers_plainly(support[None], shared):
         warnings.insert(
             0,
             "the support resembles no base class, so neither calibration nor whitening was used: the plain nearest "
@@ -263,7 +274,7 @@ def _far_distance(seen: BaseBank) -> float:
             return 2 * _typical_distance(seen)
         classes = torch.linspace(0, len(seen) - 1, min(len(seen), _CLASSES_LOOKED_AT)).long()
         rows = simulated_rows(seen, classes, _ROWS_PER_CLASS, torch.Generator().manual_seed(0))
-        d = squared_distances(rows, seen.means)
+        d = distances_of(rows, seen)
         d[torch.arange(len(classes)), :, classes] = torch.inf
         return float(d.amin(dim=-1).flatten().sqrt().quantile(FAR_QUANTILE))
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from fewcal.bank import BaseBank
-from fewcal.calibrate import squared_distances
+from fewcal.calibrate import evenly, squared_distances
 from fewcal.errors import InputError
 from fewcal.gaussianize import l2_normalise
 
@@ -33,6 +33,8 @@ _LOW, _HIGH = 0.9, 1.1
 _LEAST, _FEW, _NOISY, _MOST = 2.0, 10.0, 50.0, 1e4
 _DRAWS = 8
 _EXAMPLES = 1024
+# Classes whose examples are simulated, at most; in a larger bank evenly spaced ones stand for all.
+_SIMULATED = 512
 
 
 def enough_classes(n_classes: int, k: int) -> float:
@@ -46,10 +48,14 @@ def enough_classes(n_classes: int, k: int) -> float:
 
 def reliability(bank: BaseBank) -> float:
     """ρ: the share of the squared length of the class means that is not sampling noise."""
-    trace = float(bank.pooled_eigen()[0].sum())
-    noise = float((trace / bank.counts.double()).mean())
-    length = float(bank.means.double().square().sum(dim=1).mean())
-    return max(0.0, 1.0 - noise / length) if length > 0 else 0.0
+
+    def make() -> float:
+        trace = float(bank.pooled_eigen()[0].sum())
+        noise = float((trace / bank.counts.double()).mean())
+        length = float(torch.linalg.vecdot(bank.means, bank.means).mean(dtype=torch.float64))
+        return max(0.0, 1.0 - noise / length) if length > 0 else 0.0
+
+    return cast(float, bank._cached("reliability", make))
 
 
 def oas_share(values: Tensor, df: int) -> float:
@@ -88,11 +94,12 @@ def held_out_similarity(bank: BaseBank) -> float:
         if not bank.is_whitened:
             raise InputError("held-out similarity is defined in a whitened bank; use whiten='auto' or a number")
         random = torch.Generator().manual_seed(0)
-        own = torch.arange(len(bank))
+        own = evenly(len(bank), _SIMULATED)
+        rows = simulated_rows(bank, own, _DRAWS, random)
         total, count = 0.0, 0
-        for block in own.split(512):  # bounds memory, whatever the number of classes
-            cosine = simulated_rows(bank, block, _DRAWS, random) @ bank.means.T
-            cosine[torch.arange(len(block)), :, block] = -torch.inf
+        for block, some in zip(rows.split(64), own.split(64), strict=True):  # bounds memory in a large bank
+            cosine = block @ bank.means.T
+            cosine[torch.arange(len(some)), :, some] = -torch.inf
             best = cosine.topk(min(NEAREST, len(bank) - 1), dim=-1).values
             total, count = total + float(best.sum()), count + best.numel()
         return max(total / max(count, 1), 0.02)
@@ -140,11 +147,12 @@ def kinship(support: Tensor, bank: BaseBank) -> Tensor:
     return ((ratio - _LOW) / (_HIGH - _LOW)).clamp(0, 1)
 
 
-def task_trust(support: Tensor, bank: BaseBank, k: int) -> Tensor:
-    """g of each task, `(T,)`, for support points `(T, S, D)` in the space of a whitened bank."""
+def task_trust(support: Tensor, bank: BaseBank, k: int, kin: Tensor | None = None) -> Tensor:
+    """g of each task, `(T,)`, for support points `(T, S, D)` in the space of a whitened bank; `kin` is their h."""
     if len(bank) < 2:
         return support.new_zeros(len(support))
-    return enough_classes(len(bank), k) * reliability(cast(BaseBank, bank.origin)) * kinship(support, bank)
+    kin = kinship(support, bank) if kin is None else kin
+    return enough_classes(len(bank), k) * reliability(cast(BaseBank, bank.origin)) * kin
 
 
 def unwhitening(bank: BaseBank) -> Tensor:

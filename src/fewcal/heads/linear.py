@@ -43,6 +43,16 @@ def class_means(x: Tensor, labels: Tensor, n_classes: int) -> Tensor:
     return (member.mT @ x) / member.sum(dim=1).clamp(min=1)[..., None]
 
 
+def class_sizes(labels: Tensor) -> Tensor:
+    """How many points share the class of each: `labels (T, S)` → `(T, S)`.
+
+    >>> class_sizes(torch.tensor([[0, 0, 1]]))
+    tensor([[2, 2, 1]])
+    """
+    counts = torch.zeros_like(labels).scatter_add_(1, labels, torch.ones_like(labels))  # N ≤ S
+    return counts.gather(1, labels)
+
+
 def nearest_mean_head(means: Tensor, variance: float | Tensor = 1.0) -> LinearHead:
     """Classify by the nearest of `means (T, N, D)`; probabilities are those of spheres with this variance.
 

@@ -13,6 +13,9 @@ from fewcal.errors import InputError
 from fewcal.gaussianize import Gaussianization
 from fewcal.randomness import TaskRandom
 
+# What methods with the same settings computed on the same batch, by a key that says what it is.
+Shared = dict[Hashable, Any] | None
+
 
 class Head(Protocol):
     """A fitted classifier for a batch of tasks."""
@@ -72,7 +75,7 @@ class Method(ABC):
         labels: Tensor,
         n_classes: int,
         random: TaskRandom,
-        shared: dict[Hashable, Any] | None = None,
+        shared: Shared = None,
     ) -> Head:
         """Fit a batch of tasks. `shared` holds what methods with the same settings computed on the same batch."""
 
@@ -81,7 +84,7 @@ class Method(ABC):
         return 16 * n_support * dim * 4
 
 
-def once(shared: dict[Hashable, Any] | None, key: Hashable, make: Any) -> Any:
+def once(shared: Shared, key: Hashable, make: Any) -> Any:
     """`make()`, or what another method made under the same key for this batch."""
     if shared is None:
         return make()

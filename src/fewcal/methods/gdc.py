@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -20,9 +20,9 @@ from fewcal.covariance import CalibratedCovariance, ShrunkCovariance, shares, sh
 from fewcal.gaussianize import l2_normalise
 from fewcal.heads.closed_form import closed_form_head
 from fewcal.heads.lbfgs import lbfgs_head
-from fewcal.heads.linear import LinearHead, class_means, nearest_mean_head
+from fewcal.heads.linear import LinearHead, class_means, class_sizes, nearest_mean_head
 from fewcal.heads.sgd import sgd_head
-from fewcal.methods.base import Head, Method, once, require_raw, space_key
+from fewcal.methods.base import Head, Method, Shared, once, require_raw, space_key
 from fewcal.params import GDCParams
 from fewcal.randomness import TaskRandom
 from fewcal.trust import confidence_scale, kinship, task_trust, unwhitening, whitening_shrinkage
@@ -81,32 +81,35 @@ class GDC(Method):
     def wide(self) -> bool:
         return bool(self.params.head == "closed_form" and not self.bank.is_whitened)
 
-    def trust(self, support: Tensor) -> Tensor:
+    def trust(self, support: Tensor, shared: Shared = None) -> Tensor:
         """How much the base classes may say in each task, `(T,)`."""
         if self.params.trust == "auto":
-            return task_trust(support, self.bank, self.params.k)
+            return task_trust(support, self.bank, self.params.k, self._kinship(support, shared))
         return support.new_full((len(support),), float(self.params.trust))
 
-    def strangers(self, support: Tensor) -> Tensor | None:
+    def _kinship(self, support: Tensor, shared: Shared) -> Tensor:
+        return cast(Tensor, once(shared, ("kinship", self._space), lambda: kinship(support, self.bank)))
+
+    def strangers(self, support: Tensor, shared: Shared = None) -> Tensor | None:
         """Tasks left to the plain nearest centroid, `(T,)` bool; `None` where no task can be."""
         if self.params.trust != "auto" or self.params.head != "closed_form":
             return None
-        return kinship(support, self.bank) <= 0
+        return self._kinship(support, shared) <= 0
 
-    def answers_plainly(self, support: Tensor) -> bool:
+    def answers_plainly(self, support: Tensor, shared: Shared = None) -> bool:
         """Whether all tasks are left to the plain nearest centroid."""
-        found = self.strangers(support)
+        found = self.strangers(support, shared)
         return found is not None and bool(found.all())
 
-    def calibrate(self, support: Tensor, labels: Tensor | None = None) -> Calibration:
+    def calibrate(self, support: Tensor, labels: Tensor | None = None, shared: Shared = None) -> Calibration:
         """Neighbours, weights and calibrated means of support points `(T, S, D)` (eq. 4-8).
 
         `labels (T, S)` tell how many shots share a class; without them every point is taken as a single shot.
         """
         p = self.params
-        strength = p.strength * self.trust(support)[:, None].expand(support.shape[:2])
+        strength = p.strength * self.trust(support, shared)[:, None].expand(support.shape[:2])
         if labels is not None and p.shot_decay:
-            shots = (labels[:, :, None] == labels[:, None, :]).sum(dim=2).to(support.dtype)
+            shots = class_sizes(labels).to(support.dtype)
             strength = strength / shots**p.shot_decay
         return self._pull(support, strength)
 
@@ -136,16 +139,16 @@ class GDC(Method):
         labels: Tensor,
         n_classes: int,
         random: TaskRandom,
-        shared: dict[Hashable, Any] | None = None,
+        shared: Shared = None,
     ) -> Head:
         p = self.params
-        key = self._stage_key()
+        shared = {} if shared is None else shared
         with torch.no_grad():
-            found, shrunk = once(shared, ("calibration", *key), lambda: self._calibrated(support, labels))
+            found, shrunk = self.calibrated(support, labels, shared)
             head = self._head(support, labels, n_classes, found, shrunk, random, shared)
             if p.query_pull:
-                head = PulledHead(head, self, p.query_pull * self.trust(support))
-            strangers = self.strangers(support)
+                head = PulledHead(head, self, p.query_pull * self.trust(support, shared))
+            strangers = self.strangers(support, shared)
             if strangers is None or not bool(strangers.any()):
                 return head
             back = unwhitening(self.bank)
@@ -161,7 +164,7 @@ class GDC(Method):
         found: Calibration,
         shrunk: ShrunkCovariance,
         random: TaskRandom,
-        shared: dict[Hashable, Any] | None,
+        shared: Shared,
     ) -> Head:
         p = self.params
         if p.head == "closed_form" and self.bank.is_whitened:
@@ -183,9 +186,14 @@ class GDC(Method):
             return sgd_head(x, y, n_classes, TaskRandom(random.seed, random.tasks, random.device, stream=1))
         return SklearnHead(p.head, x, y, n_classes)
 
-    def _calibrated(self, support: Tensor, labels: Tensor) -> tuple[Calibration, ShrunkCovariance]:
-        found = self.calibrate(support, labels)
-        return found, self.shrunk(found)
+    def calibrated(self, support: Tensor, labels: Tensor, shared: Shared) -> tuple[Calibration, ShrunkCovariance]:
+        """`calibrate` and `shrunk`, once for all who share."""
+
+        def make() -> tuple[Calibration, ShrunkCovariance]:
+            found = self.calibrate(support, labels, shared)
+            return found, self.shrunk(found)
+
+        return cast(tuple[Calibration, ShrunkCovariance], once(shared, ("calibration", *self._stage_key()), make))
 
     def _stage_key(self) -> tuple[Hashable, ...]:
         values = self.params.as_dict()
@@ -215,11 +223,9 @@ def points_per_support(labels: Tensor, n: int, n_per: str) -> np.ndarray:
     >>> points_per_support(torch.tensor([[0, 0, 1]]), 750, "class")
     array([[375, 375, 750]])
     """
-    y = labels.cpu().numpy()
     if n_per == "point":
-        return np.full(y.shape, n)
-    shots = (y[:, :, None] == y[:, None, :]).sum(axis=2)
-    return np.maximum(n // shots, 1)
+        return np.full(labels.shape, n)
+    return np.maximum(n // class_sizes(labels).cpu().numpy(), 1)
 
 
 def augment(
