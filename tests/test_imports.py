@@ -96,6 +96,7 @@ ORDER = [
         "estimators",
         "sampler",
         "serving",
+        "classify",
         "progress",
         "report",
         "paper",

@@ -527,11 +527,16 @@ def _leave_one_out(
 
 
 def _temperature(scores: np.ndarray, codes: np.ndarray, shots: np.ndarray) -> float:
-    """The factor on the scores that makes the left-out rows most likely."""
+    """The factor on the scores that makes the left-out rows most likely.
+
+    A few rows that are all answered rightly would ask for certainty. So each counts for its class but for a share of
+    1/(rows + 2), as in the rule of succession, that is spread over all classes.
+    """
     known = np.flatnonzero(shots[codes] > 1)
     scores, target = scores[known], codes[known]
     scores = scores - scores.max(axis=1, keepdims=True)
-    own = scores[np.arange(len(target)), target]
+    doubt = 1 / (len(target) + 2)
+    own = (1 - doubt) * scores[np.arange(len(target)), target] + doubt * scores.mean(axis=1)
 
     def loss(log_t: float) -> float:
         t = np.exp(log_t)

@@ -21,6 +21,23 @@ from fewcal.params import GDCParams, nearest_names
 NONE_OF_THESE = "none of these"
 
 
+def gdc_settings(settings: Sequence[str]) -> dict[str, Any]:
+    """Parameters of GDC from `key=value` texts.
+
+    >>> gdc_settings(["k=4"])
+    {'k': 4}
+    """
+    changes = parse_settings(settings)
+    if wrong := [m for m in changes if m != "gdc"]:
+        raise InputError(f"--set {wrong[0]}.…: only parameters of gdc can be set here")
+    # Not the classifier's own parameters: bank, preset, device and seed have options of their own.
+    known = [field.name for field in fields(GDCParams)]
+    for key in changes.get("gdc", {}):
+        if key not in known:
+            raise InputError(f"gdc has no parameter {key!r}{nearest_names(key, known)}")
+    return changes.get("gdc", {})
+
+
 def fit_from_files(
     bank: str | os.PathLike[str] | None,
     support: str | os.PathLike[str],
@@ -32,40 +49,41 @@ def fit_from_files(
     """A fitted `GDCClassifier` and the support it was fitted on."""
     from fewcal.estimators import GDCClassifier
 
-    changes = parse_settings(settings)
-    if wrong := [m for m in changes if m != "gdc"]:
-        raise InputError(f"--set {wrong[0]}.…: only parameters of gdc can be set here")
-    # Not the classifier's own parameters: bank, preset, device and seed have options of their own.
-    known = [field.name for field in fields(GDCParams)]
-    for key in changes.get("gdc", {}):
-        if key not in known:
-            raise InputError(f"gdc has no parameter {key!r}{nearest_names(key, known)}")
+    changes = gdc_settings(settings)
     rows = load_split(support, labelled=True)
     # Labels that were integers in the file are integers in the answers.
     classes = np.array(rows.classes if rows.named else [int(c) for c in rows.classes])
     names = classes[rows.require_labels()]
     loaded = None if bank is None else BaseBank.load(bank)
-    classifier = GDCClassifier(
-        bank=loaded, preset=preset or "default", device=device, random_state=seed, **changes.get("gdc", {})
-    )
+    classifier = GDCClassifier(bank=loaded, preset=preset or "default", device=device, random_state=seed, **changes)
     return classifier.fit(rows.float32(), names), rows
 
 
 def predict_rows(classifier: Any, query: str | os.PathLike[str], reject: float | None = None) -> dict[str, Any]:
-    """Predictions for a file of rows, as columns: row, prediction, probability, one probability for each class.
-
-    With `reject` there is also `p_other`, the share of base-class examples that look at least as much like the support
-    classes as this row; rows with `p_other` ≥ reject are answered "none of these".
-    """
-    if reject is not None and not 0 < reject < 1:
-        raise InputError(f"--reject {reject} must lie between 0 and 1, e.g. 0.05")
+    """Predictions for a file of rows, as columns; see `predict_features`."""
+    check_reject(reject)
     rows = load_split(query)
     if rows.dimension != classifier.n_features_in_:
         raise InputError(
             f"{query} has {rows.dimension} features and the support {classifier.n_features_in_}; "
             "both must come from the same feature extractor"
         )
-    x = rows.float32()
+    return predict_features(classifier, rows.float32(), reject)
+
+
+def check_reject(reject: float | None) -> None:
+    """Refuse a level of rejection that is no share."""
+    if reject is not None and not 0 < reject < 1:
+        raise InputError(f"--reject {reject} must lie between 0 and 1, e.g. 0.05")
+
+
+def predict_features(classifier: Any, x: np.ndarray, reject: float | None = None) -> dict[str, Any]:
+    """Predictions for rows `x (Q, D)`, as columns: row, prediction, probability, one probability for each class.
+
+    With `reject` there is also `p_other`, the share of base-class examples that look at least as much like the support
+    classes as this row; rows with `p_other` ≥ reject are answered "none of these".
+    """
+    check_reject(reject)
     probabilities = classifier.predict_proba(x)
     best = probabilities.argmax(axis=1)
     answers = classifier.classes_[best].astype(object)

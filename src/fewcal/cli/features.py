@@ -67,6 +67,7 @@ def bank_build(
     """Build a bank from base classes and save it."""
     from fewcal.bank import BaseBank
     from fewcal.features import FeatureSet, load_split
+    from fewcal.features.extract import bank_source
     from fewcal.gaussianize import fit_gaussianization
     from fewcal.presets import get_preset
 
@@ -85,7 +86,7 @@ def bank_build(
         raise InputError("--rank drops the rows, so the space must be fixed: give --preset as well")
     bank = BaseBank(rank, dtype, transform)
     bank.fit(split.features, [split.classes[i] for i in labels])
-    bank.source = split.fingerprint()
+    bank.source = bank_source(split)
     bank.save(out)
     facts = _bank_facts(bank) | {"file": str(out), "bytes": out.stat().st_size}
     write_json(json_file, facts)

@@ -23,7 +23,7 @@ import numpy as np
 from fewcal.atomic import atomic_path, write_json
 from fewcal.errors import FileFormatError, InputError
 from fewcal.features.extractors import Extractor
-from fewcal.features.featureset import SPLITS
+from fewcal.features.featureset import SPLITS, FeatureSplit
 from fewcal.features.items import Items, decoded, refuse_bad
 from fewcal.features.pictures import class_folders, find_pictures
 from fewcal.features.texts import find_texts
@@ -324,6 +324,12 @@ def extractor_of(path: str | os.PathLike[str]) -> str | None:
         return None
     stamp = _stored(Path(path), ("extractor",)).get("extractor")
     return None if stamp is None else str(stamp)
+
+
+def bank_source(split: FeatureSplit) -> str:
+    """What a bank keeps of where its rows come from: the extractor, where their file says so, and their fingerprint."""
+    stamp = extractor_of(split.source)
+    return split.fingerprint() if stamp is None else f"{stamp} {split.fingerprint()}"
 
 
 def _stored(path: Path, names: tuple[str, ...]) -> dict[str, Any]:

@@ -1,0 +1,211 @@
+"""`fewcal extract`, `fewcal data prepare`, `fewcal classify`: from pictures and texts to features and answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fewcal.cli.options import Device, Json, Preset, Quiet, Seed, Set
+from fewcal.cli.printing import cell, table, write_json
+from fewcal.errors import InputError
+
+data_app = typer.Typer(no_args_is_help=True, help="Lists of pictures from downloaded data sets.")
+# Rows of a table that people read; the file has all.
+MOST_PRINTED = 40
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands to the application."""
+    app.command()(extract)
+    app.command()(classify)
+    app.add_typer(data_app, name="data")
+
+
+def complete_extractor(incomplete: str) -> list[str]:
+    from fewcal.features.extractors import list_extractors
+
+    return [name for name in [*list_extractors(), "timm:", "hf:"] if name.startswith(incomplete)]
+
+
+ExtractorName = Annotated[
+    str,
+    typer.Option(
+        "--extractor",
+        "-e",
+        help="Pictures: efficientnet-lite0, -lite1, -lite2, timm:NAME, a checkpoint; texts: minilm, wordllama; hf:…",
+        autocompletion=complete_extractor,
+    ),
+]
+Batch = Annotated[int, typer.Option(help="Items computed at once.")]
+Workers = Annotated[int | None, typer.Option(help="Threads that read and decode; as many as cores, up to 8.")]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave out what cannot be read instead of stopping.")]
+Download = Annotated[
+    bool, typer.Option("--allow-download", help="Let timm and Hugging Face fetch weights that are not here.")
+]
+
+
+def extract(
+    source: Annotated[
+        Path,
+        typer.Argument(help="Folder with a folder for each class (or base, val, novel of those), CSV, pack, texts."),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for the feature files.", metavar="DIR")],
+    extractor: ExtractorName = "efficientnet-lite0",
+    split: Annotated[
+        str | None, typer.Option(help="Name of the file where the source has no splits: base, val or novel.")
+    ] = None,
+    unlabelled: Annotated[bool, typer.Option("--unlabelled", help="Take everything, without classes.")] = False,
+    text_column: Annotated[str, typer.Option(help="Column or key of the text.")] = "text",
+    label_column: Annotated[str, typer.Option(help="Column or key of the class.")] = "label",
+    batch: Batch = 32,
+    workers: Workers = None,
+    dtype: Annotated[str, typer.Option(help="float32 or float16.")] = "float32",
+    skip_bad: SkipBad = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the unfinished run in --out.")] = False,
+    allow_download: Download = False,
+    device: Device = "cpu",
+    json_file: Json = None,
+    quiet: Quiet = False,
+) -> None:
+    """Turn pictures or texts into features that every other command reads."""
+    from fewcal.features.extract import extract as run
+    from fewcal.features.extract import find_splits
+    from fewcal.features.extractors import get_extractor
+    from fewcal.features.featureset import SPLITS
+    from fewcal.progress import ProgressBar
+
+    if split is not None and split not in SPLITS:
+        raise InputError(f"--split {split!r} is unknown; the splits are {', '.join(SPLITS)}")
+    model = get_extractor(extractor, device, allow_download)
+    splits = find_splits(source, model.kind, not unlabelled, text_column, label_column)
+    if "features" in splits and split is not None:
+        splits = {split: splits["features"]}
+    facts = []
+    for name, items in splits.items():
+        with ProgressBar(f"{name} {model.kind}s", quiet) as report:
+            facts.append(
+                run(
+                    items,
+                    model,
+                    out / f"{name}.npz",
+                    batch=batch,
+                    workers=workers,
+                    skip_bad=skip_bad,
+                    resume=resume,
+                    dtype=dtype,
+                    progress=report,
+                )
+            )
+    write_json(json_file, {"extractor": model.stamp, "files": facts})
+    if not quiet:
+        keys = ["file", "rows", "classes", "features", "skipped"]
+        rows = [[cell(len(f[k]) if k == "skipped" else f[k]) for k in keys] for f in facts]
+        table(keys, rows, ["left", *["right"] * 4])
+
+
+def classify(
+    support: Annotated[
+        Path, typer.Option(help="A folder for each class with a few pictures in it, or labelled texts.")
+    ],
+    query: Annotated[Path, typer.Option(help="What to classify: a folder, a list, a picture, or texts.")],
+    extractor: ExtractorName = "efficientnet-lite0",
+    bank: Annotated[
+        Path | None, typer.Option(help="Bank of base classes from the same extractor; without it a plain classifier.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write all answers here (.csv or .parquet).")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a contact sheet to look at (.html).")] = None,
+    reject: Annotated[
+        float | None,
+        typer.Option(
+            "--reject",
+            help="With --bank: answer 'none of these' where more than this share of base-class examples look as much "
+            "like your classes (e.g. 0.05).",
+        ),
+    ] = None,
+    preset: Preset = None,
+    set_: Set = None,
+    batch: Batch = 32,
+    workers: Workers = None,
+    skip_bad: SkipBad = False,
+    allow_download: Download = False,
+    seed: Seed = 0,
+    device: Device = "cpu",
+    json_file: Json = None,
+    quiet: Quiet = False,
+) -> None:
+    """Classify pictures or texts from a few examples of each class, with probabilities."""
+    from fewcal.classify import classify as run
+    from fewcal.progress import ProgressBar
+
+    if out is not None and out.suffix not in (".csv", ".parquet"):
+        raise InputError(f"{out}: predictions are written as .parquet or .csv")
+    with ProgressBar("items", quiet) as report:
+        answers = run(
+            support,
+            query,
+            extractor,
+            bank=bank,
+            preset=preset or "default",
+            settings=set_ or [],
+            reject=reject,
+            batch=batch,
+            workers=workers,
+            device=device,
+            skip_bad=skip_bad,
+            seed=seed,
+            allow_download=allow_download,
+            progress=report,
+        )
+    rows = answers.rows()
+    if not quiet:
+        header = [answers.query.kind, "answer", "%", "next", "%"]
+        shown = [[i, a, f"{100 * p:.1f}", b, f"{100 * q:.1f}"] for i, a, p, b, q in rows[:MOST_PRINTED]]
+        table(header, shown, ["left", "left", "right", "left", "right"])
+        if len(rows) > MOST_PRINTED:
+            print(f"… and {len(rows) - MOST_PRINTED} more" + ("" if out else "; --out FILE keeps all"))
+        if answers.accuracy is not None:
+            print(f"{100 * answers.accuracy:.1f}% agree with the classes that the source names")
+    if out is not None:
+        answers.write_csv(out)
+    if html is not None:
+        answers.write_html(html)
+    written = [str(p) for p in (out, html) if p is not None]
+    if written and not quiet:
+        print(f"written to {' and '.join(written)}")
+    facts = {"items": len(answers), "answers": answers.counts(), "accuracy": answers.accuracy, "method": answers.method}
+    write_json(json_file, facts | {"extractor": answers.extractor.stamp, "files": written})
+
+
+@data_app.command("prepare")
+def data_prepare(
+    name: Annotated[str, typer.Argument(help="mini, cub, dogs, tiered, meta-tiered, or a pair such as mini2cub.")],
+    source: Annotated[Path, typer.Option("--from", help="Where you unpacked it.", metavar="DIR")],
+    out: Annotated[Path, typer.Option(help="Folder for base.csv, val.csv and novel.csv.", metavar="DIR")],
+    novel_from: Annotated[
+        Path | None, typer.Option(help="Of a pair: where the data set for val and novel lies.", metavar="DIR")
+    ] = None,
+    split_file: Annotated[
+        Path | None, typer.Option(help="Your own split of cub or dogs: a CSV with class and split.")
+    ] = None,
+    allow_incomplete: Annotated[
+        bool, typer.Option("--allow-incomplete", help="Go on where counts differ from the published ones.")
+    ] = False,
+    json_file: Json = None,
+    quiet: Quiet = False,
+) -> None:
+    """Make lists of pictures from a data set that you have downloaded. Nothing is fetched."""
+    from fewcal.features.datasets import prepare
+
+    facts = prepare(
+        name, source, out, novel_source=novel_from, split_file=split_file, allow_incomplete=allow_incomplete
+    )
+    write_json(json_file, facts)
+    if not quiet:
+        header = ["split", "classes", "rows", "smallest", "largest"]
+        rows = [[s, *(str(f[k]) for k in header[1:])] for s, f in facts["splits"].items()]
+        table(header, rows, ["left", *["right"] * 4])
+        for note in facts["notes"]:
+            print(f"note: {note}")
+        print(f"written to {out}; go on with `fewcal extract {out} --out FEATURES`")
