@@ -25,8 +25,8 @@ from fewcal.features.tables import class_name, read_csv
 EXTENSIONS = frozenset(
     "avif bmp gif heic heif jfif jp2 jpe jpeg jpg pbm pgm png pnm ppm tga tif tiff webp".split()  # noqa: SIM905
 )
-# A small file can claim to be a picture of any size. Cameras make up to about 200 million pixels.
-MOST_PIXELS = 250_000_000
+# A small file can claim to be a picture of any size. This is Pillow's own limit, kept also where somebody lifted that.
+MOST_PIXELS = 178_956_970
 _IGNORED_FOLDERS = {"__MACOSX", "@eaDir"}
 
 

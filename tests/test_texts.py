@@ -1,0 +1,76 @@
+"""Texts from CSV, JSON lines, plain text and folders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fewcal.errors import FileFormatError, InputError
+from fewcal.features.texts import find_texts
+
+
+def test_csv_and_json_lines_hold_the_same(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text('Text,label\n"один, два",числа\nこんにちは,挨拶\n', encoding="utf-8")
+    (tmp_path / "a.jsonl").write_text(
+        '{"text": "один, два", "label": "числа", "id": 1}\n{"text": "こんにちは", "label": "挨拶"}\n', encoding="utf-8"
+    )
+    csv, lines = find_texts(tmp_path / "a.csv"), find_texts(tmp_path / "a.jsonl")
+    assert csv.texts == lines.texts == ["один, два", "こんにちは"]
+    assert csv.labels == lines.labels == ["числа", "挨拶"]
+    assert csv.load(1) == "こんにちは"
+    assert csv.names == ["a.csv: text 1", "a.csv: text 2"]
+    assert csv.take([1]).texts == ["こんにちは"]
+    assert csv.fingerprint() != csv.take([1]).fingerprint()
+
+
+def test_other_columns_splits_and_no_labels(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("Body,Topic,split\nx,t,base\ny,u,novel\n")
+    found = find_texts(tmp_path / "a.csv", text="Body", label="Topic")
+    assert (found.texts, found.labels, found.splits) == (["x", "y"], ["t", "u"], ["base", "novel"])
+    (tmp_path / "b.txt").write_text("one\n\nthree\n\n")
+    plain = find_texts(tmp_path / "b.txt", labelled=False)
+    assert plain.texts == ["one", "", "three"]
+    assert plain.labels is None
+    with pytest.raises(InputError, match="b.txt: text 2 is empty"):
+        plain.load(1)
+    (tmp_path / "c.csv").write_text("text,label\nx,\n")
+    assert find_texts(tmp_path / "c.csv", labelled=False).labels is None
+
+
+def test_a_file_for_each_class(tmp_path: Path) -> None:
+    (tmp_path / "joy.txt").write_text("hurray\nyes\n")
+    (tmp_path / "grief.txt").write_text("alas\n")
+    found = find_texts(tmp_path)
+    assert found.labels == ["grief", "joy", "joy"]
+    assert found.names[0] == "grief.txt: line 1"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "match"),
+    [
+        ("a.csv", "label\nx\n", "no column 'text'"),
+        ("a.csv", "text,label\nx,\n", "text 1 has no label"),
+        ("a.jsonl", "{", "line 1 is not JSON"),
+        ("a.jsonl", "[1]", "line 1 is no object"),
+        ("a.jsonl", '{"text": "x"}', "line 1 has no 'label'"),
+        ("a.jsonl", '{"text": "x", "label": "y"}\n\n{"text": "x", "label": "y"}', "line 2 has no 'text'"),
+        ("a.jsonl", "", "is empty"),
+        ("a.txt", "x", "has no labels"),
+        ("a.doc", "x", "no source of texts"),
+    ],
+)
+def test_bad_files(tmp_path: Path, name: str, content: str, match: str) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises((InputError, FileFormatError), match=match):
+        find_texts(tmp_path / name)
+
+
+def test_places_without_texts(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="holds no .txt files"):
+        find_texts(tmp_path)
+    with pytest.raises(InputError, match="does not exist"):
+        find_texts(tmp_path / "no.csv")
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
+    with pytest.raises(FileFormatError, match="not UTF-8"):
+        find_texts(tmp_path / "latin.txt", labelled=False)
