@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import io
 import math
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -117,7 +118,7 @@ def _percent(values: Any) -> np.ndarray:
 
 
 def embedding_panels(panels: Mapping[str, Mapping[str, Any]], class_names: Sequence[str] = ()) -> Any:
-    """Support, sampled and query points in the plane, a panel for each method (the paper's figures 1 and 5).
+    """Support, sampled and query points in the plane, a panel for each method (the paper's figures 1 and 4).
 
     A panel has `points (P, 2)`, `classes (P,)` and `kinds (P,)`, each kind "support" (+ in a black circle), "sample"
     (o, semi-transparent) or "query" (*), and maybe a `title`. The number beside a support point is its class.
@@ -143,10 +144,10 @@ def embedding_panels(panels: Mapping[str, Mapping[str, Any]], class_names: Seque
                     label.set_bbox({"facecolor": "white", "alpha": 0.7, "pad": 0.5, "linewidth": 0})
             axis.set(xticks=[], yticks=[], title=panel.get("title", name))
             axis.spines[["top", "right"]].set_visible(True)
-        figure.legend(handles=_kinds_legend(), loc="outside lower center", ncols=3)
-        if class_names:
-            names = "   ".join(f"{i + 1} {_short(n)}" for i, n in enumerate(class_names))
-            figure.supxlabel(names, fontsize=8)
+        names = textwrap.fill("; ".join(f"{i + 1} {_short(n, 40)}" for i, n in enumerate(class_names)), 105)
+        figure.legend(
+            handles=_kinds_legend(), loc="outside lower center", ncols=3, title=names or None, title_fontsize=8
+        )
     return figure
 
 
@@ -280,7 +281,7 @@ def heat_map(
 
 
 def weight_histograms(panels: Mapping[str, Sequence[float]], marks: Mapping[str, float] | None = None) -> Any:
-    """Histograms of weights, a panel for each setting, all on one logarithmic axis (the paper's figure 6).
+    """Histograms of weights, a panel for each setting, all on one logarithmic axis (the paper's figure 5).
 
     `marks` are values with a name, drawn as lines: what DC gives each base class.
     """

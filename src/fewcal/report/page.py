@@ -130,10 +130,11 @@ class Page:
         numeric = [_is_numeric([row[i] for row in rows]) for i in range(len(header))]
         rows = list(zip(*(_aligned(column) for column in zip(*rows, strict=True)), strict=True))
         kinds = [' class="num"' if n else "" for n in numeric]
-        out = [f'<div class="scroll" role="region" tabindex="0" aria-labelledby="{name}">']
-        out.append(f"<table{' data-sortable' if sortable and len(rows) > 1 else ''}>")
-        shown = _inline(caption) if caption else '<span class="hidden">Table</span>'
-        out.append(f'<caption id="{name}">{shown}</caption><thead><tr>')
+        # The caption stands outside of the box that scrolls, so that a phone shows all of it.
+        shown = f'<figcaption id="{name}">{_inline(caption)}</figcaption>' if caption else ""
+        label = f'aria-labelledby="{name}"' if caption else 'aria-label="Table"'
+        out = [f'<figure class="data">{shown}<div class="scroll" role="region" tabindex="0" {label}>']
+        out.append(f"<table {label}{' data-sortable' if sortable and len(rows) > 1 else ''}><thead><tr>")
         out += [f'<th scope="col"{k}>{_inline(h)}</th>' for h, k in zip(header, kinds, strict=True)]
         out.append("</tr></thead><tbody>")
         for row in rows:
@@ -142,7 +143,7 @@ class Page:
                 # What a row is about stands first, unless that is a number.
                 out.append(_cell(value, numeric[i], "th" if i == 0 and not numeric[0] else "td", kinds[i]))
             out.append("</tr>")
-        out.append("</tbody></table></div>")
+        out.append("</tbody></table></div></figure>")
         self.html("".join(out))
 
     def figure(self, image: Any, alt: str, caption: str = "") -> None:

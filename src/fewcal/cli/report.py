@@ -1,0 +1,41 @@
+"""`fewcal report`: finished runs as one page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fewcal.cli.options import Quiet
+from fewcal.errors import InputError
+
+
+def register(app: typer.Typer) -> None:
+    """Add this command to the application."""
+    app.command()(report)
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Folders made by `fewcal evaluate --out`.", metavar="RUN...")],
+    out: Annotated[Path, typer.Option(help="The page to write.", metavar="FILE")] = Path("report.html"),
+    features: Annotated[
+        list[Path] | None,
+        typer.Option(help="Features of the runs, to explain the hardest tasks. Repeatable.", metavar="DIR"),
+    ] = None,
+    reference: Annotated[
+        str | None, typer.Option(help="Compare every method with this one instead of all pairs.")
+    ] = None,
+    title: Annotated[str, typer.Option(help="Title of the page.")] = "Few-shot evaluation",
+    hardest: Annotated[int, typer.Option(help="Hardest tasks to explain for each run.", min=0)] = 3,
+    quiet: Quiet = False,
+) -> None:
+    """Show finished runs as one HTML file that needs nothing else: tables, figures, classes, tasks, and why."""
+    from fewcal.report.run_report import run_report
+
+    if out.is_dir():
+        raise InputError(f"--out {out} is a folder; name a file in it, such as {out / 'report.html'}")
+    page = run_report(runs, features=features or [], reference=reference, title=title, hardest=hardest)
+    page.write(out)
+    if not quiet:
+        print(f"wrote {out} ({out.stat().st_size / 1e6:.1f} MB)")
