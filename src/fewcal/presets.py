@@ -4,24 +4,37 @@
 `authors/…`  what the authors' own script did, with the same values
 `dc`         distribution calibration (Yang et al. 2021) in GDC's terms
 `default`    what measures best on real features: whitened GDC, closed form, one setting for all data
+
+A preset can also be a file (`save_preset`), as a search writes it: its parameters with where they come from.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
 
-from fewcal.errors import InputError
+from fewcal._version import __version__
+from fewcal.atomic import write_json
+from fewcal.errors import FileFormatError, InputError
 from fewcal.params import GDCParams, nearest_names
 
 
 @dataclass(frozen=True)
 class Preset:
-    """A named set of parameters, a line on where it comes from, and the open questions it settles."""
+    """A named set of parameters, a line on where it comes from, and the open questions it settles.
+
+    `provenance` tells how a search found it: features, protocol, seed, versions.
+    """
 
     name: str
     params: GDCParams
     summary: str
     resolves: dict[str, str]
+    provenance: dict[str, Any] = field(default_factory=dict)
 
 
 # The paper's appendix F: dataset, setting, reported accuracy, m, k, α1, α2/α1, β. n = 750 throughout.
@@ -187,14 +200,18 @@ def list_presets() -> list[str]:
     return list(_PRESETS)
 
 
-def describe_preset(name: str) -> Preset:
-    """A preset with its summary and the questions it settles."""
-    if name not in _PRESETS:
-        raise InputError(f"preset {name!r} is unknown{nearest_names(name, _PRESETS)}")
-    return _PRESETS[name]
+def describe_preset(name: str | os.PathLike[str]) -> Preset:
+    """A preset with its summary and the questions it settles, by name or from a file."""
+    if isinstance(name, str) and name in _PRESETS:
+        return _PRESETS[name]
+    file = Path(name)
+    if file.suffix == ".json" or file.is_file():
+        return load_preset(file)
+    hint = nearest_names(str(name), _PRESETS)
+    raise InputError(f"preset {str(name)!r} is unknown{hint} (a preset file ends in .json)")
 
 
-def get_preset(name: str) -> GDCParams:
+def get_preset(name: str | os.PathLike[str]) -> GDCParams:
     """The parameters of a preset.
 
     >>> get_preset("paper/cub/5shot").k
@@ -205,3 +222,69 @@ def get_preset(name: str) -> GDCParams:
     fewcal.errors.InputError: preset ... is unknown; did you mean ...
     """
     return describe_preset(name).params
+
+
+# ---- preset files ---------------------------------------------------------------------------------------------------
+
+_FORMAT, _FORMAT_VERSION = "fewcal-preset", 1
+
+
+def save_preset(
+    path: str | os.PathLike[str],
+    params: GDCParams,
+    summary: str,
+    provenance: Mapping[str, Any] | None = None,
+) -> None:
+    """Write parameters as a file that `--preset FILE` and `GDCClassifier(preset=FILE)` read.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_preset(f"{folder}/mine.json", GDCParams(k=3), "for the docs")
+    ...     get_preset(f"{folder}/mine.json").k
+    3
+    """
+    file = Path(path)
+    if file.suffix != ".json":
+        raise InputError(f"{file}: a preset file ends in .json")
+    if not isinstance(params.head, str):
+        raise InputError(f"head={params.head!r} cannot be written to a preset file; give it to the classifier itself")
+    write_json(
+        file,
+        {
+            "format": _FORMAT,
+            "version": _FORMAT_VERSION,
+            "fewcal": __version__,
+            "summary": summary,
+            "params": asdict(params),
+            "provenance": dict(provenance or {}),
+        },
+    )
+
+
+def load_preset(path: str | os.PathLike[str]) -> Preset:
+    """Read a preset file."""
+    file = Path(path)
+    if not file.is_file():
+        raise InputError(f"no preset file at {file}; `fewcal tune` writes one, `fewcal presets list` names the others")
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise FileFormatError(f"{file} is not a readable preset file: {error}") from error
+    if not isinstance(content, dict) or content.get("format") != _FORMAT:
+        raise FileFormatError(f"{file} is JSON, but not a fewcal preset")
+    version = content.get("version")
+    if not isinstance(version, int) or version > _FORMAT_VERSION:
+        raise FileFormatError(
+            f"{file} has preset format {version!r}; this fewcal {__version__} reads up to {_FORMAT_VERSION}; upgrade it"
+        )
+    values, summary, provenance = (content.get(key) for key in ("params", "summary", "provenance"))
+    if not isinstance(values, dict) or not isinstance(summary, str) or not isinstance(provenance, dict):
+        raise FileFormatError(f"{file} is damaged: params, summary or provenance are missing")
+    missing = [f.name for f in fields(GDCParams) if f.name not in values]
+    if missing:
+        raise FileFormatError(f"{file} is damaged: it has no value for {', '.join(missing[:3])}")
+    try:
+        params = GDCParams().with_changes(**values)
+    except InputError as error:
+        raise FileFormatError(f"{file} holds parameters that GDC refuses: {error}") from error
+    return Preset(str(file), params, summary, _resolved(params), provenance)

@@ -1,0 +1,7 @@
+"""Tuning: parameters of GDC searched with Optuna, by the paper's protocol or an honest one."""
+
+from fewcal.tune.run import Snapshot, Tuning, tune
+from fewcal.tune.search import Search
+from fewcal.tune.spaces import space_names
+
+__all__ = ["Search", "Snapshot", "Tuning", "space_names", "tune"]

@@ -1,0 +1,487 @@
+"""`tune`: a whole search, from features to a preset file.
+
+    OUT/study.journal   the study, unless it is kept in a database
+    OUT/preset.json     the parameters chosen, with their provenance
+    OUT/tuning.json     finalists, counts, and what the novel classes said if they were opened
+    OUT/plots/          optimisation history, importances, slices, contours
+    OUT/tuning.html     all of it as one page
+
+Any number of processes, on one machine or many, may work on a study; each brings the same settings, and what one of
+them finishes is kept at once. A killed process loses the trial it was busy with and nothing else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+import os
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from fewcal._version import __version__
+from fewcal.arrays import pick_device
+from fewcal.atomic import write_json
+from fewcal.errors import InputError
+from fewcal.evaluation import Protocol, evaluate
+from fewcal.features import FeatureSet
+from fewcal.methods import make_method
+from fewcal.methods.gdc import GDC
+from fewcal.params import GDCParams
+from fewcal.presets import save_preset
+from fewcal.scale import dask_client, ship, worker_lost
+from fewcal.tune.search import Material, Search, refuse, report_steps, sampler_seed, start_points, work
+from fewcal.tune.selection import Finalist, choose, meet, top
+from fewcal.tune.spaces import Space
+from fewcal.tune.storage import Counts, count, drop_lost, me, open_storage, require_optuna
+from fewcal.tune.trials import TrialRunner
+
+if TYPE_CHECKING:
+    import optuna
+
+# Seconds between two looks at the study while worker processes are busy.
+_LOOK = 1.0
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """How far a search is, for whoever watches it."""
+
+    counts: Counts
+    target: int
+    best: list[tuple[int, float, dict[str, Any]]]
+    fresh: int
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Trials per second since this process began to watch."""
+        return self.fresh / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def left(self) -> float | None:
+        """Seconds that the rest will take at this rate."""
+        return (self.target - self.counts.finished) / self.rate if self.rate > 0 else None
+
+
+Watch = Callable[[Snapshot], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Tuning:
+    """The outcome of a search.
+
+    Attributes
+    ----------
+    params : GDCParams
+        The parameters chosen.
+    chosen : Finalist
+    finalists : list of Finalist, best first
+    counts : Counts
+    fresh, searched : int, float
+        Trials that ended during this call, and the seconds that they took, selection and plots not counted.
+    seconds : float
+        Of this call in all.
+    novel : dict or None
+        What the novel classes said, if they were opened.
+    study : optuna.Study
+    """
+
+    params: GDCParams
+    chosen: Finalist
+    finalists: list[Finalist]
+    counts: Counts
+    fresh: int
+    searched: float
+    seconds: float
+    novel: dict[str, Any] | None
+    study: Any
+
+
+def tune(
+    features: FeatureSet | str | os.PathLike[str],
+    search: Search | None = None,
+    *,
+    out: str | os.PathLike[str],
+    storage: str | None = None,
+    study: str = "fewcal",
+    resume: bool = False,
+    workers: int = 1,
+    scheduler: str | None = None,
+    novel_tasks: int | None = None,
+    device: str | torch.device | None = None,
+    watch: Watch | None = None,
+    plots: bool = True,
+) -> Tuning:
+    """Search parameters of GDC on validation classes.
+
+    Parameters
+    ----------
+    features : FeatureSet or folder
+    search : Search
+        Protocol, space, number of trials and tasks.
+    out : folder
+        Where the study and the result go.
+    storage : str or None
+        `sqlite:///FILE` or `postgresql://…` instead of a journal file in `out`.
+    study : str
+        Its name in the storage.
+    resume : bool
+        Continue, or join, a study that is there; its features and settings must be the same, but for the number of
+        trials, which may grow.
+    workers : int
+        Processes on this machine.
+    scheduler : str or None
+        Address of a Dask scheduler, or "local:N": the cluster computes the trials, this process keeps the study.
+    novel_tasks : int or None
+        Open the novel classes, once, with this many tasks; the result is recorded in the study. A second time the
+        record is returned.
+    device : "cpu", "cuda", "auto"
+    watch : callable(Snapshot) or None
+    plots : bool
+        Draw plots and the page.
+    """
+    began = time.monotonic()
+    if workers < 1 or (scheduler is not None and workers > 1):
+        raise InputError(f"workers={workers}: use 1 or more processes, or a Dask scheduler alone")
+    fs = features if isinstance(features, FeatureSet) else FeatureSet.load(features)
+    search = search or Search()
+    if novel_tasks is not None and fs.novel is None:
+        raise InputError("the features have no novel split to open")
+    chosen_device = str(pick_device(device))
+    material = Material.of(fs, search)
+    folder = Path(out)
+    kept, fresh = _open_study(folder, storage, study, search, material, resume)
+    runner = material.runner(search, chosen_device)
+    space = search.make_space(len(runner.bank))
+    if fresh:
+        for values in start_points(space, runner):
+            kept.enqueue_trial(values)
+    see = _Watcher(kept, search, watch)
+    see()
+    before, started = count(kept).finished, time.monotonic()
+    if scheduler is not None:
+        _on_dask(kept, space, search, material, scheduler, see)
+    elif workers > 1:
+        _in_processes(folder, storage, study, search, material, chosen_device, workers, see)
+    work(kept, runner, search, see)  # what is left over, which is all of it with one worker
+    _wait_for_others(kept, search, runner, see)
+    counts, searched = count(kept), time.monotonic() - started
+    finalists, chosen = _select(kept, space, material, search, chosen_device)
+    novel = kept.user_attrs.get("novel")
+    if novel_tasks is not None and novel is None:
+        novel = _open_novel(kept, fs, search, finalists, chosen, novel_tasks, chosen_device)
+    if search.protocol == "paper" and novel is not None:
+        # As the paper did: the best of the three on the novel classes.
+        chosen = next(f for f in finalists if f.number == novel["chosen_trial"])
+    result = Tuning(
+        chosen.params,
+        chosen,
+        finalists,
+        counts,
+        counts.finished - before,
+        searched,
+        time.monotonic() - began,
+        novel,
+        kept,
+    )
+    _write(folder, result, space, search, material, storage, study)
+    if plots:
+        from fewcal.tune.show import draw
+
+        draw(folder, result, search)
+    return result
+
+
+# ---- the study ------------------------------------------------------------------------------------------------------
+
+
+def _identity(search: Search, material: Material) -> dict[str, Any]:
+    settings = {k: v for k, v in search.to_dict().items() if k not in ("trials", "finalists", "final_tasks")}
+    return {"search": settings, "features": material.fingerprints}
+
+
+def _open_study(
+    folder: Path, url: str | None, name: str, search: Search, material: Material, resume: bool
+) -> tuple[Any, bool]:
+    """The study, and whether it is new."""
+    optuna = require_optuna()
+    storage = open_storage(folder, url)
+    identity = _identity(search, material)
+    try:
+        there = optuna.study.get_all_study_names(storage)
+    except ValueError as error:  # a journal with a line that is none
+        raise InputError(f"{folder} holds a damaged study ({error}); choose another folder") from error
+    if name in there:
+        study = optuna.load_study(study_name=name, storage=storage, pruner=search.pruner())
+        known = study.user_attrs.get("fewcal")
+        if known is not None and not resume:
+            raise InputError(f"{url or folder} already holds a study {name!r}; continue or join it with --resume")
+        if known is not None and known != identity:
+            raise InputError(
+                f"the study {name!r} was begun with other settings or features: {_difference(known, identity)}; "
+                "use the same or another folder or --study"
+            )
+        study.sampler = search.sampler(sampler_seed(search, first=False))
+        if known is not None:
+            return study, False
+    else:
+        try:
+            study = optuna.create_study(
+                study_name=name,
+                storage=storage,
+                direction="maximize",
+                pruner=search.pruner(),
+                sampler=search.sampler(sampler_seed(search, first=True)),
+            )
+        except optuna.exceptions.DuplicatedStudyError:  # another process made it in this moment
+            return _open_study(folder, url, name, search, material, resume)
+    study.set_user_attr("fewcal", identity)
+    study.set_metric_names(["accuracy"])
+    return study, True
+
+
+def _difference(a: Any, b: Any, where: str = "") -> str:
+    if isinstance(a, dict) and isinstance(b, dict):
+        for key in dict.fromkeys([*a, *b]):
+            if a.get(key) != b.get(key):
+                return _difference(a.get(key), b.get(key), f"{where}{'.' if where else ''}{key}")
+    return f"{where} was {a!r} and is {b!r}"
+
+
+class _Watcher:
+    """Tells `watch` how far the search is."""
+
+    def __init__(self, study: Any, search: Search, watch: Watch | None) -> None:
+        self.study, self.search, self.watch = study, search, watch
+        self.began: float | None = None
+        self.first = 0
+
+    def __call__(self) -> None:
+        if self.watch is None:
+            return
+        now = time.monotonic()
+        counts = count(self.study)
+        if self.began is None:
+            self.began, self.first = now, counts.finished
+        from optuna.trial import TrialState
+
+        done = self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        best = sorted(done, key=lambda t: (-t.value, t.number))[:5]
+        rows = [(t.number, float(t.value), dict(t.params)) for t in best]
+        self.watch(Snapshot(counts, self.search.trials, rows, counts.finished - self.first, now - self.began))
+
+
+# ---- many workers ---------------------------------------------------------------------------------------------------
+
+
+def _in_processes(
+    folder: Path,
+    url: str | None,
+    name: str,
+    search: Search,
+    material: Material,
+    device: str,
+    workers: int,
+    see: _Watcher,
+) -> None:
+    """Run worker processes until none is left; those that die are not missed as long as one lives."""
+    context = multiprocessing.get_context("spawn")
+    threads = max(1, torch.get_num_threads() // workers)
+    arguments = (folder, url, name, search, material, device, threads)
+    processes = [context.Process(target=_worker, args=arguments, daemon=True) for _ in range(workers)]
+    try:
+        for process in processes:
+            process.start()
+        while any(process.is_alive() for process in processes):
+            time.sleep(_LOOK)
+            see()
+    finally:
+        for process in processes:
+            if process.is_alive():
+                process.terminate()
+        for process in processes:
+            process.join()
+
+
+def _worker(
+    folder: Path, url: str | None, name: str, search: Search, material: Material, device: str, threads: int
+) -> None:
+    torch.set_num_threads(threads)
+    with suppress(KeyboardInterrupt):  # the parent tells of it
+        study, _ = _open_study(folder, url, name, search, material, resume=True)
+        work(study, material.runner(search, device), search)
+
+
+def _wait_for_others(study: Any, search: Search, runner: TrialRunner, see: _Watcher) -> None:
+    """Let others end their trials; take over those of the dead."""
+    while count(study).running:
+        if drop_lost(study):
+            work(study, runner, search, see)
+        else:
+            time.sleep(_LOOK)
+            see()
+
+
+# ---- Dask -----------------------------------------------------------------------------------------------------------
+
+_READY: dict[str, TrialRunner] = {}
+
+
+def _measure(shipped: tuple[str, Material, Search], params: GDCParams) -> np.ndarray | str:
+    """On a Dask worker: accuracies of a trial, or why its parameters are refused."""
+    token, material, search = shipped
+    if token not in _READY:
+        _READY.clear()
+        torch.set_num_threads(1)
+        _READY[token] = material.runner(search, "cpu")
+    try:
+        return _READY[token].accuracy(params)
+    except InputError as error:
+        return str(error)
+
+
+def _on_dask(
+    study: optuna.Study, space: Space, search: Search, material: Material, scheduler: str, see: _Watcher
+) -> None:
+    """Trials on a cluster: this process asks and tells, workers compute. Lost workers' trials are sent out again."""
+    from optuna.trial import TrialState
+
+    with dask_client(scheduler) as client:
+        from distributed import wait
+
+        shipped = ship(client, (uuid.uuid4().hex, material, search), scheduler)
+        busy: dict[Any, tuple[Any, GDCParams]] = {}
+        try:
+            while True:
+                slots = max(1, sum(w["nthreads"] for w in client.scheduler_info()["workers"].values()))
+                drop_lost(study)
+                now = count(study)
+                while len(busy) < slots + 1 and now.finished + len(busy) < search.trials:
+                    trial = study.ask()
+                    trial.set_user_attr("worker", me())
+                    params = space.suggest(trial)
+                    busy[client.submit(_measure, shipped, params, pure=False)] = (trial, params)
+                if not busy:
+                    return
+                done = wait(list(busy), return_when="FIRST_COMPLETED").done
+                for future in done:
+                    trial, params = busy.pop(future)
+                    try:
+                        found = future.result()
+                    except Exception as error:
+                        if not worker_lost(error):
+                            raise
+                        shipped = ship(client, (uuid.uuid4().hex, material, search), scheduler)
+                        busy[client.submit(_measure, shipped, params, pure=False)] = (trial, params)
+                        continue
+                    if isinstance(found, str):
+                        refuse(study, trial, InputError(found))
+                    elif report_steps(trial, found, len(found), search):
+                        study.tell(trial, state=TrialState.PRUNED)
+                    else:
+                        study.tell(trial, float(found.mean()))
+                    see()
+        finally:
+            for trial, _ in busy.values():
+                study.tell(trial, state=TrialState.FAIL)
+
+
+# ---- the end --------------------------------------------------------------------------------------------------------
+
+
+def _select(
+    study: Any, space: Space, material: Material, search: Search, device: str
+) -> tuple[list[Finalist], Finalist]:
+    if search.protocol == "paper":
+        finalists = top(study, space)
+        return finalists, finalists[0]
+    runner = material.runner(search, device, final=True)
+    finalists = meet(study, space, runner, search)
+    simplest = next(iter(start_points(space, runner)), None) if search.space == "default" else None
+    return finalists, choose(finalists, space, simplest)
+
+
+def _open_novel(
+    study: Any,
+    fs: FeatureSet,
+    search: Search,
+    finalists: list[Finalist],
+    chosen: Finalist,
+    tasks: int,
+    device: str,
+) -> dict[str, Any]:
+    """Measure on the novel classes, beside the plain methods, and record it in the study."""
+    protocol = Protocol(search.way, search.shot, search.query, tasks, search.seed, "novel")
+    candidates = finalists if search.protocol == "paper" else [chosen]
+    methods = {f"trial {f.number}": GDC(f.params, cap_k=True) for f in candidates}
+    plain = {name: make_method(name) for name in ("simpleshot", "lr")}
+    results = evaluate(plain | methods, fs, protocol, device)
+    summary = results.summary(class_intervals=False)
+    figures = {name: {k: m[k] for k in ("accuracy", "ci95", "tasks")} for name, m in summary["methods"].items()}
+    best = max(methods, key=lambda name: figures[name]["accuracy"])
+    record = {
+        "opened": datetime.now(UTC).isoformat(timespec="seconds"),
+        "protocol": protocol.to_dict(),
+        "features": fs.split("novel").fingerprint(),
+        "figures": figures,
+        "paired": summary["paired"],
+        "chosen_trial": int(best.removeprefix("trial ")),
+        "params": chosen.params.as_dict(),
+    }
+    study.set_user_attr("novel", record)
+    return record
+
+
+def _write(
+    folder: Path, result: Tuning, space: Space, search: Search, material: Material, storage: str | None, name: str
+) -> None:
+    optuna = require_optuna()
+    how = (
+        "the best of three on the novel classes, as in the paper"
+        if search.protocol == "paper" and result.novel is not None
+        else "the best on validation"
+        if search.protocol == "paper"
+        else "one-standard-error rule on fresh validation tasks"
+    )
+    provenance = {
+        "features": material.fingerprints,
+        "search": search.to_dict(),
+        "trials": dataclasses.asdict(result.counts),
+        "trial": result.chosen.number,
+        "selection": how,
+        "accuracy": {
+            "search tasks": result.chosen.tuned,
+            "fresh tasks": result.chosen.mean if search.protocol == "default" else None,
+        },
+        "novel": result.novel,
+        "study": {"storage": "database" if storage else "journal", "name": name},
+        "versions": {
+            "fewcal": __version__,
+            "optuna": optuna.__version__,
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+        },
+        "written": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    summary = (
+        f"tuned for {search.way}-way {search.shot}-shot on {search.split}: {search.protocol} protocol, "
+        f"{result.counts.finished} trials of {search.tasks} tasks"
+    )
+    save_preset(folder / "preset.json", result.params, summary, provenance)
+    finalists = [
+        {"trial": f.number, "search tasks": f.tuned, "fresh tasks": f.mean, "params": f.values}
+        for f in result.finalists
+    ]
+    write_json(
+        folder / "tuning.json",
+        {"provenance": provenance, "finalists": finalists, "seconds": result.seconds},
+    )

@@ -1,0 +1,133 @@
+"""From trials to one set of parameters.
+
+The best of a thousand trials on 200 tasks owes part of its lead to luck. So the trials that cannot be told from the
+best by their own tasks (at most one standard error of the paired difference behind) meet again as finalists on fresh
+tasks of the same classes, together with the preset `default`. Among the finalists the same rule decides: of those that
+are at most one standard error behind the best, the one nearest to `default` is taken (the one-standard-error rule, with
+the preset as the simplest model).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fewcal.errors import FewcalError, InputError
+from fewcal.params import GDCParams
+from fewcal.tune.search import Search, start_points
+from fewcal.tune.spaces import Space
+from fewcal.tune.trials import TrialRunner
+
+if TYPE_CHECKING:
+    import optuna
+
+
+@dataclass(frozen=True, eq=False)
+class Finalist:
+    """A trial that was measured again.
+
+    Attributes
+    ----------
+    number : int
+        Of the trial; −1 for a preset that is no trial.
+    values : dict, its picks in the space
+    params : GDCParams
+    tuned : float
+        Accuracy on the tasks of the search.
+    accuracy : array (tasks,)
+        On the fresh tasks.
+    """
+
+    number: int
+    values: dict[str, Any]
+    params: GDCParams
+    tuned: float
+    accuracy: np.ndarray
+
+    @property
+    def mean(self) -> float:
+        """Mean accuracy on the fresh tasks."""
+        return float(self.accuracy.mean())
+
+
+def behind(best: np.ndarray, other: np.ndarray) -> tuple[float, float]:
+    """How far `other` is behind `best` on the same tasks: mean of the paired differences and its standard error.
+
+    >>> gap, error = behind(np.array([1.0, 0.5, 0.75, 0.75]), np.array([0.5, 0.5, 0.5, 0.5]))
+    >>> round(gap, 3), round(error, 3)
+    (0.25, 0.102)
+    """
+    difference = best - other
+    spread = float(difference.std(ddof=1)) if len(difference) > 1 else 0.0
+    return float(difference.mean()), spread / len(difference) ** 0.5
+
+
+def ranked(study: optuna.Study) -> list[Any]:
+    """Complete trials, the best first."""
+    from optuna.trial import TrialState
+
+    trials: list[Any] = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    if not trials:
+        raise FewcalError("no trial of this study is complete; run more trials")
+    return sorted(trials, key=lambda t: (-t.value, t.number))
+
+
+def contenders(study: optuna.Study, most: int) -> list[Any]:
+    """Complete trials that are at most one standard error behind the best, the best first; doubles are left out."""
+    trials = ranked(study)
+    reference = _steps(trials[0])
+    found: list[Any] = []
+    for trial in trials:
+        own = _steps(trial)
+        gap, error = behind(reference, own) if own.shape == reference.shape else (np.inf, 0.0)
+        if gap <= error + 1e-12 and all(trial.params != other.params for other in found):
+            found.append(trial)
+        if len(found) == most:
+            break
+    return found
+
+
+def _steps(trial: Any) -> np.ndarray:
+    values = trial.intermediate_values
+    return np.array([values[step] for step in sorted(values)])
+
+
+def meet(study: optuna.Study, space: Space, runner: TrialRunner, search: Search) -> list[Finalist]:
+    """The finalists, measured on the fresh tasks of `runner`, best first."""
+    found = []
+    trials = contenders(study, search.finalists)
+    known = [t.params for t in trials]
+    for trial in trials:
+        params = space.params(trial.params)
+        found.append(Finalist(trial.number, dict(trial.params), params, trial.value, runner.accuracy(params)))
+    for values in start_points(space, runner)[:1]:
+        if values not in known:
+            params = space.params(values)
+            tuned = [t.value for t in study.get_trials(deepcopy=False) if t.params == values and t.value is not None]
+            score = float(tuned[0]) if tuned else float("nan")
+            found.append(Finalist(-1, values, params, score, runner.accuracy(params)))
+    return sorted(found, key=lambda f: (-f.mean, f.number))
+
+
+def choose(finalists: list[Finalist], space: Space, simplest: dict[str, Any] | None) -> Finalist:
+    """The one-standard-error rule; without a simplest model, the best."""
+    if not finalists:
+        raise InputError("there are no finalists to choose from")
+    best = finalists[0]
+    if simplest is None:
+        return best
+    close = [f for f in finalists if np.subtract(*behind(best.accuracy, f.accuracy)) <= 1e-12]
+    return min(close, key=lambda f: (space.distance(f.values, simplest), -f.mean))
+
+
+def top(study: optuna.Study, space: Space, most: int = 3) -> list[Finalist]:
+    """The best complete trials as they are: the paper's candidates."""
+    out: list[Finalist] = []
+    for t in ranked(study):
+        if all(t.params != f.values for f in out):
+            out.append(Finalist(t.number, dict(t.params), space.params(t.params), t.value, np.array([t.value])))
+        if len(out) == most:
+            break
+    return out

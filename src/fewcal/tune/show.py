@@ -1,0 +1,165 @@
+"""What a search looked like: history, importances, slices and contours, as PNG and as one page."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fewcal.atomic import atomic_path
+from fewcal.errors import InputError
+from fewcal.tune.search import Search
+from fewcal.tune.selection import Finalist
+from fewcal.tune.storage import require_optuna
+
+if TYPE_CHECKING:
+    from fewcal.tune.run import Tuning
+
+# Importances need some trials to be fitted on; slices and contours of more parameters than this cannot be read.
+_FEWEST, _SLICES, _CONTOURS = 8, 6, 3
+
+
+def draw(folder: Path, result: Tuning, search: Search) -> list[Path]:
+    """Write the plots into `folder/plots` and everything into `folder/tuning.html`; the files written."""
+    from fewcal.report.page import Page
+
+    pictures = _pictures(result.study)
+    written = []
+    for name, (png, _) in pictures.items():
+        with atomic_path(folder / "plots" / f"{name}.png") as temporary:
+            temporary.write_bytes(png)
+        written.append(folder / "plots" / f"{name}.png")
+    page = Page("Tuning of GDC", f"{search.way}-way {search.shot}-shot, {search.protocol} protocol")
+    page.heading("Result")
+    counts = result.counts
+    page.facts(
+        {
+            "trials": counts.finished,
+            "of these": f"{counts.complete} complete, {counts.pruned} pruned, {counts.refused} refused",
+            "tasks of a trial": search.tasks,
+            "chosen": _name(result.chosen.number),
+            "accuracy on the tasks of the search": f"{100 * result.chosen.tuned:.2f}%",
+            **(
+                {"accuracy on fresh validation tasks": f"{100 * result.chosen.mean:.2f}%"}
+                if search.protocol == "default"
+                else {}
+            ),
+        }
+    )
+    page.heading("Finalists", 3)
+    names = list(dict.fromkeys(k for f in result.finalists for k in f.values))
+    fresh = ["fresh tasks %"] if search.protocol == "default" else []
+    page.table(
+        ["trial", "search tasks %", *fresh, *names],
+        [_row(f, names, bool(fresh)) for f in result.finalists],
+        caption="Trials that the tasks of the search could not tell from the best",
+    )
+    if result.novel is not None:
+        page.heading("Novel classes", 3)
+        page.text(f"Opened on {result.novel['opened']}, after the choice was made, and recorded in the study.")
+        page.table(
+            ["method", "accuracy %", "± %", "tasks"],
+            [
+                [name, round(100 * m["accuracy"], 2), round(100 * m["ci95"], 2), m["tasks"]]
+                for name, m in result.novel["figures"].items()
+            ],
+        )
+    page.heading("Parameters")
+    page.facts(result.params.as_dict())
+    if pictures:
+        page.heading("Plots")
+    for name, (png, alt) in pictures.items():
+        page.figure(png, alt, name.replace("-", " "))
+    page.write(folder / "tuning.html")
+    return [*written, folder / "tuning.html"]
+
+
+def _name(number: int) -> str:
+    return "preset default" if number < 0 else f"trial {number}"
+
+
+def _row(finalist: Finalist, names: list[str], fresh: bool) -> list[str | float | None]:
+    figures = [finalist.tuned, finalist.mean] if fresh else [finalist.tuned]
+    shown = [_short(finalist.values.get(name)) for name in names]
+    return [_name(finalist.number), *(round(100 * f, 2) for f in figures), *shown]
+
+
+def _short(value: Any) -> str | None:
+    return None if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def _pictures(study: Any) -> dict[str, tuple[bytes, str]]:
+    """PNG and alternative text of each plot that the trials suffice for."""
+    optuna = require_optuna()
+    try:
+        import matplotlib as mpl
+
+        mpl.use("Agg")
+        import matplotlib.pyplot as plt
+    except ImportError as error:
+        raise InputError("plots need the package matplotlib: pip install 'fewcal[plots]'") from error
+    from optuna.trial import TrialState
+    from optuna.visualization import matplotlib as visual
+
+    complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    usable = _varied(complete)
+    found: dict[str, tuple[bytes, str]] = {}
+
+    def add(name: str, alt: str, make: Callable[[], Any], size: tuple[float, float] | None = None) -> None:
+        with warnings.catch_warnings(), plt.rc_context():
+            warnings.simplefilter("ignore")
+            made = make()
+            figure = (made.flat[0] if hasattr(made, "flat") else made).figure
+            if size is not None:
+                figure.set_size_inches(*size)
+            buffer = BytesIO()
+            figure.savefig(buffer, format="png", dpi=110, bbox_inches="tight", metadata={"Software": None})
+            plt.close(figure)
+        found[name] = (buffer.getvalue(), alt)
+
+    add(
+        "optimisation-history",
+        "accuracy of each trial in order, and the best so far",
+        lambda: visual.plot_optimization_history(study, target_name="accuracy"),
+    )
+    important = usable
+    if len(complete) >= _FEWEST and len(usable) > 1:
+        shares = optuna.importance.get_param_importances(
+            study, params=usable, evaluator=optuna.importance.PedAnovaImportanceEvaluator()
+        )
+        important = list(shares)
+        add(
+            "parameter-importances",
+            "share of each parameter in the differences of accuracy between trials",
+            lambda: visual.plot_param_importances(
+                study, params=usable, evaluator=optuna.importance.PedAnovaImportanceEvaluator()
+            ),
+        )
+    if important:
+        shown = important[:_SLICES]
+        add(
+            "slices",
+            f"accuracy of trials against each of {', '.join(shown)}",
+            lambda: visual.plot_slice(study, params=shown, target_name="accuracy"),
+            (3.0 * len(shown), 3.2),
+        )
+    if len(important) > 1 and len(complete) >= _FEWEST:
+        pair = important[:_CONTOURS]
+        add(
+            "contours",
+            f"accuracy over pairs of {', '.join(pair)}",
+            lambda: visual.plot_contour(study, params=pair, target_name="accuracy"),
+            (4.0 * len(pair), 3.6 * len(pair)) if len(pair) > 2 else None,
+        )
+    return found
+
+
+def _varied(trials: list[Any]) -> list[str]:
+    """Parameters that all of the trials have, with more than one value."""
+    seen = Counter(name for t in trials for name in t.params)
+    return [
+        name for name, times in seen.items() if times == len(trials) and len({str(t.params[name]) for t in trials}) > 1
+    ]

@@ -1,0 +1,137 @@
+"""Where a study is kept: a journal file, SQLite or PostgreSQL; and what became of trials whose worker has died."""
+
+from __future__ import annotations
+
+import os
+import socket
+import warnings
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fewcal.errors import FewcalError, InputError
+
+if TYPE_CHECKING:
+    import optuna
+
+JOURNAL = "study.journal"
+# A trial of another machine that began this long ago and has not ended is taken for lost.
+_LOST = timedelta(hours=2)
+
+
+def require_optuna() -> Any:
+    """Optuna, quiet, or what to install."""
+    try:
+        import optuna
+    except ImportError as error:
+        raise InputError("tuning needs the package optuna: pip install 'fewcal[tune]'") from error
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
+    return optuna
+
+
+def open_storage(folder: Path, url: str | None = None) -> Any:
+    """The journal file in `folder`, or the database at `url`."""
+    optuna = require_optuna()
+    if url is None:
+        from optuna.storages.journal import JournalFileBackend
+
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            return optuna.storages.JournalStorage(JournalFileBackend(str(folder / JOURNAL)))
+        except OSError as error:
+            raise InputError(f"cannot write {folder / JOURNAL}: {error.strerror or error}") from error
+        except ValueError as error:
+            raise InputError(f"{folder / JOURNAL} is damaged ({error}); choose another folder") from error
+    scheme = url.partition(":")[0]
+    if not scheme.startswith(("sqlite", "postgresql")):
+        raise InputError(f"storage {url!r} is neither sqlite:///FILE nor postgresql://USER@HOST/DATABASE")
+    options: dict[str, Any] = {"pool_pre_ping": True}
+    if scheme == "sqlite":
+        options["connect_args"] = {"timeout": 120}  # workers wait for each other instead of failing
+    if scheme == "postgresql":
+        url = url.replace("postgresql:", "postgresql+psycopg:", 1)
+    try:
+        return optuna.storages.RDBStorage(url, engine_kwargs=options)
+    except ImportError as error:
+        raise InputError(f"storage {scheme} needs a driver: pip install 'fewcal[postgresql]' ({error})") from error
+    except Exception as error:
+        first = str(error).strip().splitlines()[0]
+        raise FewcalError(f"the storage {_without_password(url)} cannot be opened: {first}") from error
+
+
+def _without_password(url: str) -> str:
+    """
+    >>> _without_password("postgresql://me:secret@host/db")
+    'postgresql://me:…@host/db'
+    """
+    before, at, after = url.rpartition("@")
+    scheme, slashes, who = before.partition("://")
+    user, colon, _ = who.partition(":")
+    return f"{scheme}{slashes}{user}{colon}{'…' if colon else ''}{at}{after}" if at else url
+
+
+# ---- trials and their workers ---------------------------------------------------------------------------------------
+
+
+def me() -> dict[str, Any]:
+    """This process, as its trials name it."""
+    return {"host": socket.gethostname(), "pid": os.getpid()}
+
+
+def _lost(trial: Any) -> bool:
+    """Whether nobody works on a running trial any more."""
+    worker = trial.user_attrs.get("worker")
+    if worker is not None and worker["host"] == socket.gethostname():
+        try:
+            os.kill(worker["pid"], 0)
+        except ProcessLookupError:
+            return True
+        except PermissionError:
+            pass
+        return False
+    return trial.datetime_start is not None and datetime.now() - trial.datetime_start > _LOST
+
+
+def drop_lost(study: optuna.Study) -> int:
+    """Mark trials as failed whose worker has died, and put their parameters in the queue again; how many there were."""
+    from optuna.trial import TrialState
+
+    lost = [t for t in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)) if _lost(t)]
+    dropped = 0
+    for trial in lost:
+        try:
+            study._storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
+        except Exception:  # another worker was faster
+            continue
+        if trial.params:
+            study.enqueue_trial(trial.params)
+        dropped += 1
+    return dropped
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Trials by what became of them; `finished` are those that count: complete, pruned, or refused with a reason."""
+
+    complete: int
+    pruned: int
+    refused: int
+    running: int
+
+    @property
+    def finished(self) -> int:
+        return self.complete + self.pruned + self.refused
+
+
+def count(study: optuna.Study) -> Counts:
+    """What became of the trials so far."""
+    from optuna.trial import TrialState
+
+    states = dict.fromkeys(TrialState, 0)
+    refused = 0
+    for trial in study.get_trials(deepcopy=False):
+        states[trial.state] += 1
+        refused += trial.state == TrialState.FAIL and "refused" in trial.user_attrs
+    return Counts(states[TrialState.COMPLETE], states[TrialState.PRUNED], refused, states[TrialState.RUNNING])

@@ -1,0 +1,98 @@
+"""One trial: the accuracy of given parameters on tasks that are the same for every trial."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from fewcal.bank import BaseBank
+from fewcal.engine import Engine, Job
+from fewcal.episodes import EpisodeSpec, sample_episodes
+from fewcal.errors import FewcalWarning
+from fewcal.methods import Method
+from fewcal.methods.gdc import GDC
+from fewcal.params import GDCParams
+
+# Tasks whose mean is one step of a trial: few enough to stop a bad trial early, many enough to keep storage small.
+STEP = 10
+# Memory for spaces of the bank that may be asked for again.
+_SPACES_BYTES = 2 << 30
+
+
+class TrialRunner:
+    """Bank, features and tasks made ready once; then any number of trials.
+
+    Parameters
+    ----------
+    base : tuple (X (R, D), y (R,))
+    features, labels : arrays (R, D) and (R,)
+        The split that tasks are drawn from.
+    spec : EpisodeSpec
+    tasks : int
+    device : str
+    """
+
+    def __init__(
+        self,
+        base: tuple[np.ndarray, np.ndarray],
+        features: np.ndarray,
+        labels: np.ndarray,
+        spec: EpisodeSpec,
+        tasks: int,
+        device: str = "cpu",
+    ) -> None:
+        episodes = sample_episodes(labels, spec, range(tasks))
+        self.tasks = tasks
+        self.engine = Engine(Job(base, features, labels, {}, spec, episodes, device, "tuning"))
+        bank = self.engine.bank
+        assert bank is not None
+        self.bank: BaseBank = bank
+
+    def run(self, method: GDCParams | Method, chunk: int | None = None) -> Iterator[np.ndarray]:
+        """Accuracies of the tasks, `chunk` at a time.
+
+        On a GPU all tasks are computed at once, and handed over in chunks all the same.
+        """
+        ready = method if isinstance(method, Method) else GDC(method, cap_k=True)
+        size = self.tasks if chunk is None else chunk
+        at_once = self.tasks if self.engine.device.type == "cuda" else size
+        per_task = self.engine.job.spec.way * self.engine.job.spec.query
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FewcalWarning)  # a clipped α2 of one trial in a thousand is no news
+            self.bank.forget_spaces(_SPACES_BYTES)
+            engine = self.engine.with_methods({"trial": ready})
+            for start in range(0, self.tasks, at_once):
+                block = engine.run(start, min(start + at_once, self.tasks))
+                right = block.correct["trial"].sum(axis=1) / per_task
+                for low in range(0, len(right), size):
+                    yield right[low : low + size]
+
+    def accuracy(self, method: GDCParams | Method) -> np.ndarray:
+        """Accuracy of every task, `(tasks,)`."""
+        return np.concatenate(list(self.run(method)))
+
+
+def steps(accuracy: np.ndarray) -> np.ndarray:
+    """Means of each `STEP` tasks, the last of what is left over.
+
+    >>> steps(np.arange(12.0)).tolist()
+    [4.5, 10.5]
+    """
+    return np.array([accuracy[i : i + STEP].mean() for i in range(0, len(accuracy), STEP)])
+
+
+def threads_for(workers: int) -> int:
+    """CPU threads of each of so many worker processes on this machine."""
+    return max(1, torch.get_num_threads() // workers)
+
+
+def plain_settings(params: GDCParams) -> dict[str, Any]:
+    """Fields that differ from the preset `default`, for tables."""
+    from fewcal.presets import get_preset
+
+    base = get_preset("default").as_dict()
+    return {k: v for k, v in params.as_dict().items() if v != base[k]}
