@@ -309,7 +309,7 @@ def _why(page: Page, group: Group, level: int, hardest: int) -> None:
                 [
                     names[i],
                     Cell(f"{right}/{total}", sort=right / max(total, 1)),
-                    ", ".join(f"{n} × {other}" for n, other in wrong[:3]) or "nothing",
+                    ", ".join(f"{n}\u00a0×\u00a0{other}" for n, other in wrong[:3]) or "nothing",
                     Cell(f"{c.support_share:.0%}", sort=c.support_share),
                     bases or "none",
                     Cell(f"{c.moved_relative:.2f}", sort=c.moved_relative),
