@@ -1,0 +1,381 @@
+"""Glyphs, the embedded dataset: letters of many scripts, drawn from the fonts inside the matplotlib wheel.
+
+A class is a character, an example is that character in one of its fonts under a random distortion. Base classes are
+Latin and Cyrillic letters, validation classes Greek and Armenian, novel classes Georgian, Hebrew, Arabic and others:
+no novel script is seen in base. Characters that look alike (Latin A, Greek Α, Cyrillic А) are one shape and appear
+once, in the first split that has them. Nothing is downloaded; the pictures depend on the seed alone.
+
+A small Conv-4 trained on the base classes ships with the package; this makes it again:
+
+    python -m fewcal.features.glyphs --train glyphs-conv4.safetensors
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fewcal.errors import InputError
+from fewcal.features.backbones import Backbone, load_checkpoint, make_backbone, save_checkpoint
+from fewcal.features.featureset import SPLITS, FeatureSet, FeatureSplit
+
+SIZE = 32  # pixels of a picture's side
+WEIGHTS = Path(__file__).with_name("weights") / "glyphs-conv4.safetensors"
+
+# First words of Unicode names. A shape that several scripts share belongs to the first of them.
+SCRIPTS: dict[str, tuple[str, ...]] = {
+    "base": ("LATIN", "CYRILLIC"),
+    "val": ("GREEK", "COPTIC", "ARMENIAN"),
+    "novel": ("GEORGIAN", "HEBREW", "ARABIC", "TIFINAGH", "LAO", "NKO"),
+}
+# Of all fonts in the wheel those whose letters are letters: not the maths symbols, and not "Last Resort", which draws
+# a box for everything.
+FONTS = (
+    *("DejaVuSans", "DejaVuSans-Bold", "DejaVuSans-Oblique", "DejaVuSans-BoldOblique"),
+    *("DejaVuSerif", "DejaVuSerif-Bold", "DejaVuSerif-Italic", "DejaVuSerif-BoldItalic"),
+    *("DejaVuSansMono", "DejaVuSansMono-Bold", "DejaVuSansMono-Oblique", "DejaVuSansMono-BoldOblique"),
+    *("STIXGeneral", "STIXGeneralBol", "STIXGeneralItalic", "STIXGeneralBolIta"),
+    *("cmr10", "cmb10", "cmss10", "cmti10", "cmtt10"),
+)
+LEAST_FONTS = 2
+ALIKE = 0.93  # cosine of two drawings above which they count as one shape
+_DRAWN, _BOX = 64, 44  # a drawing's side, and the square within it that the character fills
+_POINTS = 96
+_BATCH, _RATE, _TRAINING_SEED = 64, 3e-3, 1_000_000
+_NONE_OF_UNICODE = "\uffff"  # no font has it: what is drawn for it is the box of a missing glyph
+
+
+@dataclass(frozen=True, eq=False)
+class Glyph:
+    """A character and its drawings (fonts, 64, 64) uint8, ink 255, each filling the same square."""
+
+    character: str
+    drawings: np.ndarray = field(repr=False)
+    fonts: tuple[str, ...] = field(repr=False)
+
+    @property
+    def name(self) -> str:
+        """Its Unicode name in small letters, which is the name of its class."""
+        return unicodedata.name(self.character).lower()
+
+
+def render_character(character: str, font: str) -> np.ndarray | None:
+    """The drawing (64, 64) uint8 of a character in one of `FONTS`, or None where the font has no such glyph.
+
+    >>> int(render_character("A", "DejaVuSans").max())
+    255
+    >>> render_character("\\u10d0", "cmr10") is None  # no Georgian in Computer Modern
+    True
+    """
+    face = _face(font)
+    if ord(character) not in face.characters:
+        return None
+    drawing = face.draw(character)
+    return None if drawing is None or (face.missing is not None and np.array_equal(drawing, face.missing)) else drawing
+
+
+@lru_cache(maxsize=1)
+def glyph_classes() -> dict[str, list[Glyph]]:
+    """The classes of each split: letters with drawings in at least two fonts, no two of them alike.
+
+    >>> classes = glyph_classes()
+    >>> [glyph.name for glyph in classes["base"][:2]]
+    ['latin capital letter a', 'latin capital letter b']
+    """
+    found: dict[str, list[Glyph]] = {}
+    seen: list[np.ndarray] = []  # shapes of the classes so far
+    for split in SPLITS:
+        found[split] = []
+        for character in _candidates(SCRIPTS[split]):
+            drawn = {font: d for font in FONTS if (d := render_character(character, font)) is not None}
+            if len(drawn) < LEAST_FONTS:
+                continue
+            drawings = np.stack(list(drawn.values()))
+            shapes = _shapes(drawings)
+            # Whatever the font: the italic of one letter may be the upright of another.
+            if any((known @ shapes.T > ALIKE).any() for known in seen):
+                continue
+            seen.append(shapes)
+            found[split].append(Glyph(character, drawings, tuple(drawn)))
+    return found
+
+
+@dataclass(frozen=True)
+class Distortion:
+    """How far an example may stray from the drawing of its font; each is drawn anew for every picture.
+
+    Attributes
+    ----------
+    angle, shear : float
+        Standard deviations of rotation and slant, in radians.
+    stretch : float
+        Standard deviation of the logarithm of width and of height.
+    shift : float
+        Largest shift, as a share of half the picture.
+    bend : float
+        Standard deviation of a smooth displacement, in the same unit.
+    stroke : tuple of float
+        Least and largest widening of strokes, in pixels of the drawing on each side; below 0 they become thinner.
+    blur : float
+        Largest standard deviation of the blur, in pixels of the picture.
+    noise : float
+        Largest standard deviation of the noise, where paper is 0 and ink 1.
+    """
+
+    angle: float = 0.3
+    shear: float = 0.25
+    stretch: float = 0.2
+    shift: float = 0.2
+    bend: float = 0.09
+    stroke: tuple[float, float] = (-0.5, 2.0)
+    blur: float = 1.2
+    noise: float = 0.25
+
+
+def draw_examples(glyph: Glyph, rows: int, seed: int = 0, distortion: Distortion | None = None) -> np.ndarray:
+    """Distorted pictures (rows, 32, 32) uint8 of a glyph in fonts drawn at random; they depend on seed and glyph alone.
+
+    >>> examples = draw_examples(glyph_classes()["base"][0], rows=3, seed=0)
+    >>> examples.shape, str(examples.dtype)
+    ((3, 32, 32), 'uint8')
+    """
+    d = distortion or Distortion()
+    rng = np.random.default_rng([seed, ord(glyph.character)])
+    source = torch.from_numpy(glyph.drawings[rng.integers(len(glyph.drawings), size=rows)]).float()[:, None] / 255
+    image = _restroke(source, _column(rng.uniform(*d.stroke, rows)))
+    image = F.grid_sample(image, _grid(rng, rows, d), align_corners=False)
+    image = F.avg_pool2d(image, _DRAWN // SIZE)
+    image = _blur(image, _column(rng.uniform(0, d.blur, rows)))
+    paper, ink = _column(rng.uniform(0, 0.3, rows)), _column(rng.uniform(0.6, 1, rows))
+    noise = torch.from_numpy(rng.standard_normal((rows, 1, SIZE, SIZE), np.float32))
+    image = paper + (ink - paper) * image + _column(rng.uniform(0, d.noise, rows)) * noise
+    return (image.clamp(0, 1) * 255).round().to(torch.uint8)[:, 0].numpy()
+
+
+def _column(values: np.ndarray) -> Tensor:
+    return torch.from_numpy(values.astype(np.float32))[:, None, None, None]
+
+
+def _restroke(image: Tensor, pixels: Tensor) -> Tensor:
+    """Strokes of image (R, 1, H, W) wider by `pixels` (R, 1, 1, 1) on each side, or thinner where that is negative."""
+    sign = torch.where(pixels < 0, -1.0, 1.0)
+    image, left = sign * image, pixels.abs()
+    while bool((left > 0).any()):
+        image = image + left.clamp(0, 1) * (F.max_pool2d(image, 3, stride=1, padding=1) - image)
+        left = left - 1
+    return sign * image
+
+
+def _grid(rng: np.random.Generator, rows: int, d: Distortion) -> Tensor:
+    """Where each pixel of a distorted drawing comes from: (rows, 64, 64, 2) in -1..1."""
+    angle, shear = rng.normal(0, d.angle, rows), rng.normal(0, d.shear, rows)
+    wide, high = np.exp(-rng.normal(0, d.stretch, (2, rows)))
+    cos, sin = np.cos(angle), np.sin(angle)
+    across, down = rng.uniform(-d.shift, d.shift, (2, rows))
+    matrix = np.stack(
+        [
+            np.stack([wide * cos, wide * (shear * cos - sin), across], axis=1),
+            np.stack([high * sin, high * (shear * sin + cos), down], axis=1),
+        ],
+        axis=1,
+    )
+    grid = F.affine_grid(torch.from_numpy(matrix.astype(np.float32)), [rows, 1, _DRAWN, _DRAWN], align_corners=False)
+    bend = torch.from_numpy(rng.normal(0, d.bend, (rows, 2, 4, 4)).astype(np.float32))
+    smooth = F.interpolate(bend, size=(_DRAWN, _DRAWN), mode="bicubic", align_corners=False)
+    return grid + smooth.permute(0, 2, 3, 1)
+
+
+def _blur(image: Tensor, sigma: Tensor) -> Tensor:
+    """Gaussian blur of image (R, 1, H, W), each picture with its own sigma (R, 1, 1, 1), in pixels."""
+    at = torch.arange(-3, 4, dtype=torch.float32)
+    kernel = torch.exp(-0.5 * (at / sigma.reshape(-1, 1).clamp_min(0.05)) ** 2)
+    kernel = kernel / kernel.sum(dim=1, keepdim=True)
+    rows = len(image)
+    x = image.reshape(1, rows, *image.shape[2:])
+    x = F.conv2d(x, kernel.reshape(rows, 1, 7, 1), padding=(3, 0), groups=rows)
+    x = F.conv2d(x, kernel.reshape(rows, 1, 1, 7), padding=(0, 3), groups=rows)
+    return x.reshape(image.shape)
+
+
+def _candidates(scripts: Sequence[str]) -> list[str]:
+    """Letters of these scripts that are not composed of others, in the order of scripts, then of Unicode."""
+    points = [*range(0x41, 0x3000), *range(0xA640, 0xA800)]
+    by_script: dict[str, list[str]] = {script: [] for script in scripts}
+    for c in map(chr, points):
+        script = unicodedata.name(c, "").split(" ")[0]
+        if script in by_script and unicodedata.category(c) in ("Lu", "Ll", "Lo") and not unicodedata.decomposition(c):
+            by_script[script].append(c)
+    return [c for script in scripts for c in by_script[script]]
+
+
+def _shapes(drawings: np.ndarray) -> np.ndarray:
+    """Drawings (…, 64, 64) at a quarter of their resolution as unit vectors (…, 256): equal ones have the product 1."""
+    x = drawings.reshape(-1, 16, 4, 16, 4).mean(axis=(2, 4), dtype=np.float32).reshape(-1, 256)
+    return x / np.linalg.norm(x, axis=1, keepdims=True)
+
+
+class _Face:
+    """One font: which characters it has, and how to draw them."""
+
+    def __init__(self, name: str) -> None:
+        try:
+            import matplotlib
+            from matplotlib.ft2font import FT2Font
+            from PIL import Image, ImageDraw, ImageFont
+        except ImportError as error:
+            raise InputError(
+                f"glyphs are drawn by Pillow with the fonts of matplotlib, and {error.name} is missing; "
+                "pip install 'fewcal[plots]'"
+            ) from error
+        file = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / f"{name}.ttf"
+        if not file.is_file():
+            raise InputError(
+                f"matplotlib {matplotlib.__version__} has no font {file}; install matplotlib from its wheel"
+            )
+        self._image, self._pen = Image, ImageDraw.Draw
+        # The basic layout draws a character alone and the same way whatever libraries are there.
+        self._font = ImageFont.truetype(str(file), _POINTS, layout_engine=ImageFont.Layout.BASIC)
+        points = FT2Font(str(file)).get_charmap()
+        # Computer Modern's own encodings put other signs on the codes beyond ASCII.
+        self.characters = frozenset(p for p in points if not name.startswith("cm") or p < 128)
+        self.missing = self.draw(_NONE_OF_UNICODE)
+
+    def draw(self, character: str) -> np.ndarray | None:
+        """(64, 64) uint8; None where there is no ink."""
+        picture = self._image.new("L", (3 * _POINTS, 3 * _POINTS))
+        self._pen(picture).text((_POINTS, 2 * _POINTS), character, fill=255, font=self._font, anchor="ls")
+        if (edges := picture.getbbox()) is None:
+            return None
+        picture = picture.crop(edges)
+        scale = _BOX / max(picture.size)
+        width, height = (max(1, round(scale * side)) for side in picture.size)
+        picture = picture.resize((width, height), self._image.Resampling.BOX)
+        canvas = self._image.new("L", (_DRAWN, _DRAWN))
+        canvas.paste(picture, ((_DRAWN - width) // 2, (_DRAWN - height) // 2))
+        return np.asarray(canvas)
+
+
+@lru_cache(maxsize=len(FONTS))
+def _face(name: str) -> _Face:
+    return _Face(name)
+
+
+# ---- the dataset ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class GlyphPictures:
+    """Pictures (R, 32, 32) uint8 of one split, ink bright on dark, with labels (R,) into `glyphs`."""
+
+    pictures: np.ndarray
+    labels: np.ndarray
+    glyphs: list[Glyph] = field(repr=False)
+
+    @property
+    def classes(self) -> list[str]:
+        """The names of the classes."""
+        return [glyph.name for glyph in self.glyphs]
+
+
+def glyph_pictures(split: str, rows: int = 30, seed: int = 0, distortion: Distortion | None = None) -> GlyphPictures:
+    """`rows` pictures of every class of a split: base, val or novel."""
+    if split not in SPLITS:
+        raise InputError(f"glyphs have no split {split!r}; choose {', '.join(SPLITS)}")
+    if rows < 1:
+        raise InputError(f"rows is {rows}; every class needs at least one picture")
+    glyphs = glyph_classes()[split]
+    pictures = np.concatenate([draw_examples(glyph, rows, seed, distortion) for glyph in glyphs])
+    return GlyphPictures(pictures, np.repeat(np.arange(len(glyphs)), rows), glyphs)
+
+
+def extract_glyphs(pictures: np.ndarray, model: Backbone | None = None) -> np.ndarray:
+    """Features (R, 256) float32 of pictures (R, 32, 32) uint8, by the Conv-4 in the package unless another is given."""
+    model = load_glyph_model() if model is None else model
+    model.eval()
+    with torch.no_grad():
+        parts = [model(torch.from_numpy(part[:, None])) for part in np.array_split(pictures, -(-len(pictures) // 512))]
+    return torch.cat(parts).numpy()
+
+
+def load_glyph_model() -> Backbone:
+    """The Conv-4 that ships with the package."""
+    return load_checkpoint(WEIGHTS, "conv4")[0]
+
+
+def glyph_features(pictures: dict[str, GlyphPictures], model: Backbone | None = None) -> FeatureSet:
+    """Features of the splits in `pictures`.
+
+    >>> pictures = {"novel": glyph_pictures("novel", rows=1)}
+    >>> glyph_features(pictures).dimension
+    256
+    """
+    found = {
+        split: FeatureSplit.from_arrays(extract_glyphs(p.pictures, model), p.labels, p.classes, f"glyphs, {split}")
+        for split, p in pictures.items()
+    }
+    return FeatureSet(found.get("base"), found.get("val"), found.get("novel"))
+
+
+# ---- training -------------------------------------------------------------------------------------------------------
+
+
+def train_glyph_model(
+    epochs: int = 12, rows: int = 20, seed: int = 0, report: Callable[[str], None] | None = None
+) -> Backbone:
+    """A Conv-4 trained to tell the base classes apart: cross-entropy, AdamW, new pictures in every epoch."""
+    if epochs < 1:
+        raise InputError(f"epochs is {epochs}; it must be at least 1")
+    classes = len(glyph_classes()["base"])
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = make_backbone("conv4", in_channels=1, channels=64, size=SIZE)
+        head = torch.nn.Linear(model.dimension, classes)
+        optimiser = torch.optim.AdamW([*model.parameters(), *head.parameters()], weight_decay=1e-3)
+        steps = epochs * -(-classes * rows // _BATCH)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, _RATE, total_steps=steps, pct_start=0.2)
+        for epoch in range(epochs):
+            # Seeds far from those that users draw their pictures with.
+            data = glyph_pictures("base", rows, seed=_TRAINING_SEED + 1000 * seed + epoch)
+            x, y = torch.from_numpy(data.pictures)[:, None], torch.from_numpy(data.labels)
+            model.train()
+            total, right = 0.0, 0
+            for part in torch.randperm(len(y)).split(_BATCH):
+                scores = head(model(x[part]))
+                loss = F.cross_entropy(scores, y[part])
+                optimiser.zero_grad()
+                loss.backward()
+                optimiser.step()
+                schedule.step()
+                total += loss.item() * len(part)
+                right += int((scores.argmax(dim=1) == y[part]).sum())
+            if report is not None:
+                report(f"epoch {epoch + 1}/{epochs}: loss {total / len(y):.3f}, base accuracy {right / len(y):.1%}")
+    return model.eval()
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """`python -m fewcal.features.glyphs --train FILE`: make the weights in the package again."""
+    import argparse
+
+    parser = argparse.ArgumentParser(prog="python -m fewcal.features.glyphs", description=main.__doc__)
+    parser.add_argument("--train", type=Path, required=True, metavar="FILE", help="where to write the weights")
+    parser.add_argument("--epochs", type=int, default=12, help="(12)")
+    parser.add_argument("--rows", type=int, default=20, help="pictures of each class in an epoch (20)")
+    parser.add_argument("--seed", type=int, default=0, help="(0)")
+    options = parser.parse_args(argv)
+    model = train_glyph_model(options.epochs, options.rows, options.seed, lambda line: print(line, flush=True))
+    recipe = {"trained_on": "glyphs, base", "epochs": options.epochs, "rows": options.rows, "seed": options.seed}
+    save_checkpoint(options.train, model, recipe)
+    print(f"written to {options.train}")
+
+
+if __name__ == "__main__":
+    main()
