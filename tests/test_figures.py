@@ -1,0 +1,214 @@
+"""Figures: the same bytes for the same data, letters large enough, and the paper's facts in what is computed."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fewcal.errors import InputError
+from fewcal.evaluation import Protocol, evaluate
+from fewcal.features import FeatureSet
+from fewcal.methods import make_method
+from fewcal.paper import figures as paper
+from fewcal.report import figures
+from small_features import feature_set
+
+
+@pytest.fixture(scope="module")
+def features() -> FeatureSet:
+    return feature_set()
+
+
+SMALL: dict[str, dict[str, Any]] = {
+    "tsne": {"way": 3, "query": 4, "n": 6, "iterations": 250, "shot": 2},
+    "mean-curve": {},
+    "drift": {"n": 6, "iterations": 250, "powers": (0, 4)},
+    "accuracy-n": {"tasks": 4, "counts": (1, 5)},
+    "alphas": {"tasks": 4, "alpha1": (0, 10), "ratios": (0, 1, 10)},
+    "effect-k": {"tasks": 4},
+    "weights": {"tasks": 3},
+}
+
+
+@pytest.fixture(scope="module")
+def data(features: FeatureSet) -> dict[str, dict[str, Any]]:
+    return {name: paper.FIGURES[name].compute(features, seed=3, **SMALL[name]) for name in paper.FIGURES}
+
+
+@pytest.mark.parametrize("name", list(paper.FIGURES))
+def test_a_figure_of_the_paper_is_data_then_picture(
+    name: str, data: dict[str, dict[str, Any]], features: FeatureSet, tmp_path: Path
+) -> None:
+    figure = paper.FIGURES[name]
+    found = data[name]
+    # Through JSON and back it is the same figure, to the byte.
+    again = json.loads(json.dumps(found, allow_nan=False))
+    assert figures.svg_bytes(figure.draw(found)) == figures.svg_bytes(figure.draw(again))
+    assert figure.compute(features, seed=3, **SMALL[name]) == found
+    said = figure.say(found)
+    assert len(said) > 40
+    assert "nan" not in said
+    (path,) = figures.save(figure.draw(found), tmp_path / name, ["svg"])
+    width = float(re.search(rb'width="([0-9.]+)pt"', path.read_bytes())[1])  # type: ignore[index]
+    assert width <= 72 * figures.PAGE
+
+
+def test_letters_are_legible_in_a_column(data: dict[str, dict[str, Any]]) -> None:
+    from matplotlib.text import Text
+
+    for name, found in data.items():
+        drawn = paper.FIGURES[name].draw(found)
+        texts = [t for t in drawn.findobj(Text) if t.get_text().strip() and t.get_visible()]
+        assert min(t.get_fontsize() for t in texts) >= 7, name
+
+
+def test_points_of_a_task(data: dict[str, dict[str, Any]], features: FeatureSet) -> None:
+    for panel in data["tsne"]["panels"].values():
+        kinds = panel["kinds"]
+        assert (kinds.count("support"), kinds.count("sample"), kinds.count("query")) == (6, 36, 12)
+        assert len(panel["points"]) == len(panel["classes"]) == len(kinds)
+        assert 0 <= panel["agreement"] <= 1
+    assert set(data["tsne"]["class_names"]) <= set(features.split("novel").classes)
+    other = paper.tsne_data(features, seed=4, **SMALL["tsne"])
+    assert other["panels"] != data["tsne"]["panels"]
+
+
+def test_the_mean_in_one_dimension() -> None:
+    found = paper.mean_curve_data()
+    mu = np.array(found["base_mean"])
+    assert np.allclose(found["estimates"]["DC"], mu / 2)
+    assert np.allclose(found["estimates"]["GDC, m = 0"], mu / 3)  # w = 1/(1 + d⁰) = ½
+    assert np.allclose(found["estimates"]["GDC, m = 1"], mu / (2 + mu**2))
+    high = np.array(found["estimates"]["GDC, m = 4"])
+    assert high[-1] < 1e-3 < high.max()
+
+
+def test_samples_move_less_as_m_rises(data: dict[str, dict[str, Any]]) -> None:
+    shifts = {name: c["shift"] for name, c in data["drift"]["clouds"].items()}
+    assert shifts["DC"] == pytest.approx(0.5)
+    assert shifts["m = 0"] == pytest.approx(1 / 3, abs=1e-3)
+    assert all(len(c["points"]) == 6 for c in data["drift"]["clouds"].values())
+
+
+def test_accuracies_are_those_of_an_evaluation(data: dict[str, dict[str, Any]], features: FeatureSet) -> None:
+    method = make_method("gdc", paper.SAMPLED, n=5)
+    method.cap_k = True  # type: ignore[attr-defined]
+    results = evaluate({"x": method}, features, Protocol(tasks=4, seed=3, split="val"))
+    assert data["accuracy-n"]["series"]["validation"]["mean"][1] == results.accuracy("x").mean()
+    k = data["effect-k"]
+    assert k["k"] == [1, 2, 4, 8]
+    assert [len(s["mean"]) for s in k["series"].values()] == [4, 4]
+
+
+def test_without_alpha1_there_is_no_alpha2(data: dict[str, dict[str, Any]]) -> None:
+    grid = np.array(data["alphas"]["accuracy"])
+    assert grid.shape == (3, 2)
+    assert len(set(grid[:, 0])) == 1
+
+
+def test_weights_are_shares(data: dict[str, dict[str, Any]]) -> None:
+    found = data["weights"]
+    assert [len(v) for v in found["panels"].values()] == [3 * 5 * 8, 3 * 25 * 8]
+    for means in found["means"].values():
+        assert means == sorted(means, reverse=True)  # the nearest weighs most
+        assert sum(means) < 1
+    merged = paper.merge_weights({"a": found, "b": found})
+    assert list(merged["panels"]) == ["a 1-shot", "a 5-shot", "b 1-shot", "b 5-shot"]
+    assert figures.svg_bytes(paper.draw_weights(merged)).startswith(b"<?xml")
+
+
+def test_figures_need_base_classes(features: FeatureSet) -> None:
+    with pytest.raises(InputError, match="need base classes"):
+        paper.weights_data(FeatureSet(None, None, features.novel))
+
+
+# ---- figures of a run -----------------------------------------------------------------------------------------------
+
+
+def test_figures_of_a_run() -> None:
+    drawn = {
+        "intervals": figures.accuracy_intervals(
+            {"a": {"accuracy": 0.5, "ci95": 0.01, "low": 0.4, "high": 0.6}, "b": {"accuracy": 0.6, "ci95": None}}
+        ),
+        "forest": figures.difference_forest(
+            [
+                {"a": "a", "b": "b", "difference": 0.1, "ci95": 0.01},
+                {"a": "a", "b": "c", "difference": -0.1, "ci95": 0.2},
+                {"a": "b", "b": "c", "difference": -0.1, "ci95": None},
+            ]
+        ),
+        "reliability": figures.reliability({"a": {"counts": [0, 10], "correct": [0, 6], "confidence": [0, 7]}}),
+        "tasks": figures.task_distribution({"a": np.array([0.2, 0.4, 1.0]), "b" * 60: np.array([1.0, 1.0, 1.0])}),
+    }
+    for figure in drawn.values():
+        assert figures.svg_bytes(figure) == figures.svg_bytes(figure)
+    labels = [t.get_text() for t in drawn["forest"].axes[0].get_yticklabels()]
+    assert labels == ["a − b", "a − c", "b − c"]
+    # A bin without answers is not drawn; the other lies at 70% confidence and 60% right.
+    line = drawn["reliability"].axes[0].lines[1]
+    assert (line.get_xdata().tolist(), line.get_ydata().tolist()) == ([70.0], [60.0])
+
+
+def test_lines_and_heat_maps_leave_out_what_is_unknown() -> None:
+    lines = figures.accuracy_lines([1, 2, 3], {"a": ([0.5, None, 0.6], [0.1, None, None])}, xlabel="k")
+    assert np.isnan(lines.axes[0].lines[0].get_ydata()).tolist() == [False, True, False]
+    labels = {"xlabel": "x", "ylabel": "y"}
+    some = figures.heat_map([[0.5, None], [0.6, 0.7]], [1, 2], [3, 4], **labels)
+    assert sorted(t.get_text() for t in some.axes[0].texts) == ["50.0", "60.0", "70.0"]
+    assert figures.heat_map([[None]], [1], [1], **labels).axes[0].texts[:] == []
+    with pytest.raises(InputError, match="heat map has"):
+        figures.heat_map([[0.5]], [1, 2], [3], **labels)
+
+
+def luminance(colour: str) -> float:
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    return sum(
+        w * (v / 12.92 if v <= 0.03928 else ((v + 0.055) / 1.055) ** 2.4)
+        for w, v in zip((0.2126, 0.7152, 0.0722), parts, strict=True)
+    )
+
+
+def test_colours_stand_out_from_white_and_from_each_other() -> None:
+    assert all(1.05 / (luminance(c) + 0.05) > 2 for c in figures.COLOURS)
+    rgb = [np.array([int(c[i : i + 2], 16) for i in (1, 3, 5)], float) for c in figures.COLOURS]
+    # Red-blind and green-blind sight, by Viénot, Brettel and Mollon 1999, roughly: red and green become one.
+    for mix in ((0.56, 0.44, 0.0), (0.3, 0.7, 0.0)):
+        seen = [np.array([np.dot(mix, c), c[2]]) for c in rgb]
+        gaps = [math.dist(a, b) for i, a in enumerate(seen) for b in seen[:i]]
+        assert min(gaps) > 12
+    assert len(figures.MARKERS) == len(figures.LINES) == len(figures.COLOURS)
+
+
+def test_saving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figure = figures.mean_curve([0, 1], {"a": [0, 1]})
+    with pytest.raises(InputError, match="format 'gif' is unknown"):
+        figures.save(figure, tmp_path / "x", ["gif"])
+    assert list(tmp_path.iterdir()) == []
+    real = builtins.__import__
+
+    def no_matplotlib(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name == "matplotlib":
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", no_matplotlib)
+    with pytest.raises(InputError, match=r"pip install 'fewcal\[plots\]'"):
+        figures.mean_curve([0, 1], {"a": [0, 1]})
+
+
+def test_saving_again_gives_the_same_bytes(tmp_path: Path) -> None:
+    figure = figures.accuracy_intervals({"a": {"accuracy": 0.5, "ci95": 0.01}})
+    first = figures.save(figure, tmp_path / "first")
+    second = figures.save(figure, tmp_path / "second")
+    assert [p.suffix for p in first] == [".svg", ".pdf", ".png"]
+    assert [p.read_bytes() for p in first] == [p.read_bytes() for p in second]
+    with Image.open(first[2]) as image:
+        assert len(image.convert("RGB").getcolors(1 << 20)) > 20
