@@ -105,7 +105,7 @@ def test_a_big_jpeg_is_decoded_small_and_alike() -> None:
 def test_twenty_megapixels_pass_and_a_bomb_does_not() -> None:
     assert min(decode(as_bytes(Image.new("L", (5200, 4000)), "JPEG"), at_least=256).shape[:2]) >= 256
     huge = as_bytes(Image.new("1", (20000, 20000)))  # a few kilobytes that claim 400 million pixels
-    assert 20000 * 20000 > MOST_PIXELS
+    assert MOST_PIXELS < 20000 * 20000
     assert len(huge) < 100_000
     with pytest.raises(InputError, match="cannot be read as a picture"):
         decode(huge)
@@ -138,14 +138,16 @@ def test_damaged_pictures_end_in_one_line(noise: bytes, cut: int) -> None:
         try:
             got = decode(data, name="x.jpg")
         except InputError as error:
-            assert str(error).startswith("x.jpg cannot be read as a picture")
-            assert "\n" not in str(error)
+            message = str(error)
         else:
             assert got.ndim == 3
+            continue
+        assert message.startswith("x.jpg cannot be read as a picture")
+        assert "\n" not in message
 
 
 def test_errors_name_the_file(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="nothing.png does not exist"):
+    with pytest.raises(InputError, match=r"nothing.png does not exist"):
         decode(tmp_path / "nothing.png")
     (tmp_path / "text.png").write_text("hello")
     with pytest.raises(InputError, match=r"text.png cannot be read as a picture \(not a picture"):

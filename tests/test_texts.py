@@ -32,7 +32,7 @@ def test_other_columns_splits_and_no_labels(tmp_path: Path) -> None:
     plain = find_texts(tmp_path / "b.txt", labelled=False)
     assert plain.texts == ["one", "", "three"]
     assert plain.labels is None
-    with pytest.raises(InputError, match="b.txt: text 2 is empty"):
+    with pytest.raises(InputError, match=r"b.txt: text 2 is empty"):
         plain.load(1)
     (tmp_path / "c.csv").write_text("text,label\nx,\n")
     assert find_texts(tmp_path / "c.csv", labelled=False).labels is None
@@ -67,7 +67,7 @@ def test_bad_files(tmp_path: Path, name: str, content: str, match: str) -> None:
 
 
 def test_places_without_texts(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="holds no .txt files"):
+    with pytest.raises(InputError, match=r"holds no .txt files"):
         find_texts(tmp_path)
     with pytest.raises(InputError, match="does not exist"):
         find_texts(tmp_path / "no.csv")

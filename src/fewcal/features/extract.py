@@ -48,7 +48,8 @@ def find_splits(
 ) -> dict[str, Items]:
     """The splits of a source by name (base, val, novel), or all of it under the name "features".
 
-    A folder has splits if it holds folders or files of those names, a list if it has a column `split`.
+    A folder has splits if it holds folders or files of those names (also `cub_base.npz`), a list if it has a column
+    `split`.
     """
     path = Path(source)
     found: dict[str, Items] = {}
@@ -56,10 +57,9 @@ def find_splits(
         folders = [p for p in class_folders(path) if p.name in SPLITS]
         if len(folders) < len(class_folders(path)):
             folders = []  # class folders, one of which happens to be called like a split
-        files = [
-            p for p in path.iterdir() if p.stem in SPLITS and p.suffix in (".csv", ".npz", ".jsonl") and p.is_file()
-        ]
-        places = {p.stem: p for p in sorted([*files, *folders])}
+        files = [p for p in path.iterdir() if p.is_file() and p.suffix in (".csv", ".npz", ".jsonl")]
+        # base.npz, or cub_base.npz
+        places = {p.stem.rpartition("_")[2]: p for p in sorted([*files, *folders])}
         found = {name: find_items(places[name], kind, labelled, text, label) for name in SPLITS if name in places}
     if not found:
         whole = find_items(path, kind, labelled, text, label)

@@ -215,19 +215,21 @@ def _checkpoint(name: str, device: torch.device) -> Extractor:
     from fewcal.features.backbones import load_checkpoint
 
     model, meta = load_checkpoint(name)
-    size = int(meta.get("size", getattr(model, "size", 84)))
-    crop = meta.get("crop")
     model = model.to(device)
+    # As `fewcal train` makes features: whole pictures at the size that validation chose, and their mirror images.
+    size = int(meta.get("test_size") or model.settings.get("size") or 84)
+    mirror = "test_size" in meta
+    grey = torch.tensor([0.299, 0.587, 0.114], device=device).view(1, 3, 1, 1)
 
     def embed(pictures: np.ndarray) -> torch.Tensor:
-        x = torch.from_numpy(np.ascontiguousarray(pictures.transpose(0, 3, 1, 2))).to(device)
+        x = torch.from_numpy(np.ascontiguousarray(pictures)).to(device).permute(0, 3, 1, 2).float() / 255
         if model.in_channels == 1:
-            x = x.float().mean(dim=1, keepdim=True) / 255
+            x = (x * grey).sum(dim=1, keepdim=True)
         features: torch.Tensor = model(x)
-        return features
+        return (features + model(x.flip(3))) / 2 if mirror else features
 
-    print_ = _digest(Path(name).read_bytes(), size, crop)
-    return Extractor(f"{model.name} ({Path(name).name})", "picture", model.dimension, print_, embed, size, crop)
+    print_ = _digest(Path(name).read_bytes(), size, mirror)
+    return Extractor(f"{model.name} ({Path(name).name})", "picture", model.dimension, print_, embed, size, None)
 
 
 def _timm(name: str, model_name: str, device: torch.device, allow_download: bool) -> Extractor:

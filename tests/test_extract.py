@@ -1,0 +1,311 @@
+"""Extraction: batches, kills, bad files, splits, and the command."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fewcal.bank import BaseBank
+from fewcal.cli import main
+from fewcal.errors import FileFormatError, InputError
+from fewcal.features import FeatureSet, load_split
+from fewcal.features import extract as module
+from fewcal.features.extract import bank_source, embed, extract, extractor_of, find_splits
+from fewcal.features.extractors import Extractor, as_extractor
+from fewcal.features.pictures import Pictures, find_pictures
+
+
+def colours(batch: np.ndarray) -> np.ndarray:
+    """Mean colour, and something that depends on the whole batch: places of batches must not move."""
+    means = batch.reshape(len(batch), -1, 3).mean(axis=1)
+    return np.concatenate([means, np.full((len(batch), 1), means.sum())], axis=1)
+
+
+def extractor() -> Extractor:
+    return as_extractor(colours, name="colours", size=8)
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    folder = tmp_path / "photos"
+    rng = np.random.default_rng(0)
+    for c in ("ash", "oak", "yew"):
+        (folder / c).mkdir(parents=True)
+        for i in range(7):
+            Image.fromarray(rng.integers(0, 256, (12, 9, 3), np.uint8)).save(folder / c / f"{i}.png")
+    return folder
+
+
+def run(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as end:
+        main([str(a) for a in arguments])
+    return int(end.value.code or 0)
+
+
+def test_the_file_is_a_feature_file(photos: Path, tmp_path: Path) -> None:
+    items = find_pictures(photos)
+    facts = extract(items, extractor(), tmp_path / "out" / "base.npz", batch=4)
+    assert (facts["rows"], facts["classes"], facts["features"], facts["skipped"]) == (21, 3, 4, [])
+    split = load_split(facts["file"], labelled=True)
+    assert split.classes == ["ash", "oak", "yew"]
+    assert np.array_equal(split.features, embed(items, extractor(), batch=4)[0])
+    assert extractor_of(facts["file"]) == extractor().stamp
+    assert bank_source(split) == f"{extractor().stamp} {split.fingerprint()}"
+    with np.load(facts["file"]) as file:
+        assert file["names"].tolist() == items.names
+    assert [p.name for p in (tmp_path / "out").iterdir()] == ["base.npz"]
+    halved = extract(items, extractor(), tmp_path / "half.npz", dtype="float16")
+    assert load_split(halved["file"]).features.dtype == np.float16
+
+
+@pytest.mark.parametrize("at", [0, 1, 3])
+def test_a_stopped_run_continues_to_the_same_bytes(photos: Path, tmp_path: Path, at: int) -> None:
+    items = find_pictures(photos)
+    extract(items, extractor(), tmp_path / "whole.npz", batch=4)
+    calls: list[int] = []
+    state = tmp_path / ".x.part.json"  # written when a run ends, well or not
+
+    def fails(batch: np.ndarray) -> np.ndarray:
+        calls.append(len(batch))
+        if len(calls) == at + 1 and not state.exists():
+            raise KeyboardInterrupt
+        return colours(batch)
+
+    whole = extractor()
+    stopped = Extractor(whole.name, whole.kind, whole.dim, whole.fingerprint, fails, whole.size)
+    target = tmp_path / "x.npz"
+    with pytest.raises(KeyboardInterrupt):
+        extract(items, stopped, target, batch=4)
+    assert not target.exists()
+    with pytest.raises(InputError, match=r"holds an unfinished run of x.npz; continue it with --resume"):
+        extract(items, whole, target, batch=4)
+    done = len(calls)
+    calls.clear()
+    extract(items, stopped, target, batch=3, resume=True)  # the batch size of the first start counts
+    assert len(calls) == 6 - at
+    assert done == at + 1
+    assert target.read_bytes() == (tmp_path / "whole.npz").read_bytes()
+    assert extract(items, whole, target, resume=True)["rows"] == 21  # nothing left to do
+
+
+def test_a_killed_process_loses_nothing(photos: Path, tmp_path: Path) -> None:
+    code = f"""
+        import time
+        import numpy as np
+        from fewcal.features import extract as module
+        from fewcal.features.extractors import as_extractor
+        from fewcal.features.pictures import find_pictures
+        module.SAVE_EVERY = 0.0
+        seen = 0
+        def slow(batch):
+            global seen
+            seen += 1
+            if seen > 4:
+                time.sleep(600)
+            return batch.reshape(len(batch), -1)[:, :5].astype(np.float32)
+        model = as_extractor(slow, name="slow", size=8)
+        module.extract(find_pictures({str(photos)!r}), model, {str(tmp_path / "k.npz")!r}, batch=4)
+    """
+    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)])
+    state = tmp_path / ".k.part.json"
+    for _ in range(600):
+        if state.exists() and json.loads(state.read_text())["done"] >= 12:
+            break
+        time.sleep(0.1)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert json.loads(state.read_text())["done"] == 12
+
+    def quick(batch: np.ndarray) -> np.ndarray:
+        return batch.reshape(len(batch), -1)[:, :5].astype(np.float32)
+
+    model = as_extractor(quick, name="slow", size=8)
+    items = find_pictures(photos)
+    extract(items, model, tmp_path / "k.npz", resume=True)
+    extract(items, model, tmp_path / "whole.npz", batch=4)
+    assert (tmp_path / "k.npz").read_bytes() == (tmp_path / "whole.npz").read_bytes()
+
+
+def test_bad_files_are_listed_together_and_the_rest_is_kept(photos: Path, tmp_path: Path) -> None:
+    good = (photos / "ash" / "1.png").read_bytes()
+    for name in ("ash/1.png", "yew/6.png"):
+        (photos / name).write_bytes(good[:60])
+    items, target = find_pictures(photos), tmp_path / "x.npz"
+    with pytest.raises(InputError, match=r"2 of 21 cannot be used.*ash/1.png.*yew/6.png"):
+        extract(items, extractor(), target, batch=4)
+    listing = (tmp_path / "x.unreadable.txt").read_text().splitlines()
+    assert [line.split(" ")[0] for line in listing] == ["ash/1.png", "yew/6.png"]
+    (photos / "ash" / "1.png").write_bytes(good)  # mended
+    facts = extract(items, extractor(), target, batch=4, resume=True, skip_bad=True)
+    assert facts["rows"] == 20
+    assert [s.split(" ")[0] for s in facts["skipped"]] == ["yew/6.png"]
+    assert not (tmp_path / "x.unreadable.txt").exists()
+    extract(items, extractor(), tmp_path / "at once.npz", batch=4, skip_bad=True)
+    assert target.read_bytes() == (tmp_path / "at once.npz").read_bytes()
+    with pytest.raises(InputError, match="1 of 21 cannot be used"):
+        embed(items, extractor())
+    rows, kept = embed(items, extractor(), skip_bad=True)
+    assert len(rows) == len(kept) == 20
+
+
+def test_nothing_readable_is_an_error_even_when_skipping(tmp_path: Path) -> None:
+    (tmp_path / "p" / "cat").mkdir(parents=True)
+    (tmp_path / "p" / "cat" / "a.png").write_bytes(b"x")
+    items = find_pictures(tmp_path / "p")
+    with pytest.raises(InputError, match="1 of 1 cannot be used"):
+        extract(items, extractor(), tmp_path / "x.npz", skip_bad=True)
+    with pytest.raises(InputError, match="1 of 1 cannot be used"):
+        embed(items, extractor(), skip_bad=True)
+
+
+def test_runs_of_other_things_are_not_continued(photos: Path, tmp_path: Path) -> None:
+    items, target = find_pictures(photos), tmp_path / "x.npz"
+    extract(items, extractor(), target)
+    with pytest.raises(InputError, match="is there already"):
+        extract(items, extractor(), target)
+    other = as_extractor(colours, name="other", size=8)
+    with pytest.raises(InputError, match="begun with another extractor"):
+        extract(items, other, target, resume=True)
+    with pytest.raises(InputError, match="begun with other pictures"):
+        extract(items.take([1]), extractor(), target, resume=True)
+
+    def boom(batch: np.ndarray) -> Any:
+        raise KeyboardInterrupt
+
+    model = extractor()
+    stopped = Extractor(model.name, model.kind, model.dim, model.fingerprint, boom, model.size)
+    with pytest.raises(KeyboardInterrupt):
+        extract(items, stopped, tmp_path / "y.npz")
+    with pytest.raises(InputError, match="begun with another extractor"):
+        extract(items, other, tmp_path / "y.npz", resume=True)
+    (tmp_path / ".y.part.json").write_text("{}")
+    with pytest.raises(FileFormatError, match="is damaged"):
+        extract(items, model, tmp_path / "y.npz", resume=True)
+    target.write_bytes(b"x")
+    with pytest.raises(FileFormatError, match="cannot be read as npz"):
+        extract(items, model, target, resume=True)
+
+
+def test_wrong_settings(photos: Path, tmp_path: Path) -> None:
+    items = find_pictures(photos)
+    for settings, match in [({"batch": 0}, "batch=0"), ({"workers": 0}, "workers=0"), ({"dtype": "int8"}, "dtype")]:
+        with pytest.raises(InputError, match=match):
+            extract(items, extractor(), tmp_path / "x.npz", **settings)
+        for part in tmp_path.glob(".x.part*"):
+            part.unlink()
+    with pytest.raises(InputError, match="npz"):
+        extract(items, extractor(), tmp_path / "x.parquet")
+    with pytest.raises(InputError, match=r"cannot write"):
+        extract(items, extractor(), photos / "ash" / "0.png" / "x.npz")
+    text = as_extractor(lambda t: [[1.0]] * len(t), name="t", kind="text")
+    with pytest.raises(InputError, match=r"takes texts and .* holds pictures"):
+        embed(items, text)
+    nan = as_extractor(lambda b: np.where(b.mean(axis=(1, 2)) > 1, np.nan, 0.0), name="nan", size=8)
+    with pytest.raises(InputError, match=r"gave NaN or infinity for ash/0.png"):
+        embed(items, nan)
+
+
+# ---- splits ---------------------------------------------------------------------------------------------------------
+
+
+def test_splits_from_folders_lists_and_packs(photos: Path, tmp_path: Path) -> None:
+    assert list(find_splits(photos, "picture")) == ["features"]
+    tree = tmp_path / "tree"
+    for split, name in [("base", "ash"), ("val", "oak"), ("novel", "yew")]:
+        (tree / split).mkdir(parents=True)
+        (photos / name).rename(tree / split / name)
+    assert {k: v.classes for k, v in find_splits(tree, "picture").items()} == {
+        "base": ["ash"],
+        "val": ["oak"],
+        "novel": ["yew"],
+    }
+    rows = [f"{p},{p.parent.name},{p.parent.parent.name}" for p in sorted(tree.rglob("*.png"))]
+    (tmp_path / "list.csv").write_text("path,label,split\n" + "\n".join(rows))
+    assert {k: len(v) for k, v in find_splits(tmp_path / "list.csv", "picture").items()} == {
+        "base": 7,
+        "val": 7,
+        "novel": 7,
+    }
+    (tmp_path / "lists").mkdir()
+    for split in ("base", "novel"):
+        (tmp_path / "lists" / f"my_{split}.csv").write_text(
+            "path,label,split\n" + "\n".join(r for r in rows if r.endswith(split))
+        )
+    assert list(find_splits(tmp_path / "lists", "picture")) == ["base", "novel"]
+    # A class may be called like a split, beside others.
+    (tree / "elm").mkdir()
+    (tree / "base" / "ash" / "0.png").rename(tree / "elm" / "0.png")
+    assert find_splits(tree, "picture")["features"].classes == ["base", "elm", "novel", "val"]
+
+
+def test_wrong_splits(photos: Path, tmp_path: Path) -> None:
+    file = tmp_path / "list.csv"
+    picture = photos / "ash" / "0.png"
+    file.write_text(f"path,label,split\n{picture},a,train\n")
+    with pytest.raises(InputError, match="split 'train' is unknown"):
+        find_splits(file, "picture")
+    file.write_text(f"path,label,split\n{picture},a,base\n{picture},a,novel\n")
+    with pytest.raises(InputError, match="class 'a' is in both base and novel"):
+        find_splits(file, "picture")
+
+
+# ---- the command ----------------------------------------------------------------------------------------------------
+
+
+def test_command_from_pictures_to_a_bank(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fewcal.features.extractors.get_extractor", lambda *a: extractor())
+    out = tmp_path / "features"
+    assert run("extract", photos, "--out", out, "--split", "base", "--json", tmp_path / "f.json") == 0
+    printed = capsys.readouterr()
+    assert "21" in printed.out
+    assert json.loads((tmp_path / "f.json").read_text())["files"][0]["rows"] == 21
+    assert FeatureSet.load(out).base is not None
+    assert run("extract", photos, "--out", out, "--split", "base", "--resume", "--quiet") == 0
+    assert run("extract", photos, "--out", out, "--split", "base") == 2
+    assert run("extract", photos, "--out", out, "--split", "test") == 2
+    assert run("extract", photos, "--out", tmp_path / "all", "--unlabelled", "-q") == 0
+    assert load_split(tmp_path / "all" / "features.npz").rows == 21
+    assert run("bank", "build", out, "--out", tmp_path / "bank.safetensors", "-q") == 0
+    assert str(BaseBank.load(tmp_path / "bank.safetensors").source).startswith("colours@")
+
+
+def test_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, match in [
+        ((tmp_path / "no", "--out", tmp_path / "o", "-e", "wordllama"), "does not exist"),
+        ((tmp_path, "--out", tmp_path / "o", "-e", "efficientnet"), "is unknown"),
+        ((tmp_path, "--out", tmp_path / "o"), "holds no pictures"),
+    ]:
+        assert run("extract", *arguments) == 2
+        lines = capsys.readouterr().err.strip().splitlines()
+        assert len(lines) == 1
+        assert match in lines[0]
+
+
+def test_texts_with_an_empty_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "t.csv").write_text("body,topic\nbread and butter,food\n  ,food\nrain and wind,weather\n")
+    columns = ("--text-column", "body", "--label-column", "topic", "-e", "wordllama", "--out", tmp_path)
+    assert run("extract", tmp_path / "t.csv", *columns) == 2
+    assert "t.csv: text 2 is empty" in capsys.readouterr().err
+    assert run("extract", tmp_path / "t.csv", *columns, "--resume", "--skip-bad") == 0
+    assert load_split(tmp_path / "features.npz").classes == ["food", "weather"]
+
+
+def test_state_is_saved_now_and_then(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SAVE_EVERY", 0.0)
+    seen: list[tuple[int, int]] = []
+    items: Pictures = find_pictures(photos)
+    extract(items, extractor(), tmp_path / "x.npz", batch=8, progress=lambda *a: seen.append(a))
+    assert seen == [(8, 21), (16, 21), (21, 21)]
