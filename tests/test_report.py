@@ -263,8 +263,11 @@ def test_a_report_of_one_run_without_features(runs: dict[str, Path], tmp_path: P
     assert "Make the report with <code>--features DIR</code>" in html
     assert "Overview" not in html
     assert run_report([runs["other"]]).render() == html
-    quiet = CliRunner().invoke(app, ["report", str(runs["other"]), "-q", "--out", str(tmp_path / "r.html")])
+    options = ["-q", "--out", str(tmp_path / "r.html"), "--json", str(tmp_path / "r.json")]
+    quiet = CliRunner().invoke(app, ["report", str(runs["other"]), *options])
     assert (quiet.exit_code, quiet.output) == (0, "")
+    summary = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))["other"]
+    assert summary == json.loads((runs["other"] / "summary.json").read_text(encoding="utf-8"))
 
 
 def test_a_report_says_what_cannot_be_explained(runs: dict[str, Path], tmp_path: Path) -> None:

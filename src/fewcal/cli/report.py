@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from fewcal.cli.options import Quiet
+from fewcal.cli.options import Json, Quiet
+from fewcal.cli.printing import write_json
 from fewcal.errors import InputError
 
 
@@ -28,14 +29,16 @@ def report(
     ] = None,
     title: Annotated[str, typer.Option(help="Title of the page.")] = "Few-shot evaluation",
     hardest: Annotated[int, typer.Option(help="Hardest tasks to explain for each run.", min=0)] = 3,
+    json_file: Json = None,
     quiet: Quiet = False,
 ) -> None:
     """Show finished runs as one HTML file that needs nothing else: tables, figures, classes, tasks, and why."""
-    from fewcal.report.run_report import run_report
+    from fewcal.report.run_report import group_runs, page_of
 
     if out.is_dir():
         raise InputError(f"--out {out} is a folder; name a file in it, such as {out / 'report.html'}")
-    page = run_report(runs, features=features or [], reference=reference, title=title, hardest=hardest)
-    page.write(out)
+    groups = group_runs(runs, reference, features or [])
+    page_of(groups, title, hardest).write(out)
+    write_json(json_file, {group.title: group.summary for group in groups})
     if not quiet:
         print(f"wrote {out} ({out.stat().st_size / 1e6:.1f} MB)")

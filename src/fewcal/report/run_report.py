@@ -86,7 +86,11 @@ def run_report(
     hardest : int
         Tasks to explain for each group of runs.
     """
-    groups = group_runs(runs, reference, features)
+    return page_of(group_runs(runs, reference, features), title, hardest)
+
+
+def page_of(groups: Sequence[Group], title: str, hardest: int = 3) -> Page:
+    """The page about groups of runs."""
     page = Page(title, " · ".join(f"{g.title}: {g.protocol}" for g in groups))
     if len(groups) > 1:
         _overview(page, groups)
