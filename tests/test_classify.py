@@ -1,0 +1,206 @@
+"""From a few pictures or texts to answers, with and without a bank."""
+
+from __future__ import annotations
+
+import csv
+import json
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fewcal.bank import BaseBank
+from fewcal.classify import check_same_extractor, classify
+from fewcal.cli import main
+from fewcal.errors import FewcalWarning, InputError
+from fewcal.features.extract import embed
+from fewcal.features.extractors import Extractor, as_extractor
+from fewcal.features.pictures import find_pictures
+
+HUES = {"leaf": (40, 160, 50), "sky": (70, 120, 220), "brick": (170, 60, 40)}
+
+
+def histogram(batch: np.ndarray) -> np.ndarray:
+    """How much of each of 27 colours a picture has: features ≥ 0, as those of a network."""
+    bins = (batch // 86).astype(int) @ np.array([9, 3, 1])
+    return np.stack([np.bincount(b.ravel(), minlength=27) / b.size for b in bins])
+
+
+def colours() -> Extractor:
+    return as_extractor(histogram, name="colours", size=16)
+
+
+def picture(colour: tuple[int, int, int], seed: int) -> Image.Image:
+    noise = np.random.default_rng(seed).normal(0, 30, (20, 24, 3))
+    return Image.fromarray((np.array(colour) + noise).clip(0, 255).astype(np.uint8))
+
+
+@pytest.fixture
+def album(tmp_path: Path) -> Path:
+    for c, (name, colour) in enumerate(HUES.items()):
+        for kind, count in [("photos", 3), ("new", 6)]:
+            folder = tmp_path / kind / name
+            folder.mkdir(parents=True)
+            for i in range(count):
+                picture(colour, 100 * c + i + (50 if kind == "new" else 0)).save(folder / f"{i}.png")
+    return tmp_path
+
+
+@pytest.fixture
+def bank(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(3)
+    for c in range(8):
+        folder = tmp_path / "world" / f"thing {c}"
+        folder.mkdir(parents=True)
+        colour = tuple(int(v) for v in rng.integers(20, 230, 3))
+        for i in range(8):
+            picture(colour, 1000 + 10 * c + i).save(folder / f"{i}.png")
+    items = find_pictures(tmp_path / "world")
+    rows, _ = embed(items, colours())
+    made = BaseBank().fit(rows, items.labels)
+    made.source = f"{colours().stamp} 0"
+    return made.save(tmp_path / "bank.safetensors")
+
+
+def run(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as end:
+        main([str(a) for a in arguments])
+    return int(end.value.code or 0)
+
+
+def test_plain_and_with_a_bank(album: Path, bank: Path) -> None:
+    for place in (None, bank):
+        answers = classify(album / "photos", album / "new", colours(), bank=place)
+        assert len(answers) == 18
+        assert answers.accuracy == 1.0
+        assert answers.counts() == {"brick": 6, "leaf": 6, "sky": 6}
+        p = np.stack([answers.table[f"p({c})"] for c in answers.support.classes])
+        np.testing.assert_allclose(p.sum(axis=0), 1, atol=1e-6)
+        for item, name, first, second, next_ in answers.rows():
+            assert name == item.split("/")[0]
+            assert first >= next_
+            assert second != name
+    assert "8 base classes" in answers.method
+
+
+def test_three_right_answers_are_no_certainty(album: Path) -> None:
+    answers = classify(album / "photos", album / "new", colours())
+    assert answers.table["probability"].max() < 0.9999
+
+
+def test_the_sheet_and_the_table_are_whole(album: Path) -> None:
+    answers = classify(album / "photos", album / "new", colours())
+    answers.write_html(album / "sheet.html")
+    page = (album / "sheet.html").read_text(encoding="utf-8")
+    assert page.count("<img") == 18 + 9
+    assert "100.0% agree" in page
+    answers.write_csv(album / "p.csv")
+    with (album / "p.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert rows[0]["item"] == "brick/0.png"
+    assert rows[0]["prediction"] == "brick"
+    answers.write_csv(album / "p.parquet")
+
+
+def test_strangers_are_none_of_these(album: Path, bank: Path) -> None:
+    odd = album / "odd"
+    odd.mkdir()
+    picture((250, 240, 20), 7).save(odd / "yellow.png")
+    picture(HUES["sky"], 8).save(odd / "sky.png")
+    known, stranger = classify(album / "photos", odd, colours(), bank=bank, reject=0.5).table["p_other"]
+    assert known < stranger
+    answers = classify(album / "photos", odd, colours(), bank=bank, reject=(known + stranger) / 2)
+    assert answers.table["prediction"].tolist() == ["sky", "none of these"]
+    assert answers.truth is None
+    assert answers.accuracy is None
+    assert answers.counts()["none of these"] == 1
+    answers.write_html(album / "s.html")
+    assert "none of these" in (album / "s.html").read_text(encoding="utf-8")
+    with pytest.raises(InputError, match="--reject needs --bank"):
+        classify(album / "photos", odd, colours(), reject=0.3)
+
+
+def test_a_bank_of_another_extractor_is_refused(bank: Path) -> None:
+    other = as_extractor(histogram, name="other", size=16)
+    loaded = BaseBank.load(bank)
+    with pytest.raises(InputError, match=r"the bank was made with colours@.* and the extractor is other@"):
+        check_same_extractor(loaded, other)
+    loaded.source = None
+    narrow = as_extractor(lambda b: histogram(b)[:, :5], name="narrow", size=16)
+    with pytest.raises(InputError, match="27 features and narrow gives 5"):
+        check_same_extractor(loaded, narrow)
+    with pytest.warns(FewcalWarning, match="does not say which extractor"):
+        check_same_extractor(loaded, other)
+    loaded.source = f"{other.stamp} 0"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_same_extractor(loaded, other)
+
+
+def test_bad_input(album: Path) -> None:
+    one = album / "one"
+    (one / "leaf").mkdir(parents=True)
+    picture(HUES["leaf"], 0).save(one / "leaf" / "a.png")
+    with pytest.raises(InputError, match="has one class only, 'leaf'"):
+        classify(one, album / "new", colours())
+    with pytest.raises(InputError, match="has no labels"):
+        classify(
+            find_pictures(album / "new", labelled=False).take([0]).__class__(["x"], None, None, "s"), one, colours()
+        )
+    (album / "new" / "sky" / "0.png").write_bytes(b"x")
+    with pytest.raises(InputError, match=r"sky/0.png cannot be read.*"):
+        classify(album / "photos", album / "new", colours())
+    assert len(classify(album / "photos", album / "new", colours(), skip_bad=True)) == 17
+    for i in range(3):
+        (album / "photos" / "sky" / f"{i}.png").write_bytes(b"x")
+    with pytest.raises(InputError, match="no example of class 'sky' can be read"):
+        classify(album / "photos", album / "new", colours(), skip_bad=True)
+
+
+def test_a_long_sheet_is_cut(album: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fewcal.classify.MOST_ON_SHEET", 4)
+    answers = classify(album / "photos", album / "new", colours())
+    answers.write_html(album / "sheet.html")
+    page = (album / "sheet.html").read_text(encoding="utf-8")
+    assert page.count("<img") == 4 + 9
+    assert "first 4 of 18" in page
+
+
+def test_command_with_pictures(
+    album: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fewcal.features.extractors.get_extractor", lambda *a: colours())
+    monkeypatch.setattr("fewcal.cli.extract.MOST_PRINTED", 5)
+    sources = ("--support", album / "photos", "--query", album / "new")
+    assert run("classify", *sources, "--out", album / "p.csv", "--html", album / "s.html", "--json", album / "j") == 0
+    printed = capsys.readouterr().out
+    assert "… and 13 more" in printed
+    assert "100.0% agree" in printed
+    assert json.loads((album / "j").read_text())["answers"] == {"brick": 6, "leaf": 6, "sky": 6}
+    assert run("classify", *sources, "-q") == 0
+    assert run("classify", *sources, "--out", album / "p.xls") == 2
+    assert run("classify", *sources, "--set", "beta=2") == 0  # has no effect without a bank, and says so
+    assert "without base classes beta have no effect" in capsys.readouterr().err
+    assert run("classify", "--support", album / "photos", "--query", album / "new" / "sky" / "0.png") == 0
+    assert "sky" in capsys.readouterr().out
+
+
+def test_command_with_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "s.csv").write_text(
+        "text,label\nbread with butter and jam,food\nsoup with onions and beans,food\n"
+        "rain and strong wind,weather\nsunny with some clouds,weather\n"
+    )
+    (tmp_path / "q.txt").write_text("pasta with tomato sauce\nsnow and cold wind in the evening\n")
+    arguments = ("classify", "--support", tmp_path / "s.csv", "--query", tmp_path / "q.txt", "-e", "wordllama")
+    assert run(*arguments, "--html", tmp_path / "s.html", "--out", tmp_path / "p.csv") == 0
+    with (tmp_path / "p.csv").open(encoding="utf-8") as file:
+        assert [row["prediction"] for row in csv.DictReader(file)] == ["food", "weather"]
+    page = (tmp_path / "s.html").read_text(encoding="utf-8")
+    assert "pasta with tomato sauce" in page
+    assert "soup with onions" in page
+    (tmp_path / "q.txt").write_text("pasta\n\nsnow\n")
+    capsys.readouterr()
+    assert run(*arguments) == 2
+    assert "q.txt: text 2 is empty" in capsys.readouterr().err
