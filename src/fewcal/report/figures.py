@@ -160,7 +160,7 @@ def embedding_panels(panels: Mapping[str, Mapping[str, Any]], class_names: Seque
                 label.set_bbox({"facecolor": "white", "alpha": 0.7, "pad": 0.5, "linewidth": 0})
         axis.set(xticks=[], yticks=[], title=panel.get("title", name))
         axis.spines[["top", "right"]].set_visible(True)
-    names = textwrap.fill("; ".join(f"{i + 1} {_short(n, 40)}" for i, n in enumerate(class_names)), 105)
+    names = textwrap.fill("; ".join(f"{i + 1}\u00a0{_short(n, 40)}" for i, n in enumerate(class_names)), 105)
     figure.legend(handles=_kinds_legend(), loc="outside lower center", ncols=3, title=names or None, title_fontsize=8)
     return figure
 
