@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import unicodedata
 from pathlib import Path
@@ -230,8 +229,3 @@ def test_a_place_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "file").write_text("")
     with pytest.raises(FewcalError, match="cannot write"):
         glyphs.main(["--train", str(tmp_path / "file" / "w"), "--epochs", "1", "--rows", "1"])
-
-
-def test_importing_it_needs_neither_matplotlib_nor_pillow() -> None:
-    code = "import sys; sys.modules['matplotlib'] = sys.modules['PIL'] = None; import fewcal.features.glyphs"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

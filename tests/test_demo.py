@@ -1,0 +1,135 @@
+"""The demo from end to end, small: tables, features and a report that a browser opens without complaint."""
+
+from __future__ import annotations
+
+import io
+import signal
+import subprocess
+import sys
+import time
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from browser import Browser
+from fewcal import demo
+from fewcal.features import FeatureSet, glyphs
+from fewcal.features.glyphs import glyph_classes
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder of one run with few letters from an empty working folder, and what it printed."""
+    folder = tmp_path_factory.mktemp("demo")
+    few = {split: found[::step] for step, (split, found) in zip((4, 6, 12), glyph_classes().items(), strict=True)}
+    printed = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed):
+        patch.chdir(folder)
+        patch.setattr(glyphs, "glyph_classes", lambda: few)
+        demo.main(["--tasks", "6", "--rows", "20", "--features", "features"])
+    return folder, printed.getvalue()
+
+
+@pytest.mark.slow
+def test_the_whole_demo_in_a_process_of_its_own(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "fewcal.demo", "--tasks", "30"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == f"report: {tmp_path.resolve() / 'demo-report' / 'index.html'}"
+    assert "30 tasks, 5-way 5-shot" in done.stdout
+    assert [p.name for p in tmp_path.iterdir()] == ["demo-report"]
+
+
+def test_it_prints_both_tables_with_paired_differences_and_ends_with_the_report(made: tuple[Path, str]) -> None:
+    folder, printed = made
+    for shot in (1, 5):
+        assert f"6 tasks, 5-way {shot}-shot" in printed
+    for method in demo.METHODS:
+        assert printed.count(f"| {method} |") == 2
+    assert printed.count("| gdc − simpleshot |") == 2
+    assert printed.splitlines()[-1] == f"report: {(folder / 'demo-report' / 'index.html').resolve()}"
+    assert sorted(p.name for p in folder.iterdir()) == ["demo-report", "features"]
+    assert [p.name for p in (folder / "demo-report").iterdir()] == ["index.html"]
+
+
+def test_its_features_are_a_feature_set_with_three_splits(made: tuple[Path, str]) -> None:
+    features = FeatureSet.load(made[0] / "features")
+    assert list(features.splits()) == ["base", "val", "novel"]
+    assert all((split.rows_per_class() == 20).all() for split in features.splits().values())
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (400, True)])
+def test_the_report_opens_in_a_browser(made: tuple[Path, str], browser: Browser, width: int, dark: bool) -> None:
+    page = browser.open(made[0] / "demo-report" / "index.html", width=width, dark=dark)
+    count, broken = page.images()
+    # Six pictures a class twice over, and the plane.
+    assert count == 5 * (1 + demo.SHOWN_QUERIES) + 5 * (1 + demo.SHOWN_BASES) + 1
+    assert broken == []
+    assert page.errors == []
+    assert page.requests == []
+    assert page.overflow() == []
+    assert page.contrast() == []
+    captions = page.text("figcaption")
+    told = [c for c in captions if c.startswith(("✓ right", "✗ wrong: "))]
+    assert len(told) == 5 * demo.SHOWN_QUERIES
+    page.close()
+
+
+def test_the_shown_task_is_the_one_that_was_evaluated(made: tuple[Path, str]) -> None:
+    from fewcal.evaluation import Protocol, evaluate
+
+    features = FeatureSet.load(made[0] / "features")
+    protocol = Protocol(shot=1, tasks=1, seed=0)
+    task = demo.solve_task(features, protocol)
+    right = (task.answers == np.arange(5)[:, None]).sum(axis=1)
+    assert right.tolist() == evaluate("gdc", features, protocol).correct["gdc"][0].tolist()
+    assert [str(c.label) for c in task.story.classes] == sorted(task.names)
+
+
+def test_a_folder_that_cannot_be_written_is_told_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SystemExit) as caught:
+        demo.main(["--out", str(tmp_path / "file" / "report")])
+    assert caught.value.code == 3
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("fewcal: cannot write ")
+
+
+@pytest.mark.parametrize("missing", ["matplotlib", "PIL"])
+def test_a_missing_package_is_named_with_its_extra(
+    missing: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(SystemExit) as caught:
+        demo.main(["--out", str(tmp_path / "report")])
+    assert caught.value.code == 2
+    assert capsys.readouterr().err == f"fewcal: the demo needs {missing}; pip install 'fewcal[plots]'\n"
+    assert not (tmp_path / "report").exists()
+
+
+def test_too_few_rows_for_a_task_are_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as caught:
+        demo.main(["--out", str(tmp_path), "--rows", "10", "--tasks", "2"])
+    assert caught.value.code == 2
+    assert "--rows" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_control_c_ends_it_with_one_line(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fewcal.demo"],
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    assert "drawing" in process.stderr.readline()
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    left = process.stderr.read()
+    assert process.wait(60) == 130
+    assert left.splitlines()[-1] == "fewcal: interrupted"
+    assert "Traceback" not in left
