@@ -64,6 +64,10 @@ def load_pixels(source: str | os.PathLike[str], size: int, channels: int = 3) ->
     `source` is a folder that holds base, val and novel, each as a pack (`base.npz`, `cub_base.npz`) or as a folder
     with one folder a class; or a CSV list with the columns path, label and split. Only base must be there.
     """
+    try:
+        import PIL  # noqa: F401  (once, rather than an error for every picture)
+    except ImportError as error:
+        raise InputError("pictures need the package Pillow: pip install 'fewcal[images]'") from error
     path = Path(source)
     found = _listed(path) if path.suffix.lower() == ".csv" else _in_folder(path)
     if "base" not in found:

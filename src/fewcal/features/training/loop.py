@@ -133,6 +133,7 @@ class Training:
         self.optimizer = torch.optim.SGD(
             self.learner.parameters(), s.lr, s.momentum, weight_decay=s.weight_decay, nesterov=s.momentum > 0
         )
+        torch.backends.cudnn.benchmark = world.device.type == "cuda"  # every batch has the same shape
         if s.compile:
             _compile(self.learner.backbone)
         self.model: nn.Module = self.learner
@@ -233,6 +234,8 @@ class Training:
         x = augment(base.pixels[mine], s.size, generator, least_area=s.least_area, jitter=s.jitter, erase=s.erase)
         labels = base.labels[mine]
         turns = torch.randint(0, 4 if s.rotation > 0 else 1, (len(mine),), generator=generator, device=device)
+        if s.upright > 0:
+            turns[torch.rand(len(mine), generator=generator, device=device) < s.upright] = 0
         stages = len(self.learner.backbone.stages)
         drop = DropBlock(s.dropblock, stages, generator) if s.dropblock > 0 else None
         mixing, mixed = None, 0

@@ -30,6 +30,7 @@ class TrainSettings:
     momentum, weight_decay : of SGD with Nesterov momentum
     smoothing : label smoothing of the class loss
     rotation : weight of the rotation loss; 0 leaves pictures upright
+    upright : share of the pictures that are never turned; of the others a quarter stays upright by chance
     mixup_alpha : both parameters of the Beta distribution of the mixing weight
     classifier : "cosine" or "linear"
     scale : s of the cosine classifier, logits = s · cos
@@ -66,6 +67,7 @@ class TrainSettings:
     weight_decay: float = 5e-4
     smoothing: float = 0.1
     rotation: float = 1.0
+    upright: float = 0.0
     mixup_alpha: float = 2.0
     classifier: str = "cosine"
     scale: float = 10.0
@@ -144,6 +146,7 @@ _RANGES = (
     ("weight_decay", 0, 1),
     ("smoothing", 0, 0.9),
     ("rotation", 0, 100),
+    ("upright", 0, 1),
     ("mixup_alpha", 1e-3, 1000),
     ("scale", 1e-3, 1000),
     ("least_area", 0.01, 1),
