@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -230,7 +231,9 @@ def test_the_report_in_a_browser(browser: Browser, report_file: Path) -> None:
     headings = page.text("h2")
     assert headings[0] == "Overview"
     assert headings[1].startswith("first + second (3-way 2-shot, 30 tasks")
-    assert len(page.text("h4")) >= 6  # tasks explained, three of each group
+    assert sum(h.startswith("Task ") for h in page.text("h4")) == 6  # three of each group
+    levels = page.js("[...document.querySelectorAll('h1, h2, h3, h4')].map(h => Number(h.tagName[1]))")
+    assert all(b - a <= 1 for a, b in pairwise(levels))
     assert page.contrast() == []
     overview = [c.split(" ")[0] for c in page.text("table tbody tr:first-child td")][:2]
     assert overview[0] == f"{100 * evaluate('ncm', feature_set(), PROTOCOL).accuracy('ncm').mean():.2f}"

@@ -88,12 +88,12 @@ class Page:
 
     # ---- what a page is made of -----------------------------------------------------------------------------------
 
-    def heading(self, text: str, level: int = 2) -> None:
-        """A heading of level 2 to 4; those of level 2 and 3 are in the table of contents."""
+    def heading(self, text: str, level: int = 2, listed: bool = True) -> None:
+        """A heading of level 2 to 4; those of level 2 and 3 are in the table of contents unless not `listed`."""
         if level not in (2, 3, 4):
             raise InputError(f"heading level is {level!r}; it must be 2, 3 or 4")
         name = self._id(text)
-        if level < 4:
+        if level < 4 and listed:
             self._contents.append((level, text, name))
         self.html(f'<h{level} id="{name}">{_inline(text)}</h{level}>')
 

@@ -300,7 +300,7 @@ def _why(page: Page, group: Group, level: int, hardest: int) -> None:
     for task, explanation, confusion in explain_tasks(group, name, _hardest(group, hardest, name).tolist()):
         accuracy = float(group.results.accuracy(name)[task])
         names = [group.results.class_names[c] for c in group.results.classes[task]]
-        page.heading(f"Task {task}: {_share(accuracy)}", 4)
+        page.heading(f"Task {task}: {_share(accuracy)}", level + 1, listed=False)
         for warning in explanation.warnings:
             page.note(warning, "warning")
         rows: list[list[Value]] = []
@@ -405,11 +405,11 @@ def _record(page: Page, group: Group, level: int) -> None:
     )
     with page.details("Parameters of the methods"):
         for name, settings in group.results.settings.items():
-            page.heading(name, 4)
+            page.heading(name, level + 1, listed=False)
             page.facts(dict(settings))
     with page.details("Surroundings"):
         for folder in group.folders:
-            page.heading(folder.resolve().name, 4)
+            page.heading(folder.resolve().name, level + 1, listed=False)
             page.facts(_environment(folder))
 
 
