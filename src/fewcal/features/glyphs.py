@@ -136,8 +136,8 @@ class Distortion:
     shift: float = 0.2
     bend: float = 0.09
     stroke: tuple[float, float] = (-0.5, 2.0)
-    blur: float = 1.2
-    noise: float = 0.25
+    blur: float = 1.0
+    noise: float = 0.15
 
 
 def draw_examples(glyph: Glyph, rows: int, seed: int = 0, distortion: Distortion | None = None) -> np.ndarray:
@@ -154,7 +154,7 @@ def draw_examples(glyph: Glyph, rows: int, seed: int = 0, distortion: Distortion
     image = F.grid_sample(image, _grid(rng, rows, d), align_corners=False)
     image = F.avg_pool2d(image, _DRAWN // SIZE)
     image = _blur(image, _column(rng.uniform(0, d.blur, rows)))
-    paper, ink = _column(rng.uniform(0, 0.3, rows)), _column(rng.uniform(0.6, 1, rows))
+    paper, ink = _column(rng.uniform(0, 0.2, rows)), _column(rng.uniform(0.7, 1, rows))
     noise = torch.from_numpy(rng.standard_normal((rows, 1, SIZE, SIZE), np.float32))
     image = paper + (ink - paper) * image + _column(rng.uniform(0, d.noise, rows)) * noise
     return (image.clamp(0, 1) * 255).round().to(torch.uint8)[:, 0].numpy()
