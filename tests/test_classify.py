@@ -196,7 +196,9 @@ def test_command_with_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     arguments = ("classify", "--support", tmp_path / "s.csv", "--query", tmp_path / "q.txt", "-e", "wordllama")
     assert run(*arguments, "--html", tmp_path / "s.html", "--out", tmp_path / "p.csv") == 0
     with (tmp_path / "p.csv").open(encoding="utf-8") as file:
-        assert [row["prediction"] for row in csv.DictReader(file)] == ["food", "weather"]
+        rows = list(csv.DictReader(file))
+    assert [row["prediction"] for row in rows] == ["food", "weather"]
+    assert rows[0]["item"] == "pasta with tomato sauce"
     page = (tmp_path / "s.html").read_text(encoding="utf-8")
     assert "pasta with tomato sauce" in page
     assert "soup with onions" in page

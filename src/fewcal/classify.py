@@ -21,6 +21,7 @@ from fewcal.errors import FewcalWarning, InputError
 from fewcal.features.extract import Progress, embed, find_items
 from fewcal.features.extractors import Extractor, as_extractor
 from fewcal.features.items import Items
+from fewcal.features.texts import Texts
 from fewcal.serving import NONE_OF_THESE, check_reject, gdc_settings, predict_features, write_predictions
 
 # A sheet with more pictures than this is slow to open and nobody looks through it.
@@ -33,7 +34,8 @@ class Answers:
 
     Attributes
     ----------
-    table : columns: item, prediction, probability, `p_other` if asked for, one probability for each class
+    table : columns: item (the text itself, or the name of the picture), prediction, probability, `p_other` if asked
+        for, one probability for each class
     support, query : the items that could be read
     truth : the classes of the queries where the source names them (as folders or labels), or None
     method : in words, what answered
@@ -140,7 +142,8 @@ def classify(
     z, asked = embed(asked, model, progress=offset(total - len(asked)), **how)
     classifier = _fitted(x, known.labels or [], loaded, preset, changes, device, seed)
     table = predict_features(classifier, z, reject)
-    table = {"item": asked.names, **{k: v for k, v in table.items() if k != "row"}}
+    shown = asked.texts if isinstance(asked, Texts) else asked.names
+    table = {"item": shown, **{k: v for k, v in table.items() if k != "row"}}
     truth = asked.labels if asked.labels is not None and set(asked.labels) <= set(known.classes) else None
     if loaded is None:
         method = "plain discriminant, no base classes"
@@ -219,7 +222,7 @@ def _sheet(answers: Answers) -> Any:
     if query.kind == "text":
         page.table(
             ["text", "answer", "%", "next", "%"],
-            [[query.load(i), a, _percent(p), b, _percent(q)] for i, (_, a, p, b, q) in enumerate(rows)],
+            [[t, a, _percent(p), b, _percent(q)] for t, a, p, b, q in rows],
         )
         page.heading("Examples")
         page.table(["text", "class"], [[support.load(i), c] for i, c in enumerate(support.labels or [])])
