@@ -210,9 +210,24 @@ def test_runs_on_the_same_tasks_are_together(runs: dict[str, Path]) -> None:
     assert all(g.features is not None for g in groups)
 
 
+def test_features_explain_only_runs_that_all_used_them(runs: dict[str, Path], tmp_path: Path) -> None:
+    fs = feature_set()
+    other = FeatureSet(split("c", 9, 20, 7), None, fs.novel)
+    evaluate("gdc", other, PROTOCOL, out=tmp_path / "bases")
+    (group,) = group_runs([runs["first"], tmp_path / "bases"], features=[runs["features"]])
+    assert list(group.summary["methods"]) == ["ncm", "first/gdc", "bases/gdc"]
+    assert group.features is None
+
+
 def test_explained_tasks_are_those_of_the_run(runs: dict[str, Path]) -> None:
     (group,) = group_runs([runs["first"]], features=[runs["features"]])
-    for task, explanation, confusion in explain_tasks(group, "gdc", [0, 7, 29]):
+    for story in explain_tasks(group, "gdc", [0, 7, 29]):
+        task, explanation, confusion = story.task, story.explanation, story.confusion
+        assert sum(story.view["right"]) == np.trace(confusion)
+        # The plane is centred on the calibrated means, and arrows are no longer than the way they show.
+        assert np.allclose(np.mean(story.view["after"], axis=0), 0, atol=1e-5)
+        arrows = np.linalg.norm(np.subtract(story.view["after"], story.view["before"]), axis=1)
+        assert (arrows <= [c.moved + 1e-4 for c in explanation.classes]).all()
         assert np.diag(confusion).tolist() == group.results.correct["gdc"][task].tolist()
         assert (confusion.sum(axis=1) == PROTOCOL.query).all()
         assert [c.label for c in explanation.classes] == [f"n{c}" for c in group.results.classes[task]]
@@ -226,7 +241,7 @@ def test_the_report_in_a_browser(browser: Browser, report_file: Path) -> None:
     assert page.errors == []
     assert page.requests == []
     count, broken = page.images()
-    assert count == 4 * 2  # intervals, differences, tasks, confidence
+    assert count == (4 + 3) * 2  # intervals, differences, tasks, confidence; a map of each hard task
     assert broken == []
     headings = page.text("h2")
     assert headings[0] == "Overview"

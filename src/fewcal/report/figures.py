@@ -151,29 +151,75 @@ def embedding_panels(panels: Mapping[str, Mapping[str, Any]], class_names: Seque
             x, y = points[(classes == c) & (kinds == "query")].T
             axis.scatter(x, y, s=34, c=colour, linewidths=0.3, edgecolors="white", marker="*", zorder=2)
             own = points[(classes == c) & (kinds == "support")]
-            axis.scatter(*own.T, s=110, facecolors="white", edgecolors="black", linewidths=1.2, zorder=3)
-            axis.scatter(*own.T, s=60, c=colour, linewidths=2, marker="+", zorder=4)
-            for x, y in own[:1]:
-                label = axis.annotate(
-                    str(int(c) + 1), (x, y), (6, 5), textcoords="offset points", weight="bold", zorder=5
-                )
-                label.set_bbox({"facecolor": "white", "alpha": 0.7, "pad": 0.5, "linewidth": 0})
-        axis.set(xticks=[], yticks=[], title=panel.get("title", name))
-        axis.spines[["top", "right"]].set_visible(True)
-    names = textwrap.fill("; ".join(f"{i + 1}\u00a0{_short(n, 40)}" for i, n in enumerate(class_names)), 105)
-    figure.legend(handles=_kinds_legend(), loc="outside lower center", ncols=3, title=names or None, title_fontsize=8)
+            _support(axis, own, colour)
+            _numbered(axis, own[:1], int(c))
+        _map_axis(axis)
+        axis.set_title(panel.get("title", name))
+    marks = {"support": (r"$\oplus$", 9, 1.0), "sampled": ("o", 4.5, 0.35), "query": ("*", 8, 1.0)}
+    _map_legend(figure, marks, class_names)
     return figure
 
 
-def _kinds_legend() -> list[Any]:
+@_drawn
+def task_map(view: Mapping[str, Any], class_names: Sequence[str]) -> Any:
+    """One task in the plane that its calibrated means span best: where calibration moved them, and what went wrong.
+
+    `support (S, 2)` and `queries (Q, 2)` with their classes `labels (S,)` and `truth (Q,)`; `right (Q,)` tells which
+    queries were answered rightly; `before (N, 2)` and `after (N, 2)` are the class means.
+    """
+    figure, axis = _figure(5.6, 4.4)
+    support, queries = np.asarray(view["support"], float), np.asarray(view["queries"], float)
+    labels, truth, right = np.asarray(view["labels"]), np.asarray(view["truth"]), np.asarray(view["right"], bool)
+    before, after = np.asarray(view["before"], float), np.asarray(view["after"], float)
+    for c in range(len(after)):
+        colour = _colour(c)
+        own, good = truth == c, right
+        axis.scatter(*queries[own & good].T, s=34, c=colour, linewidths=0.3, edgecolors="white", marker="*", zorder=2)
+        axis.scatter(*queries[own & ~good].T, s=22, c=colour, linewidths=1.2, marker="x", zorder=2)
+        _support(axis, support[labels == c], colour)
+        axis.annotate("", after[c], before[c], arrowprops={"arrowstyle": "->", "color": "black", "lw": 0.9}, zorder=4)
+        axis.scatter(*after[c], s=60, c=colour, edgecolors="black", linewidths=1, marker="D", zorder=5)
+    _numbered(axis, after, *range(len(after)))
+    _map_axis(axis)
+    marks = {
+        "example": (r"$\oplus$", 9, 1.0),
+        "calibrated mean": ("D", 5, 1.0),
+        "query, right": ("*", 8, 1.0),
+        "query, wrong": ("x", 5, 1.0),
+    }
+    _map_legend(figure, marks, class_names, 90)
+    return figure
+
+
+def _support(axis: Any, points: np.ndarray, colour: str) -> None:
+    """The paper's mark of a support point: + in a black circle."""
+    axis.scatter(*points.T, s=110, facecolors="white", edgecolors="black", linewidths=1.2, zorder=3)
+    axis.scatter(*points.T, s=60, c=colour, linewidths=2, marker="+", zorder=4)
+
+
+def _numbered(axis: Any, points: np.ndarray, *numbers: int) -> None:
+    for (x, y), number in zip(points, numbers, strict=True):
+        label = axis.annotate(str(number + 1), (x, y), (6, 5), textcoords="offset points", weight="bold", zorder=6)
+        label.set_bbox({"facecolor": "white", "alpha": 0.7, "pad": 0.5, "linewidth": 0})
+
+
+def _map_axis(axis: Any) -> None:
+    axis.set(xticks=[], yticks=[])
+    axis.spines[["top", "right"]].set_visible(True)
+
+
+def _map_legend(
+    figure: Any, marks: Mapping[str, tuple[str, float, float]], class_names: Sequence[str], width: int = 105
+) -> None:
+    """What each mark means, each `(marker, size, alpha)`, and the numbers of the classes."""
     from matplotlib.lines import Line2D
 
-    both: dict[str, Any] = {"linestyle": "none", "color": "#444444"}
-    return [
-        Line2D([], [], marker=r"$\oplus$", markersize=9, label="support", **both | {"color": "black"}),
-        Line2D([], [], marker="o", alpha=0.35, label="sampled", **both),
-        Line2D([], [], marker="*", markersize=8, label="query", **both),
+    handles = [
+        Line2D([], [], linestyle="none", color="black", marker=marker, markersize=size, alpha=alpha, label=label)
+        for label, (marker, size, alpha) in marks.items()
     ]
+    names = textwrap.fill("; ".join(f"{i + 1}\u00a0{_short(n, 40)}" for i, n in enumerate(class_names)), width)
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(marks), title=names or None, title_fontsize=8)
 
 
 def _short(name: str, width: int = 22) -> str:

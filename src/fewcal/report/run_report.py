@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fewcal.bank import BaseBank
 from fewcal.episodes import sample_episodes
@@ -22,6 +23,7 @@ from fewcal.errors import InputError
 from fewcal.evaluation import Results
 from fewcal.explain import Explanation, explain_calibration
 from fewcal.features import FeatureSet
+from fewcal.heads.linear import class_means
 from fewcal.methods.gdc import GDC
 from fewcal.params import GDCParams
 from fewcal.randomness import TaskRandom
@@ -129,7 +131,7 @@ def group_runs(
         merged = merge_runs({str(f): loaded[f] for f in members})
         if reference is not None and reference not in merged.correct:
             raise InputError(f"reference {reference!r} is not among {', '.join(merged.correct)} of {members[0]}")
-        found = _own_features(merged, given, used)
+        found = _own_features([loaded[f] for f in members], given, used)
         title = " + ".join(f.resolve().name for f in members)
         groups.append(Group(title, members, merged, merged.summary(reference), found))
     if unused := [f for f in given if f not in used]:
@@ -140,14 +142,17 @@ def group_runs(
     return groups
 
 
-def _own_features(results: Results, given: Mapping[Path, FeatureSet], used: set[Path]) -> FeatureSet | None:
-    wanted = results.identity["features"]
+def _own_features(runs: Sequence[Results], given: Mapping[Path, FeatureSet], used: set[Path]) -> FeatureSet | None:
+    """The features that all these runs were made with: runs on the same tasks may differ in their base classes."""
+    found = None
     for folder, features in given.items():
-        there = features.splits()
-        if all(name in there and there[name].fingerprint() == digest for name, digest in wanted.items()):
+        digests = {name: part.fingerprint() for name, part in features.splits().items()}
+        fits = [r.identity["features"].items() <= digests.items() for r in runs]
+        if any(fits):
             used.add(folder)
-            return features
-    return None
+        if all(fits):
+            found = features
+    return found
 
 
 # ---- parts of the page -------------------------------------------------------------------------------------------
@@ -209,7 +214,7 @@ def _differences(page: Page, group: Group, level: int) -> None:
     rows: list[list[Value]] = []
     for d in pairs:
         clear = d["p_t_holm"] is not None and d["p_t_holm"] < 0.05
-        words = "0 is outside of the interval corrected for many comparisons" if clear else "may be chance"
+        words = "p (t, Holm) < 0.05" if clear else "may be chance"
         points = f"{100 * d['difference']:+.2f} ± {show_points(d['ci95'])}"
         rows.append(
             [
@@ -297,12 +302,18 @@ def _why(page: Page, group: Group, level: int, hardest: int) -> None:
         "its own examples and its nearest base classes. Moved is how far that took it, 1 being the typical distance "
         "between neighbouring base classes."
     )
-    for task, explanation, confusion in explain_tasks(group, name, _hardest(group, hardest, name).tolist()):
+    for story in explain_tasks(group, name, _hardest(group, hardest, name).tolist()):
+        task, explanation, confusion = story.task, story.explanation, story.confusion
         accuracy = float(group.results.accuracy(name)[task])
         names = [group.results.class_names[c] for c in group.results.classes[task]]
         page.heading(f"Task {task}: {_share(accuracy)}", level + 1, listed=False)
         for warning in explanation.warnings:
             page.note(warning, "warning")
+        page.figure(
+            figures.task_map(story.view, names),
+            f"Task {task} in the plane: examples, calibrated means and queries of {', '.join(names)}.",
+            "The plane that the calibrated means span best. Arrows lead from the examples' mean to the calibrated one.",
+        )
         rows: list[list[Value]] = []
         for i, c in enumerate(explanation.classes):
             right = int(confusion[i, i])
@@ -319,12 +330,30 @@ def _why(page: Page, group: Group, level: int, hardest: int) -> None:
                     Cell(f"{c.moved_relative:.2f}", sort=c.moved_relative),
                 ]
             )
-        header = ["class", "right", "mistaken for", "itself", "nearest base classes and their shares", "moved"]
+        header = ["class", "right", "mistaken for", "itself", "nearest base classes (share)", "moved"]
         page.table(header, rows, f"Task {task} with {name}; trust in the base classes {explanation.trust:.2f}")
 
 
-def explain_tasks(group: Group, name: str, tasks: Sequence[int]) -> list[tuple[int, Explanation, np.ndarray]]:
-    """For each task: what calibration did, and the confusion of its queries `(N, N)`, truth in rows."""
+@dataclass(frozen=True, eq=False)
+class TaskStory:
+    """One task computed again: what calibration did, what was mistaken for what, and a map.
+
+    Attributes
+    ----------
+    task : int
+    explanation : Explanation
+    confusion : array (N, N), queries by truth (rows) and answer (columns)
+    view : dict, as `figures.task_map` wants it
+    """
+
+    task: int
+    explanation: Explanation
+    confusion: np.ndarray
+    view: dict[str, Any]
+
+
+def explain_tasks(group: Group, name: str, tasks: Sequence[int]) -> list[TaskStory]:
+    """Compute tasks of a run again with one of its methods, which must be GDC, and explain them."""
     features, results = group.features, group.results
     assert features is not None
     base = features.split("base")
@@ -353,10 +382,24 @@ def explain_tasks(group: Group, name: str, tasks: Sequence[int]) -> list[tuple[i
         head = method.fit(support[None], labels[None], spec.way, TaskRandom(spec.seed, [task]), shared)
         with torch.no_grad():
             answer = head.logits(query[None])[0].argmax(dim=-1)
+            calibrated = method.calibrate(support[None], labels[None]).mean[0]
+        truth = order.repeat_interleave(spec.query)
         confusion = np.zeros((spec.way, spec.way), int)
-        np.add.at(confusion, (order.repeat_interleave(spec.query).numpy(), answer.numpy()), 1)
-        out.append((task, explain_calibration(method, support, labels.numpy(), names), confusion))
+        np.add.at(confusion, (truth.numpy(), answer.numpy()), 1)
+        view = _view(support, labels, query, calibrated, spec.way)
+        view |= {"truth": truth.tolist(), "right": (answer == truth).tolist()}
+        out.append(TaskStory(task, explain_calibration(method, support, labels.numpy(), names), confusion, view))
     return out
+
+
+def _view(support: Tensor, labels: Tensor, query: Tensor, calibrated: Tensor, way: int) -> dict[str, Any]:
+    """Points of a task in the plane of the two directions in which its calibrated class means differ most."""
+    before, after = (class_means(x[None], labels[None], way)[0] for x in (support, calibrated))
+    centre = after.mean(dim=0)
+    directions = torch.linalg.svd(after - centre, full_matrices=False)[2][:2]
+    parts = {"support": support, "queries": query, "before": before, "after": after}
+    plane = {name: ((x - centre) @ directions.T).tolist() for name, x in parts.items()}
+    return {**plane, "labels": labels.tolist()}
 
 
 def _explainable(group: Group) -> str | None:
