@@ -81,6 +81,9 @@ def _expanded(x: Tensor, means: Tensor, squares: Tensor) -> Tensor:
 
 def _from_bank(x: Tensor, bank: BaseBank, delta: float = 1.0) -> Tensor:
     """‖x − δμ_i‖² with what the bank remembers of its means."""
+    if bank.is_whitened:  # unit vectors, where nothing cancels
+        squares = cast(Tensor, bank._cached("squares", lambda: torch.linalg.vecdot(bank.means, bank.means)))
+        return _expanded(x, bank.means, squares) if delta == 1 else _expanded(x / delta, bank.means, squares) * delta**2
     origin, centred, squares = bank.centred_means()
     if delta == 1:
         return _expanded(x - origin, centred, squares)
@@ -170,6 +173,11 @@ def evenly(size: int, most: int, device: torch.device | str = "cpu") -> Tensor:
     return torch.linspace(0, size - 1, min(size, most), dtype=torch.float64).long().to(device)
 
 
+def gathers(bank: BaseBank, k: int) -> bool:
+    """Whether the k nearest means are fetched one by one, rather than all means multiplied by mostly zero weights."""
+    return len(bank) > _MANY * k
+
+
 def weights_from_distances(d: Tensor, m: float) -> Tensor:
     """w = 1/(1 + d^m) (eq. 8): 1 on top of the base class, falling with distance, faster for larger m.
 
@@ -193,6 +201,7 @@ def calibrate(
     unit_of: str = "bank",
     strength: float | Tensor = 1.0,
     equal: bool = False,
+    move: bool = True,
 ) -> Calibration:
     """Calibrate support points `x (*B, D)` that live in the bank's space (eq. 4-8).
 
@@ -214,6 +223,8 @@ def calibrate(
         Multiplies every weight; 1 is the paper's, 0 leaves x̃ where it is.
     equal : bool
         Weigh every neighbour 1, as DC does.
+    move : bool
+        Without it the mean is left out (x itself stands there), for callers that only want neighbours and weights.
 
     Examples
     --------
@@ -239,7 +250,9 @@ def calibrate(
     nearest, index = torch.topk(every, int(k), dim=-1, largest=False)
     weights = torch.ones_like(nearest) if equal else weights_from_distances(nearest, m)
     weights = weights * (strength[..., None] if isinstance(strength, Tensor) else strength)
-    if len(bank) > _MANY * k:
+    if not move:
+        return Calibration(index, nearest, weights, x)
+    if gathers(bank, k):
         pull = (weights[..., None, :] @ bank.means[index]).squeeze(-2)
     else:  # a product with all of the few means instead of a gather of most
         pull = torch.zeros_like(every).scatter_(-1, index, weights) @ bank.means

@@ -22,6 +22,7 @@ from fewcal.bank import BaseBank
 from fewcal.calibrate import Calibration
 from fewcal.errors import InputError
 from fewcal.gaussian import FactorGaussian, shrink
+from fewcal.precision import half_pays
 
 COVARIANCES = ("joint", "independent", "pooled")
 SHARES = ("with-support", "bases-only", "average")
@@ -105,6 +106,11 @@ class CalibratedCovariance:
             -1, index, self.c
         )
 
+    @property
+    def rows(self) -> int:
+        """P, the rows of each base class that count."""
+        return self.bank.dim if self.mode == "pooled" else self._block.shape[1]
+
     def _products(self) -> tuple[Tensor, Tensor]:
         """⟨R_i, R_j⟩ and ⟨R_i·1, R_j·1⟩, each `(U, U)`; only diagonals `(U,)` for `independent`."""
 
@@ -153,8 +159,16 @@ class CalibratedCovariance:
         cells = d * d if off_diagonal == "all" else max(d * (d - 1), 1)
         return trace / d, (total - trace) / cells
 
-    def factor(self) -> Tensor:
-        """F with FᵀF = Σ' (less the isotropic part of a whitened bank), `(T, S, P', D)`."""
+    def _half_block(self) -> Tensor:
+        if self._union is not None:
+            return self._block.bfloat16()
+        return cast(Tensor, self.bank._cached(("half", self.common_size), self._block.bfloat16))
+
+    def factor(self, half: bool = False) -> Tensor:
+        """F with FᵀF = Σ' (less the isotropic part of a whitened bank), `(T, S, P', D)`.
+
+        With `half` it may come in bfloat16, which is enough to draw points with.
+        """
         t, s, k = self.c.shape
         d = self.bank.dim
         if self.mode == "pooled":
@@ -164,7 +178,10 @@ class CalibratedCovariance:
         u, p = self._block.shape[:2]
         if self.mode == "joint":
             if u <= 8 * k:
-                return (self._shares.reshape(t * s, u) @ self._block.reshape(u, p * d)).view(t, s, p, d)
+                shares, block = self._shares.reshape(t * s, u), self._block.reshape(u, p * d)
+                if half:
+                    shares, block = shares.bfloat16(), self._half_block().reshape(u, p * d)
+                return (shares @ block).view(t, s, p, d)
             out = self.c.new_zeros(t, s, p, d)
             local = self.index if self._union is None else torch.searchsorted(self._union, self.index)
             for j in range(k):
@@ -236,7 +253,8 @@ class ShrunkCovariance:
 
     def gaussian(self, mean: Tensor) -> FactorGaussian:
         """The distributions N(mean, Σ'ₛ) for `mean (T, S, D)`."""
-        g = FactorGaussian(mean, self.covariance.factor(), self.a, self.b)
+        half = self.psd != "eigen" and half_pays(mean, mean.numel() * self.covariance.rows)
+        g = FactorGaussian(mean, self.covariance.factor(half), self.a, self.b)
         return g.eigen_clipped() if self.psd == "eigen" else g
 
 

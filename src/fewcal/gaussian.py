@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fewcal.errors import FewcalWarning, InputError
+from fewcal.precision import half_pays
 from fewcal.randomness import TaskRandom
 
 # Rows of latent noise drawn at a time on the CPU. It bounds memory; it is fixed because it fixes the random stream.
@@ -29,7 +30,7 @@ class FactorGaussian:
     ----------
     mean : Tensor (*B, D)
     factor : Tensor (*B, P, D)
-        F; P may be 0, and leading dimensions may be expanded views.
+        F; P may be 0, leading dimensions may be expanded views, and it may be in half precision.
     a : Tensor (*B) or None
         Weight of the unit matrix, ≥ 0. `None` means that it is zero everywhere, which saves the isotropic noise.
     b : Tensor (*B)
@@ -61,7 +62,8 @@ class FactorGaussian:
     def dense(self) -> Tensor:
         """The covariance matrices `(*B, D, D)`."""
         eye = torch.eye(self.dim, dtype=self.mean.dtype, device=self.mean.device)
-        return self.factor.mT @ self.factor + self._a()[..., None, None] * eye + self.b[..., None, None]
+        factor = self.factor.to(self.mean.dtype)
+        return factor.mT @ factor + self._a()[..., None, None] * eye + self.b[..., None, None]
 
     def sample(self, n: int, random: TaskRandom | torch.Generator | int, out: Tensor | None = None) -> Tensor:
         """Draw `n` points from each distribution, `(*B, n, D)` (eq. 10), into `out` where it is given.
@@ -110,17 +112,22 @@ class FactorGaussian:
         p = self.factor.shape[-2]
         flat = out.view(tasks, -1, n, d)
         factor = self.factor.expand(*self.mean.shape[:-1], p, d).reshape(tasks, -1, p, d)
+        low = factor.dtype if factor.dtype != out.dtype else torch.bfloat16 if half_pays(factor) else out.dtype
         if out.is_cuda:
             noise = random.normal(flat.shape[1], n, p, dtype=out.dtype)
-            flat.add_(noise @ factor)
+            flat.add_(noise.to(low) @ factor.to(low))
             return
         noise = torch.empty(min(n, _NOISE_ROWS), p, dtype=out.dtype)
         for t, generator in enumerate(random.generators):
             for s in range(flat.shape[1]):
+                own = factor[t, s].to(low)
                 for start in range(0, n, _NOISE_ROWS):
                     rows = flat[t, s, start : start + _NOISE_ROWS]
                     block = noise[: len(rows)].normal_(generator=generator)
-                    rows.addmm_(block, factor[t, s])
+                    if low == out.dtype:
+                        rows.addmm_(block, own)
+                    else:
+                        rows.add_(block.to(low) @ own)
 
     # ---- B = a·I + b·11ᵀ, and Woodbury around it ------------------------------------------------------------------
 

@@ -14,10 +14,13 @@ from torch import Tensor
 
 from fewcal.errors import InputError
 from fewcal.heads.linear import LinearHead
+from fewcal.precision import half_pays
 
 # A step is taken when the slope at its end is this small beside the slope at its start (the strong Wolfe condition).
 _CURVATURE = 0.01
 _MOST_ROUNDS = 30
+# Iterations in half precision, at most; what they leave to do is done in full precision.
+_MOST_HALF = 25
 
 
 def lbfgs_head(
@@ -56,25 +59,36 @@ def lbfgs_head(
     alive = torch.arange(t, device=x.device)  # tasks still being worked on
     w = solution.clone()
     logits = x.new_zeros(t, n_classes, m)
+    damping = _shared_direction(x)
+    # Many large points: the way to the minimum is found with rounded ones, half the bytes, and its end with the points
+    # as they are, so that what stops the search is always the true gradient.
+    full, x = x, x.bfloat16() if half_pays(x, m * d) else x
     grad = _gradient(x, labels, torch.full_like(logits, 1 / n_classes), w, ridge)
     history: list[tuple[Tensor, Tensor, Tensor]] = []
-    damping = _shared_direction(x)
-    for _ in range(max_iter):
+    for i in range(max_iter):
         active = grad.abs().amax(dim=(1, 2)) > tol
-        if not bool(active.any()):
+        left = int(active.sum())
+        if x is not full and (4 * left < t or i == _MOST_HALF):
+            x = full
+            logits = _forward(w, x)
+            grad = _gradient(x, labels, torch.softmax(logits, dim=1), w, ridge)
+            active = grad.abs().amax(dim=(1, 2)) > tol
+            left = int(active.sum())
+        if not left:
             break
-        if 2 * int(active.sum()) <= len(alive) and len(alive) > 1:
+        if 2 * left <= len(alive) and len(alive) > 1 and x is full:
             # Drop finished tasks once they are the majority; copying the data costs about one iteration.
             solution[alive] = w
             keep = active.nonzero().flatten()
             alive, x, labels, w, logits, grad, damping = (v[keep] for v in (alive, x, labels, w, logits, grad, damping))
+            full = x
             history = [(s[keep], y[keep], r[keep]) for s, y, r in history]
             active = active[keep]
         step = _direction(grad, history, damping)
         slope = _dot(step, grad)
         step = torch.where(slope < 0, step, -grad)  # a task whose curvature went stale starts over
         step = torch.where(active[:, None, None], step, 0.0)
-        along = torch.baddbmm(step[..., -1:], step[..., :-1], x.mT)
+        along = _forward(step, x)
         length, probabilities = _line_search(logits, along, labels, w, step, _dot(step, grad)[:, 0, 0], ridge)
         move = length[:, None, None] * step
         w = w + move
@@ -89,6 +103,14 @@ def lbfgs_head(
     return LinearHead(solution[..., :d], solution[..., d])
 
 
+def _forward(w: Tensor, x: Tensor) -> Tensor:
+    """Logits `(T, N, M)` of weights `(T, N, D+1)`."""
+    weight, bias = w[..., :-1], w[..., -1:]
+    if x.dtype == w.dtype:
+        return torch.baddbmm(bias, weight, x.mT)
+    return bias + weight.to(x.dtype) @ x.mT
+
+
 def _dot(a: Tensor, b: Tensor) -> Tensor:
     """Inner product of each task's arrays, `(T, 1, 1)`."""
     return (a * b).sum(dim=(1, 2), keepdim=True)
@@ -99,7 +121,7 @@ def _gradient(x: Tensor, labels: Tensor, probabilities: Tensor, w: Tensor, ridge
     residual = probabilities
     residual.scatter_add_(1, labels[:, None, :], residual.new_full((1, 1, 1), -1.0).expand(len(x), 1, x.shape[1]))
     residual /= x.shape[1]
-    weight = torch.bmm(residual, x)
+    weight = torch.bmm(residual.to(x.dtype), x).to(w.dtype)
     if ridge:
         weight += ridge * w[..., :-1]
     return torch.cat([weight, residual.sum(dim=2, keepdim=True)], dim=-1)
@@ -113,7 +135,7 @@ def _shared_direction(x: Tensor) -> Tensor:
     """
     d = x.shape[-1]
     ones = x.sum(dim=-1).var(dim=1, correction=0) / d
-    total = x.square().mean(dim=1).sum(dim=-1) - x.mean(dim=1).square().sum(dim=-1)
+    total = torch.linalg.vector_norm(x, dim=(1, 2)).square() / x.shape[1] - x.mean(dim=1).square().sum(dim=-1)
     other = (total - ones).clamp(min=0) / max(d - 1, 1)
     return (1 - other / ones.clamp(min=1e-30)).clamp(0, 1)[:, None, None]
 
@@ -161,9 +183,9 @@ def _line_search(
     found = slope >= 0  # tasks that do not move
     for round_ in range(_MOST_ROUNDS):
         z = torch.addcmul(logits, along, t[:, None, None])
-        total = torch.logsumexp(z, dim=1, keepdim=True)
-        p = z.sub_(total).exp_()
-        rise = total.mean(dim=(1, 2)) - start + t * (linear - target) + 0.5 * t.square() * quadratic
+        p = torch.softmax(z, dim=1)
+        total = z.amax(dim=1) - p.amax(dim=1).log()  # the log-sum-exp, without a second exponential
+        rise = total.mean(dim=1) - start + t * (linear - target) + 0.5 * t.square() * quadratic
         downhill = rise <= 1e-5 * (1 + start.abs())  # more would not be rounding
         weighted = p * along
         first = weighted.sum(dim=1)  # (T, M)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fewcal.bank import BaseBank
-from fewcal.calibrate import Calibration, calibrate
+from fewcal.calibrate import Calibration, calibrate, gathers
 from fewcal.covariance import CalibratedCovariance, ShrunkCovariance, shares, shrink_covariance
 from fewcal.gaussianize import l2_normalise
 from fewcal.heads.closed_form import closed_form_head
@@ -113,7 +113,7 @@ class GDC(Method):
             strength = strength / shots**p.shot_decay
         return self._pull(support, strength)
 
-    def _pull(self, x: Tensor, strength: Tensor) -> Calibration:
+    def _pull(self, x: Tensor, strength: Tensor, move: bool = True) -> Calibration:
         p = self.params
         return calibrate(
             x,
@@ -125,6 +125,7 @@ class GDC(Method):
             unit=p.unit,
             unit_of=p.unit_of,
             strength=strength,
+            move=move,
         )
 
     def shrunk(self, found: Calibration) -> ShrunkCovariance:
@@ -277,8 +278,16 @@ class PulledHead:
     def logits(self, x: Tensor) -> Tensor:
         """Scores `(T, Q, N)` of rows `(T, Q, D)`."""
         with torch.no_grad():
-            pulled = self.method._pull(x, self.strength[:, None].expand(x.shape[:2])).mean
-        return self.head.logits(pulled)
+            strength = self.strength[:, None].expand(x.shape[:2])
+            bank = self.method.bank
+            if not isinstance(self.head, LinearHead) or gathers(bank, self.method.params.k):
+                return self.head.logits(self.method._pull(x, strength, True).mean)
+            # The scores are linear, so the base means are scored instead of moved queries: (x + Σwμ)·W = x·W + Σw(μ·W).
+            found = self.method._pull(x, strength, False)
+            every = x.new_zeros(*x.shape[:2], len(bank)).scatter_(-1, found.index, found.weights)
+            scores = torch.baddbmm(x @ self.head.weight.mT, every, bank.means @ self.head.weight.mT)
+            share = 1 + found.weights.sum(dim=-1, keepdim=True)
+            return scores.div_(share).add_(self.head.bias[:, None, :])
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,36 @@
+"""Where half precision pays: products of random points, whose rounding is far below their own noise.
+
+bfloat16 keeps 8 bits, an error of 0.2% at random in each number. It is used for points that were drawn at random and
+for the factors they are drawn with, never for means, distances, covariances in closed form, or what is reported. Set
+`FEWCAL_FLOAT32=1` for float32 throughout.
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from torch import Tensor
+
+# Below this many numbers the saving is not worth a conversion, and results stay those of float32.
+SMALLEST = 1 << 18
+
+
+def half_pays(x: Tensor, numbers: int | None = None) -> bool:
+    """Whether products with `x`, or with so many numbers beside it, are to be made in bfloat16.
+
+    >>> half_pays(torch.zeros(3, 3))
+    False
+    """
+    size = x.numel() if numbers is None else numbers
+    if size < SMALLEST or x.dtype != torch.float32 or os.environ.get("FEWCAL_FLOAT32"):
+        return False
+    if x.is_cuda:
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return x.device.type == "cpu" and _cpu_has_bf16()
+
+
+def _cpu_has_bf16() -> bool:
+    """Whether the processor multiplies bfloat16 by itself; elsewhere it is slower than float32."""
+    has = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
+    return has is not None and bool(has())
