@@ -39,6 +39,9 @@ FIELDS = tuple(f.name for f in fields(GDCParams))
 # Ridge of the plain discriminant, in units of D/(rows − classes). Chosen on real features: 3 was never more than 0.3
 # points below nearest centroid and up to 1.2 above; Ledoit-Wolf-like shrinkage lost up to 5.
 PLAIN_RIDGE = 3.0
+# What a few rows cannot say: how far scores of its own class lead. With 8, mean confidence and accuracy agree at one
+# shot on network features (61% and 62%, log loss 0.95; with 2 it is 31% and 1.28, with 12 72% and 0.98).
+USUAL_LEAD = 8.0
 
 
 # ---- what both estimators share -------------------------------------------------------------------------------------
@@ -498,9 +501,8 @@ def plain_discriminant(x: np.ndarray, codes: np.ndarray) -> LinearHead:
     # tr S and the ridge follow from the residuals; below, S is only ever used through their singular vectors.
     trace = np.square(residuals).sum() / max(freedom, 1)
     if trace <= 1e-24 * max(np.square(x).mean(), 1e-300):
-        weight = means
-        gaps = np.square(means - means.mean(axis=0)).sum() / (len(shots) - 1)
-        temperature = 2.0 / max(gaps, 1e-300)  # one shot has no width: the spread of the class means stands in
+        weight = means  # one shot has no width: the spread of the class means stands in
+        temperature = _usual_temperature(means, weight)
     else:
         _, singular, right = np.linalg.svd(residuals, full_matrices=False)
         ridge = PLAIN_RIDGE * trace / freedom
@@ -508,7 +510,7 @@ def plain_discriminant(x: np.ndarray, codes: np.ndarray) -> LinearHead:
         precision_x = x / ridge + ((x @ right.T) * gain) @ right
         weight = np.stack([precision_x[codes == c].mean(axis=0) for c in range(len(shots))])
         scores = _leave_one_out(x, precision_x, means, weight, codes, shots)
-        temperature = _temperature(scores, codes, shots)
+        temperature = _temperature(scores, codes, shots, _usual_temperature(means, weight))
     weight = temperature * weight
     bias = -0.5 * (weight * means).sum(axis=1) - weight @ origin
     return LinearHead(torch.from_numpy(weight)[None], torch.from_numpy(bias)[None])
@@ -526,21 +528,28 @@ def _leave_one_out(
     return scores
 
 
-def _temperature(scores: np.ndarray, codes: np.ndarray, shots: np.ndarray) -> float:
+def _usual_temperature(means: np.ndarray, weight: np.ndarray) -> float:
+    """The factor that puts a class mean ahead of the others by `USUAL_LEAD` on average, whatever the scale."""
+    gaps = ((means - means.mean(axis=0)) * (weight - weight.mean(axis=0))).sum() / (len(means) - 1)
+    return USUAL_LEAD / max(float(gaps), 1e-300)
+
+
+def _temperature(scores: np.ndarray, codes: np.ndarray, shots: np.ndarray, usual: float) -> float:
     """The factor on the scores that makes the left-out rows most likely.
 
-    A few rows that are all answered rightly would ask for certainty. So each counts for its class but for a share of
-    1/(rows + 2), as in the rule of succession, that is spread over all classes.
+    Few rows say little. All answered rightly they would ask for certainty: so each counts for its class but for a
+    share of 1/(rows + 2), as in the rule of succession, that is spread over all classes. Answered badly, as two shots
+    often are with one left out, they would ask for a coin: so log t has the normal prior N(log usual, 1).
     """
     known = np.flatnonzero(shots[codes] > 1)
     scores, target = scores[known], codes[known]
     scores = scores - scores.max(axis=1, keepdims=True)
     doubt = 1 / (len(target) + 2)
     own = (1 - doubt) * scores[np.arange(len(target)), target] + doubt * scores.mean(axis=1)
+    centre = np.log(usual)
 
     def loss(log_t: float) -> float:
         t = np.exp(log_t)
-        return float((logsumexp(t * scores, axis=1) - t * own).mean())
+        return float((logsumexp(t * scores, axis=1) - t * own).sum() + 0.5 * (log_t - centre) ** 2)
 
-    scale = np.log(max(float(np.abs(scores).mean()), 1e-300))
-    return float(np.exp(minimize_scalar(loss, bounds=(-6 - scale, 6 - scale), method="bounded").x))
+    return float(np.exp(minimize_scalar(loss, bounds=(centre - 6, centre + 6), method="bounded").x))
