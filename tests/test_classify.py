@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from fewcal.bank import BaseBank
@@ -206,3 +207,14 @@ def test_command_with_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     capsys.readouterr()
     assert run(*arguments) == 2
     assert "q.txt: text 2 is empty" in capsys.readouterr().err
+
+
+def test_two_shots_that_fail_when_left_out_are_no_coin() -> None:
+    from fewcal.estimators import plain_discriminant
+
+    rng = np.random.default_rng(0)
+    centres = rng.normal(size=(6, 60))
+    codes = np.repeat(np.arange(6), 2)
+    head = plain_discriminant(centres[codes] + 2.5 * rng.normal(size=(12, 60)), codes)
+    logits = head.logits(torch.from_numpy(centres)[None])[0]
+    assert 0.25 < float(logits.softmax(dim=1).amax(dim=1).mean()) < 0.99
