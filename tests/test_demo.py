@@ -110,11 +110,20 @@ def test_a_missing_package_is_named_with_its_extra(
     assert not (tmp_path / "report").exists()
 
 
-def test_too_few_rows_for_a_task_are_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [(["--rows", "10"], "--rows 10 is too few"), (["--tasks", "0"], "tasks is 0"), (["--seed", "-1"], "seed is -1")],
+)
+def test_bad_options_are_told_at_once(
+    options: list[str], words: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     with pytest.raises(SystemExit) as caught:
-        demo.main(["--out", str(tmp_path), "--rows", "10", "--tasks", "2"])
+        demo.main(["--out", str(tmp_path / "report"), *options])
     assert caught.value.code == 2
-    assert "--rows" in capsys.readouterr().err.splitlines()[-1]
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert words in lines[0]
+    assert not (tmp_path / "report").exists()
 
 
 def test_control_c_ends_it_with_one_line(tmp_path: Path) -> None:

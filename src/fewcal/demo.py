@@ -263,6 +263,8 @@ def run(tasks: int, rows: int, seed: int, out: Path, features_out: Path | None) 
 
     if rows < 20:
         raise InputError(f"--rows {rows} is too few: five examples and 15 queries of a letter need 20")
+    protocols = [Protocol(shot=shot, tasks=tasks, seed=seed) for shot in (1, 5)]  # refuses what cannot be drawn
+    methods = parse_methods(",".join(METHODS), settings=[f"dc.n={DC_POINTS}"])
     report = out / "index.html"
     for folder in (out, features_out):
         if folder is not None:
@@ -278,10 +280,8 @@ def run(tasks: int, rows: int, seed: int, out: Path, features_out: Path | None) 
         features.save(features_out)
         _say(f"features written to {features_out}")
     runs = []
-    for shot in (1, 5):
-        protocol = Protocol(shot=shot, tasks=tasks, seed=seed)
+    for protocol in protocols:
         with ProgressBar("tasks") as progress:
-            methods = parse_methods(",".join(METHODS), settings=[f"dc.n={DC_POINTS}"])
             runs.append(evaluate(methods, features, protocol, progress=progress))
         print_markdown(markdown(runs[-1].summary(REFERENCE)))
         print(flush=True)
