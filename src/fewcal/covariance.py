@@ -209,8 +209,7 @@ class CalibratedCovariance:
             for i, at in enumerate(tasks_of):
                 y[at, :, i] = v[at] @ self._block[i].T
         if self.mode == "joint":
-            c = self._shares[:, None]  # (T, 1, S, U)
-            y = c.mT @ (c @ y) / c.shape[2]
+            y = self._mixing[:, None] @ y
         else:
             y = y * self._shares.square().mean(dim=1)[:, None, :, None]
         if tasks_of is None:
@@ -219,6 +218,11 @@ class CalibratedCovariance:
         for i, at in enumerate(tasks_of):
             out[at] += y[at, :, i] @ self._block[i]
         return out
+
+    @cached_property
+    def _mixing(self) -> Tensor:
+        """CᵀC/S `(T, U, U)`: how the base classes of a task are mixed, on average over its points."""
+        return self._shares.mT @ self._shares / self._shares.shape[1]
 
     @cached_property
     def _tasks_of_class(self) -> list[Tensor] | None:
