@@ -70,6 +70,7 @@ ORDER = [
         "atomic",
         "arrays",
         "randomness",
+        "precision",
         "gaussianize",
         "bank",
         "calibrate",
@@ -83,6 +84,7 @@ ORDER = [
         "presets",
         "methods",
         "episodes",
+        "selftune",
         "features",
         "stats",
         "synthetic",
@@ -92,6 +94,7 @@ ORDER = [
     *(
         "evaluation",
         "runs",
+        "tune",
         "explain",
         "estimators",
         "sampler",

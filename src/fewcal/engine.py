@@ -117,7 +117,11 @@ class Engine:
 
     def _prepare(self) -> None:
         # Copies: the job, and the caller's methods in it, must not carry a prepared bank along to every worker.
-        self.methods = {name: copy.copy(method).prepare(self.bank) for name, method in self.job.methods.items()}
+        spec = self.job.spec
+        self.methods = {
+            name: copy.copy(method).expects(spec.way, spec.shot).prepare(self.bank)
+            for name, method in self.job.methods.items()
+        }
         self.features: dict[Hashable, Tensor] = {}
         for method in self.methods.values():
             if method.space not in self.features:

@@ -33,6 +33,7 @@ from fewcal.methods.gdc import GDC, FallbackHead, PulledHead
 from fewcal.params import GDCParams
 from fewcal.presets import get_preset
 from fewcal.randomness import TaskRandom
+from fewcal.selftune import selftune
 from fewcal.trust import base_resemblance
 
 FIELDS = tuple(f.name for f in fields(GDCParams))
@@ -105,9 +106,9 @@ def _short(value: Any) -> str:
 
 def resolve_params(preset: Any, given: dict[str, Any]) -> GDCParams:
     """The preset's parameters with those that were given in their place."""
-    if not isinstance(preset, str | GDCParams):
-        raise InputError(f"preset={_short(preset)} is not a preset; use a name or GDCParams(...)")
-    base = get_preset(preset) if isinstance(preset, str) else preset
+    if not isinstance(preset, str | os.PathLike | GDCParams):
+        raise InputError(f"preset={_short(preset)} is not a preset; use a name, a preset file or GDCParams(...)")
+    base = preset if isinstance(preset, GDCParams) else get_preset(preset)
     # Grids made with NumPy hold its scalars, which are not Python's.
     return base.with_changes(**{f: v.item() if isinstance(v, np.generic) else v for f, v in given.items()})
 
@@ -241,8 +242,9 @@ class GDCClassifier(ClassifierMixin, BaseEstimator):
         The base classes: a bank, the path of a saved one, or base rows and labels. Spaces derived from a `BaseBank` are
         remembered in it and clones share it, so build it once for repeated fits; a tuple is turned into a bank at
         every `fit`. `None`: see Notes.
-    preset : str or GDCParams, default="default"
-        Where parameters come from that are not given here (`fewcal.list_presets()`).
+    preset : str, path or GDCParams, default="default"
+        Where parameters come from that are not given here: a name (`fewcal.list_presets()`), a preset file as
+        `fewcal tune` writes it, or "auto" to choose them for this bank from its base classes (`fewcal.selftune`).
     beta, kind, eps, center, l2, whiten, transform_base : default=None
         Gaussianization. This and every following parameter is that of `GDCParams`; `None` takes it from the preset.
     metric, delta, k, m, unit, unit_of, strength, shot_decay, trust, query_pull : default=None
@@ -390,7 +392,8 @@ class GDCClassifier(ClassifierMixin, BaseEstimator):
                 f"y has one class only, {self.classes_.tolist()[0]!r}; give support rows of at least two classes"
             )
         given = {f: v for f in FIELDS if (v := getattr(self, f)) is not None}
-        params = resolve_params(self.preset, given)
+        automatic = isinstance(self.preset, str) and self.preset == "auto"
+        params = resolve_params("default" if automatic else self.preset, given)
         device = pick_device(self.device)
         if self.bank is None:
             if given:
@@ -406,8 +409,11 @@ class GDCClassifier(ClassifierMixin, BaseEstimator):
             self._resemblance: Tensor | None = None
             return self
         bank = resolve_bank(self.bank, device)
+        if automatic:
+            shot = max(1, round(len(y) / len(self.classes_)))
+            params = resolve_params(selftune(bank, shot=shot, way=len(self.classes_)).params, given)
         if "k" not in given and isinstance(self.preset, str):
-            params = capped(params, len(bank), quiet=self.preset == "default", preset=self.preset)
+            params = capped(params, len(bank), quiet=self.preset in ("default", "auto"), preset=self.preset)
         x = as_features(X, "X", dim=bank.dim, device=device)
         method = GDC(params)
         method.prepare(bank)

@@ -207,6 +207,8 @@ def describe_preset(name: str | os.PathLike[str]) -> Preset:
     file = Path(name)
     if file.suffix == ".json" or file.is_file():
         return load_preset(file)
+    if name == "auto":
+        raise InputError("preset 'auto' has no parameters of its own: they are chosen for a bank (fewcal.selftune)")
     hint = nearest_names(str(name), _PRESETS)
     raise InputError(f"preset {str(name)!r} is unknown{hint} (a preset file ends in .json)")
 

@@ -33,13 +33,17 @@ __all__ = ["METHODS", "Head", "Method", "make_method", "parse_methods"]
 
 
 def make_method(name: str, preset: str | GDCParams | None = None, **settings: Any) -> Method:
-    """A method by its name, with parameters; `preset` is for GDC.
+    """A method by its name, with parameters; `preset` is for GDC: a name, a file, or "auto" for self-tuning.
 
     >>> make_method("dc", k=4).settings["k"]
     4
     """
     if name not in METHODS:
         raise InputError(f"method {name!r} is unknown{nearest_names(name, METHODS)}")
+    if name == "gdc" and preset == "auto":
+        from fewcal.selftune import SelfTunedGDC
+
+        return SelfTunedGDC(settings)
     if name == "gdc":
         from fewcal.presets import get_preset
 

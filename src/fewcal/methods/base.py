@@ -38,6 +38,10 @@ class Method(ABC):
     _transform: Gaussianization | None = None
     _space: Hashable = "raw"
 
+    def expects(self, way: int, shot: int) -> Method:
+        """Hear what tasks will look like, before `prepare`; most methods do not care."""
+        return self
+
     def prepare(self, bank: BaseBank | None) -> Method:
         """Do the work that depends on the base classes alone."""
         if bank is None and self.needs_bank:

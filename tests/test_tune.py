@@ -1,0 +1,548 @@
+"""Searches: spaces, paired trials, pruning, storage, workers that die, selection, novel classes opened once."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from optuna.trial import TrialState
+
+from fewcal.errors import FewcalError, FileFormatError, InputError
+from fewcal.evaluation import Protocol, evaluate
+from fewcal.methods.gdc import GDC
+from fewcal.params import GDCParams
+from fewcal.presets import describe_preset, get_preset, save_preset
+from fewcal.tune import Search, Tuning, tune
+from fewcal.tune.run import _open_study
+from fewcal.tune.search import Material, run_trial, start_points
+from fewcal.tune.selection import Finalist, behind, choose, contenders
+from fewcal.tune.spaces import default_space, make_space, paper_space, space_names
+from fewcal.tune.storage import count, drop_lost, open_storage
+from fewcal.tune.trials import TrialRunner, steps
+from small_features import feature_set, save_features
+
+QUICK = Search(trials=8, tasks=20, query=5, heads=("closed_form",), finalists=3, final_tasks=20)
+
+
+def quick(out: Path, search: Search = QUICK, **more: Any) -> Tuning:
+    return tune(feature_set(), search, out=out, **({"plots": False} | more))
+
+
+# ---- spaces ---------------------------------------------------------------------------------------------------------
+
+
+def grid(axis: Any) -> list[float]:
+    return list(axis.choices) if axis.choices else np.arange(axis.low, axis.high + axis.step / 2, axis.step).tolist()
+
+
+@pytest.mark.parametrize(
+    ("dataset", "alpha1", "ratio"),
+    [
+        ("mini", np.arange(0, 10_001, 1000), [0, 0.1, 1, 10, 100]),
+        ("cub", np.arange(0, 10_001, 1000), [0, 0.1, 1, 10, 100]),
+        ("dogs", np.arange(0, 1001, 100), np.arange(0, 1001, 100)),
+        ("mini2cub", np.arange(0, 1001, 100), np.arange(0, 1001, 100)),
+        ("meta-tiered", np.arange(0, 1001, 100), np.arange(0, 1001, 100)),
+    ],
+)
+def test_the_papers_ranges_are_the_papers(dataset: str, alpha1: Any, ratio: Any) -> None:
+    axes = {axis.name: grid(axis) for axis in paper_space(65, dataset).axes({})}
+    expected = {
+        "beta": np.arange(0, 10.01, 0.25),
+        "m": np.arange(0, 3.01, 0.25),
+        "k": np.arange(2, 65, 2),
+        "n": np.arange(100, 1001, 50),
+        "alpha1": alpha1,
+        "alpha2_ratio": ratio,
+    }
+    assert list(axes) == list(expected)
+    for name, values in expected.items():
+        np.testing.assert_allclose(axes[name], values)
+
+
+def test_the_papers_space_keeps_the_printed_equations_and_its_own_best_rows() -> None:
+    space = paper_space(64, "mini")
+    best = get_preset("paper/mini/5shot")
+    assert space.params(space.values(best) or {}) == best
+    assert get_preset("paper") == space.fixed
+
+
+@pytest.mark.parametrize("name", space_names())
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 2**31), classes=st.integers(2, 300))
+def test_every_point_of_a_space_is_valid_and_finds_its_way_back(name: str, seed: int, classes: int) -> None:
+    space = make_space(name, classes, ("closed_form", "lbfgs") if name == "default" else ("sgd",))
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed))
+    trial = study.ask()
+    params = space.suggest(trial)
+    assert 1 <= params.k <= classes
+    assert space.params(trial.params) == params
+    assert space.values(params) == pytest.approx(trial.params)
+    assert space.distance(trial.params, trial.params) == 0
+
+
+def test_the_default_space_holds_the_default_preset_and_distance_grows_with_difference() -> None:
+    space = default_space(100)
+    here = space.values(get_preset("default").with_changes(whiten=3.0))
+    assert here is not None
+    near, far = here | {"m": here["m"] + 0.25}, here | {"m": 0.0, "beta": 0.0, "l2": False}
+    assert 0 < space.distance(here, near) < space.distance(here, far) <= 1
+    assert space.values(get_preset("default")) is None  # "auto" is no point of a log scale
+    assert space.values(get_preset("default").with_changes(whiten=3.0, beta=0.3)) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "heads", "message"),
+    [
+        ("papers", ("sgd",), "did you mean"),
+        ("paper/cubs", ("sgd",), "did you mean 'cub'"),
+        ("paper/cub", ("sgd", "lbfgs"), "one head"),
+        ("default", ("svm",), "head 'svm' is unknown; use some of closed_form"),
+    ],
+)
+def test_unknown_spaces_and_heads(name: str, heads: tuple[str, ...], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        make_space(name, 10, heads)
+
+
+# ---- trials ---------------------------------------------------------------------------------------------------------
+
+
+def runner(search: Search = QUICK) -> TrialRunner:
+    return Material.of(feature_set(), search).runner(search, "cpu")
+
+
+def test_a_trial_has_the_accuracy_that_evaluate_gives() -> None:
+    params = get_preset("default").with_changes(k=4, whiten=2.0)
+    found = runner().accuracy(params)
+    protocol = Protocol(5, 1, 5, 20, 0, "val")
+    expected = evaluate({"gdc": GDC(params)}, feature_set(), protocol).accuracy("gdc")
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("chunk", [None, 3, 10, 100])
+def test_chunks_change_nothing(chunk: int | None) -> None:
+    r, params = runner(), get_preset("default")
+    np.testing.assert_array_equal(np.concatenate(list(r.run(params, chunk))), r.accuracy(params))
+
+
+def test_spaces_of_the_bank_do_not_pile_up() -> None:
+    r = runner()
+    for beta in np.linspace(0.3, 1.7, 12):
+        r.bank.forget_spaces(1)
+        r.accuracy(get_preset("default").with_changes(beta=float(beta)))
+    kept = [key for key in r.bank._cache if isinstance(key, tuple) and key[0] == "space"]
+    assert len({key[1] for key in kept}) == 1
+    r.bank.forget_spaces()
+    assert not [key for key in r.bank._cache if isinstance(key, tuple) and key[0] == "space"]
+
+
+def test_the_newest_spaces_stay_while_there_is_room() -> None:
+    bank = runner().bank
+    for beta in (0.25, 0.5, 0.75):
+        bank.in_space(beta=beta, l2=True, whiten=1.0)
+    bank.in_space(beta=0.25, l2=True)  # used again
+    size = bank.in_space(beta=0.25, l2=True)._bytes()
+    bank.forget_spaces(size + size // 2)
+    kept = {key[1] for key in bank._cache if isinstance(key, tuple) and key[0] == "space"}
+    assert 0.25 in kept
+    assert 0.5 not in kept
+
+
+def in_memory(search: Search) -> Any:
+    return optuna.create_study(direction="maximize", pruner=search.pruner(), sampler=search.sampler(0))
+
+
+def test_a_hopeless_trial_is_pruned_and_a_good_one_is_not() -> None:
+    search = Search(trials=3, tasks=100, query=5, heads=("closed_form",))
+    r = runner(search)
+    space, study = search.make_space(len(r.bank)), in_memory(search)
+    good = start_points(space, r)[0]
+    # A power of 0 on features with many zeros, and a pull that leaves nothing of the support.
+    bad = good | {"beta": 0.0, "l2": False, "strength": 10.0, "m": 0.0, "k": 8, "trust": 1.0}
+    for values in (good, bad, good):
+        study.enqueue_trial(values)
+        run_trial(study, study.ask(), space, r, search)
+    states = [t.state for t in study.trials]
+    assert states == [TrialState.COMPLETE, TrialState.PRUNED, TrialState.COMPLETE]
+    assert study.trials[0].value == study.trials[2].value == pytest.approx(r.accuracy(space.params(good)).mean())
+    assert len(study.trials[1].intermediate_values) < len(study.trials[0].intermediate_values) == 10
+
+
+def test_the_papers_pruner_sees_the_mean_so_far_from_the_hundredth_task_on() -> None:
+    search = Search("paper", "paper/mini", ("lbfgs",), trials=1, tasks=120, query=5)
+    pruner = search.pruner()
+    assert (pruner._n_startup_trials, pruner._n_warmup_steps, pruner._interval_steps) == (100, 100, 10)
+    r = runner(search)
+    space, study = search.make_space(len(r.bank)), in_memory(search)
+    values = space.values(get_preset("paper").with_changes(k=4, n=100))
+    assert values is not None
+    study.enqueue_trial(values)
+    run_trial(study, study.ask(), space, r, search)
+    seen = study.trials[0].intermediate_values
+    accuracy = r.accuracy(space.params(values))
+    assert list(seen) == list(range(10, 121, 10))
+    for step, value in seen.items():
+        assert value == pytest.approx(accuracy[:step].mean())
+    assert steps(accuracy).mean() == pytest.approx(study.trials[0].value)
+
+
+def test_parameters_that_the_features_refuse_end_a_trial_and_not_the_search() -> None:
+    search = Search("paper", "paper/mini", ("closed_form",), trials=1, tasks=10, query=5)
+    r = runner(search)
+    space, study = search.make_space(len(r.bank)), in_memory(search)
+    study.enqueue_trial({"beta": 1.0, "m": 1.0, "k": 2, "n": 100, "alpha1": 0.0, "alpha2_ratio": 0.0})
+    assert run_trial(study, study.ask(), space, r, search) is None
+    assert study.trials[0].state == TrialState.FAIL
+    assert "alpha1" in study.trials[0].user_attrs["refused"]
+    assert count(study).finished == 1
+
+
+# ---- selection ------------------------------------------------------------------------------------------------------
+
+
+def finalist(number: int, accuracy: np.ndarray, m: float) -> Finalist:
+    values = default_space(20).values(get_preset("default").with_changes(whiten=3.0, m=m)) or {}
+    return Finalist(number, values, default_space(20).params(values), 0.5, accuracy)
+
+
+def test_the_one_standard_error_rule_takes_the_nearest_to_default_among_equals() -> None:
+    rng = np.random.default_rng(0)
+    base = rng.random(400)
+    best = finalist(1, base + 0.01, 5.0)
+    equal = finalist(2, base + 0.01 + 0.002 * rng.standard_normal(400) - 0.00001, 3.25)
+    worse = finalist(3, base, 3.0)
+    space = default_space(20)
+    simplest = worse.values
+    assert choose([best, equal, worse], space, simplest) is equal
+    assert choose([best, worse], space, simplest) is best
+    assert choose([best, equal, worse], space, None) is best
+    gap, error = behind(best.accuracy, worse.accuracy)
+    assert gap == pytest.approx(0.01)
+    assert error == pytest.approx(0.0, abs=1e-12)
+    with pytest.raises(InputError, match="no finalists"):
+        choose([], space, None)
+
+
+def test_contenders_are_within_a_standard_error_and_no_doubles() -> None:
+    study = optuna.create_study(direction="maximize")
+    rng = np.random.default_rng(1)
+    shape = rng.random(20)
+    for x, lift in ((0.0, 0.1), (0.0, 0.1), (1.0, 0.0999), (2.0, 0.0)):
+        values = shape + lift + (0.001 * rng.standard_normal(20) if x == 1 else 0)
+        study.add_trial(
+            optuna.trial.create_trial(
+                params={"x": x},
+                distributions={"x": optuna.distributions.FloatDistribution(0, 2)},
+                value=float(values.mean()),
+                intermediate_values=dict(enumerate(values.tolist())),
+            )
+        )
+    assert sorted(t.params["x"] for t in contenders(study, 10)) == [0.0, 1.0]
+    assert len(contenders(study, 1)) == 1
+    with pytest.raises(FewcalError, match="no trial of this study is complete"):
+        contenders(optuna.create_study(), 3)
+
+
+# ---- a whole search -------------------------------------------------------------------------------------------------
+
+
+def test_a_search_writes_a_preset_with_its_provenance(tmp_path: Path) -> None:
+    result = quick(tmp_path / "s", plots=True)
+    preset = describe_preset(tmp_path / "s" / "preset.json")
+    assert preset.params == result.params
+    assert result.counts.finished == QUICK.trials
+    came = preset.provenance
+    assert came["search"]["seed"] == 0
+    assert came["features"]["val"] == feature_set().split("val").fingerprint()
+    assert {"fewcal", "optuna", "torch"} <= set(came["versions"])
+    assert came["novel"] is None
+    best = max(f.mean for f in result.finalists)
+    assert best - result.chosen.mean <= 0.05
+    assert any(f.number in (-1, 0) for f in result.finalists)  # the preset is among them
+    written = {p.name for p in (tmp_path / "s" / "plots").iterdir()}
+    assert {"optimisation-history.png", "slices.png"} <= written
+    html = (tmp_path / "s" / "tuning.html").read_text()
+    assert html.count("<img") == len(written)
+    assert json.loads((tmp_path / "s" / "tuning.json").read_text())["finalists"]
+
+
+def test_the_same_seed_gives_the_same_trials(tmp_path: Path) -> None:
+    a, b = (quick(tmp_path / name) for name in "ab")
+    assert [t.params for t in a.study.trials] == [t.params for t in b.study.trials]
+    assert a.params == b.params
+    other = quick(tmp_path / "c", Search(**(QUICK.to_dict() | {"seed": 1, "heads": ("closed_form",)})))
+    assert [t.params for t in a.study.trials] != [t.params for t in other.study.trials]
+
+
+def test_a_search_is_resumed_or_refused(tmp_path: Path) -> None:
+    first = quick(tmp_path / "s")
+    with pytest.raises(InputError, match="already holds a study 'fewcal'; continue or join it with --resume"):
+        quick(tmp_path / "s")
+    with pytest.raises(InputError, match=r"other settings or features: search\.shot was 1 and is 5"):
+        quick(tmp_path / "s", Search(**(QUICK.to_dict() | {"shot": 5, "heads": ("closed_form",)})), resume=True)
+    more = Search(**(QUICK.to_dict() | {"trials": 11, "heads": ("closed_form",)}))
+    second = quick(tmp_path / "s", more, resume=True)
+    assert second.counts.finished == 11
+    assert second.fresh == 3
+    assert [t.params for t in second.study.trials[:8]] == [t.params for t in first.study.trials]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"protocol": "mine"}, "protocol 'mine' is unknown"),
+        ({"trials": 0}, "trials=0 must be a whole number"),
+        ({"tasks": 2.5}, "tasks=2.5"),
+        ({"heads": ()}, "no head"),
+        ({"shot": 0}, "shot"),
+    ],
+)
+def test_settings_out_of_range(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Search(**changes)
+
+
+def test_bad_material_and_places(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="workers=0"):
+        quick(tmp_path, workers=0)
+    with pytest.raises(InputError, match="outside the bank"):
+        quick(tmp_path, Search(split="base"))
+    with pytest.raises(InputError, match="neither sqlite"):
+        quick(tmp_path, storage="mysql://somewhere")
+    with pytest.raises(FewcalError, match="cannot be opened"):
+        quick(tmp_path, storage=f"sqlite:///{tmp_path}/no/such/folder/x.db")
+    file = tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(InputError, match="cannot write"):
+        quick(file / "s")
+    torn = tmp_path / "torn"
+    torn.mkdir()
+    (torn / "study.journal").write_text("no json\nat all\n")
+    with pytest.raises(InputError, match="damaged"):
+        quick(torn)
+
+
+def test_the_password_of_a_database_is_not_printed(tmp_path: Path) -> None:
+    with pytest.raises(FewcalError) as told:
+        open_storage(tmp_path, "postgresql://me:secret@127.0.0.1:1/none")
+    assert "secret" not in str(told.value)
+
+
+def test_novel_classes_are_opened_once_and_recorded(tmp_path: Path) -> None:
+    result = quick(tmp_path / "s", novel_tasks=12)
+    assert result.novel is not None
+    name = f"trial {result.chosen.number}"
+    assert set(result.novel["figures"]) == {"simpleshot", "lr", name}
+    expected = evaluate({"gdc": GDC(result.params, cap_k=True)}, feature_set(), Protocol(5, 1, 5, 12)).accuracy("gdc")
+    assert result.novel["figures"][name]["accuracy"] == pytest.approx(expected.mean())
+    again = quick(tmp_path / "s", resume=True, novel_tasks=12)
+    assert again.novel == result.novel  # with its date
+    assert describe_preset(tmp_path / "s" / "preset.json").provenance["novel"]["opened"] == result.novel["opened"]
+    fs = feature_set()
+    fs.novel = None
+    with pytest.raises(InputError, match="no novel split"):
+        tune(fs, QUICK, out=tmp_path / "t", novel_tasks=5)
+
+
+def test_the_papers_protocol_takes_the_best_of_three_on_novel(tmp_path: Path) -> None:
+    search = Search("paper", "paper/mini", ("lbfgs",), trials=5, tasks=10, query=5)
+    result = quick(tmp_path / "s", search, novel_tasks=10)
+    assert result.novel is not None
+    tuned = [f.tuned for f in result.finalists]
+    assert len(tuned) == 3
+    assert tuned == sorted(tuned, reverse=True)
+    figures = {k: v["accuracy"] for k, v in result.novel["figures"].items() if k.startswith("trial")}
+    assert figures[f"trial {result.chosen.number}"] == max(figures.values())
+    assert "best of three" in describe_preset(tmp_path / "s" / "preset.json").provenance["selection"]
+
+
+# ---- storage and workers --------------------------------------------------------------------------------------------
+
+
+def test_sqlite(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/study.db"
+    result = quick(tmp_path / "s", storage=url, study="mine")
+    loaded = optuna.load_study(study_name="mine", storage=url)
+    assert len([t for t in loaded.trials if t.state.is_finished()]) == result.counts.finished == QUICK.trials
+
+
+def test_trials_of_the_dead_are_taken_over() -> None:
+    search = Search(trials=2, tasks=10, query=5, heads=("closed_form",))
+    study = in_memory(search)
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    dead, alive = study.ask(), study.ask()
+    dead.suggest_float("m", 0, 1)
+    host = os.uname().nodename
+    dead.set_user_attr("worker", {"host": host, "pid": gone.pid})
+    alive.set_user_attr("worker", {"host": host, "pid": os.getpid()})
+    assert drop_lost(study) == 1
+    assert [t.state for t in study.trials] == [TrialState.FAIL, TrialState.RUNNING, TrialState.WAITING]
+    assert study.ask().suggest_float("m", 0, 1) == dead.params["m"]
+    assert count(study).finished == 0  # a lost trial does not count
+    far = study.ask()
+    far.set_user_attr("worker", {"host": "elsewhere", "pid": gone.pid})
+    assert drop_lost(study) == 0  # another machine's, and only just begun
+
+
+def _join(folder: Path, features: Path, trials: int) -> None:
+    """A worker as a user would start it on another machine."""
+    search = Search(**(QUICK.to_dict() | {"trials": trials, "heads": ("closed_form",)}))
+    tune(features, search, out=folder, resume=True, plots=False)
+
+
+def test_four_processes_two_of_them_killed_lose_no_finished_trial(tmp_path: Path) -> None:
+    features = save_features(tmp_path / "features", **feature_set().splits())
+    folder, trials = tmp_path / "s", 60
+    # The first one makes the study, so that the others can join it.
+    _open_study(folder, None, "fewcal", QUICK, Material.of(feature_set(), QUICK), resume=False)
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=_join, args=(folder, features, trials)) for _ in range(4)]
+    for process in processes:
+        process.start()
+    journal = folder / "study.journal"
+
+    def finished() -> dict[int, float | None]:
+        study = optuna.load_study(study_name="fewcal", storage=open_storage(folder))
+        return {t.number: t.value for t in study.trials if t.state in (TrialState.COMPLETE, TrialState.PRUNED)}
+
+    deadline = time.monotonic() + 120
+    while len(finished()) < 10 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    seen: dict[int, float | None] = {}
+    pick = random.Random(0)
+    for process in pick.sample(processes, 2):
+        seen |= finished()
+        os.kill(process.pid or 0, signal.SIGKILL)
+        time.sleep(pick.random())
+    for process in processes:
+        process.join(120)
+    assert sorted(p.exitcode or 0 for p in processes) == [-signal.SIGKILL, -signal.SIGKILL, 0, 0]
+    at_end = finished()
+    assert len(seen) >= 10
+    assert all(at_end[number] == value for number, value in seen.items())
+    assert len(at_end) >= trials
+    assert journal.is_file()
+    assert get_preset(folder / "preset.json").head == "closed_form"
+
+
+def test_worker_processes_share_a_study(tmp_path: Path) -> None:
+    result = quick(tmp_path / "s", workers=2)
+    assert result.counts.finished >= QUICK.trials
+    pids = {t.user_attrs["worker"]["pid"] for t in result.study.trials if "worker" in t.user_attrs}
+    assert pids - {os.getpid()}
+
+
+def test_a_dask_cluster_computes_the_trials(tmp_path: Path) -> None:
+    pytest.importorskip("distributed")
+    result = quick(tmp_path / "s", scheduler="local:2")
+    assert result.counts.finished == QUICK.trials
+    r = runner()
+    space = QUICK.make_space(len(r.bank))
+    for trial in result.study.trials:
+        if trial.state == TrialState.COMPLETE:
+            assert trial.value == pytest.approx(r.accuracy(space.params(trial.params)).mean(), abs=0.011)
+
+
+@pytest.fixture(scope="module")
+def postgresql(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A real server on loopback, for as long as the tests of this file."""
+    tools = sorted(Path("/usr/lib/postgresql").glob("*/bin")) if Path("/usr/lib/postgresql").is_dir() else []
+    found = shutil.which("initdb", path=os.pathsep.join([os.environ.get("PATH", ""), *map(str, tools)]))
+    if found is None:
+        pytest.skip("PostgreSQL is not installed (Debian: apt-get install postgresql)")
+    pytest.importorskip("psycopg")
+    tool = Path(found).resolve().parent
+    root = os.geteuid() == 0
+    folder = Path(subprocess.run(["mktemp", "-d"], capture_output=True, text=True, check=True).stdout.strip())
+    # The server refuses to run as root.
+    user = ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"] if root else []
+    if root:
+        shutil.chown(folder, "nobody", "nogroup")
+    port = 20_000 + os.getpid() % 20_000
+    data = folder / "data"
+
+    def call(*command: str) -> None:
+        subprocess.run([*user, *command], check=True, capture_output=True, text=True, cwd=folder)
+
+    try:
+        call(str(tool / "initdb"), "-D", str(data), "-U", "fewcal", "-A", "trust", "--no-sync")
+        options = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={folder} -c fsync=off"
+        call(str(tool / "pg_ctl"), "-D", str(data), "-w", "-l", str(folder / "log"), "-o", options, "start")
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"PostgreSQL does not start here: {getattr(error, 'stderr', error)}")
+    yield f"postgresql://fewcal@127.0.0.1:{port}/postgres"
+    call(str(tool / "pg_ctl"), "-D", str(data), "-m", "immediate", "stop")
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_postgresql_for_real(tmp_path: Path, postgresql: str) -> None:
+    result = quick(tmp_path / "s", storage=postgresql, study="together", workers=2)
+    storage = open_storage(tmp_path, postgresql)
+    study = optuna.load_study(study_name="together", storage=storage)
+    done = [t for t in study.trials if t.state in (TrialState.COMPLETE, TrialState.PRUNED)]
+    assert len(done) == result.counts.finished >= QUICK.trials
+    assert not (tmp_path / "s" / "study.journal").exists()
+
+
+# ---- preset files ---------------------------------------------------------------------------------------------------
+
+
+def test_a_preset_file_is_read_wherever_a_preset_is(tmp_path: Path) -> None:
+    from fewcal.estimators import GDCClassifier
+
+    file = tmp_path / "mine.json"
+    save_preset(file, GDCParams(k=3, head="closed_form"), "mine", {"seed": 7})
+    assert describe_preset(str(file)).provenance == {"seed": 7}
+    base, val = feature_set().split("base"), feature_set().split("val")
+    for preset in (file, str(file)):
+        fitted = GDCClassifier(bank=(base.features, base.labels), preset=preset).fit(val.features[:40], val.labels[:40])
+        assert fitted.params_.k == 3
+    results = evaluate(f"gdc:{file}", feature_set(), Protocol(tasks=3, query=3))
+    assert results.settings[f"gdc:{file}"]["k"] == 3
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "not a readable preset file"),
+        ("[]", "not a fewcal preset"),
+        ('{"format": "fewcal-preset", "version": 99}', "reads up to"),
+        ('{"format": "fewcal-preset", "version": 1, "params": {}}', "missing"),
+        ('{"format": "fewcal-preset", "version": 1, "params": {}, "summary": "", "provenance": {}}', "no value for"),
+    ],
+)
+def test_damaged_preset_files(tmp_path: Path, content: str, message: str) -> None:
+    file = tmp_path / "x.json"
+    file.write_text(content)
+    with pytest.raises(FileFormatError, match=message):
+        get_preset(file)
+
+
+def test_preset_files_with_wrong_values_or_none(tmp_path: Path) -> None:
+    file = tmp_path / "x.json"
+    save_preset(file, GDCParams(), "")
+    content = json.loads(file.read_text())
+    content["params"]["k"] = -1
+    file.write_text(json.dumps(content))
+    with pytest.raises(FileFormatError, match="GDC refuses: k=-1"):
+        get_preset(file)
+    with pytest.raises(InputError, match="no preset file"):
+        get_preset(tmp_path / "none.json")
+    with pytest.raises(InputError, match=r"ends in \.json"):
+        save_preset(tmp_path / "x.txt", GDCParams(), "")
