@@ -85,6 +85,10 @@ def train(
     from fewcal.runs import Run
 
     folder = Path(out)
+    _check_settings(settings)
+    _check_data(data, settings)
+    if tensorboard:
+        _summary_writer()
     with joined_world(device) as world:
         if world.first:
             prints = {name: split.fingerprint() for name, split in data.items()}
@@ -97,7 +101,8 @@ def train(
         training = Training(data, settings, folder, world, initial)
         if resume and (folder / STATE).is_file():
             training.load_state()
-        training.run(save_seconds, _writer(folder) if tensorboard and world.first else None, progress, log)
+        writer = _summary_writer()(str(folder / "tensorboard")) if tensorboard and world.first else None
+        training.run(save_seconds, writer, progress, log)
         record: dict[str, Any] = {}
         if world.first:
             record = training.finish(None if features is None else Path(features), final_tasks, log)
@@ -119,9 +124,12 @@ class Training:
     ) -> None:
         self.settings, self.folder, self.world, self.clock = settings, folder, world, clock
         self.started = clock()
-        _check_data(data, settings)
         self.data = {name: split.to(world.device) for name, split in data.items()}
-        s = settings
+        s, rows = settings, len(data["base"])
+        self.batch = min(s.batch, rows)
+        self.steps = rows // self.batch
+        if self.batch // world.size < 2:
+            raise InputError(f"a batch of {self.batch} is too small for {world.size} processes; give each at least 2")
         with torch.random.fork_rng(devices=[]):  # layers are initialised by torch's own generator
             torch.manual_seed(s.seed)
             backbone = make_backbone(s.backbone, **s.backbone_settings)
@@ -140,11 +148,6 @@ class Training:
         if world.size > 1:
             where = [world.device] if world.device.type == "cuda" else None
             self.model = nn.parallel.DistributedDataParallel(self.learner, device_ids=where)
-        rows = len(data["base"])
-        self.batch = min(s.batch, rows)
-        self.steps = rows // self.batch
-        if self.batch // world.size < 2:
-            raise InputError(f"a batch of {self.batch} is too small for {world.size} processes; give each at least 2")
         # Where the training stands; all of it goes into the saved state.
         self.epoch = self.place = self.step = 0
         self.plan = (0.0, 0.0)  # progress at the start and the end of this epoch
@@ -489,6 +492,14 @@ def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
 
 
+def _check_settings(settings: TrainSettings) -> None:
+    """The backbone exists and takes pictures of all the sizes that will come; nothing is computed."""
+    with torch.device("meta"):
+        net = make_backbone(settings.backbone, **settings.backbone_settings).eval()
+        for size in {settings.size, settings.store, *settings.test_sizes}:
+            net(torch.zeros(1, net.in_channels, size, size))
+
+
 def _check_data(data: Mapping[str, PixelSplit], settings: TrainSettings) -> None:
     """What would end a training hours later is refused at its start."""
     if "base" not in data:
@@ -524,12 +535,12 @@ def _compile(backbone: Backbone) -> None:
         stage.compile()
 
 
-def _writer(folder: Path) -> Any:
+def _summary_writer() -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
         raise InputError("TensorBoard logs need the package tensorboard: pip install 'fewcal[train]'") from error
-    return SummaryWriter(str(folder / "tensorboard"))
+    return SummaryWriter
 
 
 def _read_record(path: Path) -> dict[str, Any]:

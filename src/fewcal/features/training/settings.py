@@ -120,6 +120,7 @@ class TrainSettings:
         own: dict[str, Any] = {}
         if backbone == "conv4":
             own = {"epochs": 200, "mixup_epochs": 0, "rotation": 0.0, "smoothing": 0.0, "weight_decay": 1e-4}
+            own["backbone_settings"] = {"size": changes.get("size", cls.size)} | changes.pop("backbone_settings", {})
         return cls(**(own | {"backbone": backbone} | changes))
 
     @property
