@@ -58,7 +58,9 @@ def main() -> None:
     base = features.split("base")
     bank = BaseBank().fit(base.features, base.require_labels())
     print(f"D={options.dim}, 64 × 40 base rows, {options.device}, {torch.get_num_threads()} threads")
-    print(f"{'':26s} {'way':>5s} {'shot':>4s} {'tasks':>5s} {'s a task':>9s} {'accuracy':>8s} {'fit+predict':>11s} peak")
+    print(
+        f"{'':26s} {'way':>5s} {'shot':>4s} {'tasks':>5s} {'s a task':>9s} {'accuracy':>8s} {'fit+predict':>11s} peak"
+    )
     for name, settings in KINDS.items():
         for way in options.ways:
             for shot in (1, 5):

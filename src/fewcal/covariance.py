@@ -29,7 +29,8 @@ SHARES = ("with-support", "bases-only", "average")
 OFF_DIAGONALS = ("pairs", "all")
 PSD = ("clip", "eigen")
 
-# Up to this many base classes their mutual products are computed once for the bank; beyond it, per batch of tasks.
+# Up to this many base classes their mutual products are computed once for the bank; beyond it, or where a batch of
+# tasks names few of them, for the classes that it names.
 _ALL_CLASSES = 1024
 # Stacked factors with more rows than this many times D are replaced by a D×D Cholesky factor.
 _TALL = 4
@@ -94,7 +95,8 @@ class CalibratedCovariance:
 
     @cached_property
     def _union(self) -> Tensor | None:
-        return None if len(self.bank) <= _ALL_CLASSES else torch.unique(self.index)
+        few = 2 * self.index.numel() <= len(self.bank)
+        return torch.unique(self.index) if few or len(self.bank) > _ALL_CLASSES else None
 
     @cached_property
     def _shares(self) -> Tensor:

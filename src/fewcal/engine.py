@@ -110,7 +110,7 @@ class Engine:
         self._pool: list[ThreadPoolExecutor] = []  # none before its first use; a list, so that copies share it
         self._pool_lock = threading.Lock()
         reuse_memory()
-        self.bank = None if job.base is None else BaseBank().fit(*job.base).to(self.device)
+        self.bank = None if job.base is None else BaseBank().fit(*job.base, device=self.device)
         # Not `from_numpy`: arrays that come from a file or another process may be read-only.
         self._raw = as_features(job.features, "features", device=self.device, check=False)
         self._prepare()
