@@ -41,11 +41,13 @@ from fewcal.presets import get_preset, load_preset, save_preset
 from fewcal.randomness import TaskRandom
 from fewcal.trust import held_out_similarity
 
-# Base classes that describe a pseudo-novel class, and the accuracy of the plain nearest centroid on 1-shot tasks at
-# which pseudo-novel classes are as wide as they should be, within bounds. Chosen on validation classes.
+# Base classes that describe a pseudo-novel class, the share of what they leave undescribed that it keeps, and the
+# accuracy of the plain nearest centroid on 1-shot tasks that its spread is scaled to, within bounds. Chosen on
+# validation classes.
 DICTIONARY = 8
-DIFFICULTY = 0.7
-WIDENING = (0.3, 2.0)
+OWN = 0.3
+DIFFICULTY = 0.65
+WIDENING = (0.3, 4.0)
 # Rows of a pseudo-novel class, tasks in all, folds of base classes, candidates and how many of the best are averaged.
 _ROWS, _TASKS, _FOLDS, _CANDIDATES, _BEST = 40, 480, 8, 48, 5
 # With fewer base classes the folds would leave too few to hold out, or to calibrate with.
@@ -166,7 +168,8 @@ def _selftune(bank: BaseBank, shot: int, way: int, seed: int) -> SelfTuning:
     trial = _Trials(bank, shot, way, seed)
     reference = trial.accuracy(default)
     tried = [Candidate(default, reference, 0.0, 0.0)]
-    for params in candidates(bank, default, seed, spaces=not fixed):
+    whiten = trial.shrinkage(default)
+    for params in candidates(default, whiten, len(bank), seed, spaces=not fixed):
         try:
             tried.append(_compare(params, trial.accuracy(params), reference))
         except InputError:  # a power that these features do not admit
@@ -174,7 +177,7 @@ def _selftune(bank: BaseBank, shot: int, way: int, seed: int) -> SelfTuning:
     best = sorted(tried[1:], key=lambda c: -c.gain)[:_BEST]
     if best[0].gain <= _CLEAR * best[0].error:
         return SelfTuning(default, tried, "nothing is clearly better than default", provenance)
-    chosen = blend(default, [c.params for c in best if c.gain > 0], trial.shrinkage(default))
+    chosen = blend(default, [c.params for c in best if c.gain > 0], whiten)
     last = _compare(chosen, trial.accuracy(chosen), reference)
     tried.append(last)
     if last.gain <= 0:
@@ -214,22 +217,23 @@ class SelfTunedGDC(GDC):
 # ---- candidates -----------------------------------------------------------------------------------------------------
 
 
-def candidates(bank: BaseBank, default: GDCParams, seed: int, *, spaces: bool = True) -> list[GDCParams]:
+def candidates(default: GDCParams, whiten: float, n_classes: int, seed: int, *, spaces: bool = True) -> list[GDCParams]:
     """Parameters around the preset: scattered evenly (a Sobol sequence) over whitening, neighbours and weights.
 
-    `spaces=False` leaves Gaussianization as it is, for a bank whose rows are gone.
+    `whiten` is the shrinkage that the preset's "auto" stands for: base classes cannot tell how far the covariance of
+    novel ones is from theirs, so that nobody strays far from it. `spaces=False` leaves Gaussianization as it is, for a
+    bank whose rows are gone.
     """
     points = torch.quasirandom.SobolEngine(8, scramble=True, seed=seed).draw(_CANDIDATES).double().tolist()
     out = []
     for p in points:
-        k = round(_between(p[1], 4, max(5, min(48, len(bank) // 2)), log=True))
         changes: dict[str, Any] = {
-            "whiten": _between(p[0], 0.3, 30.0, log=True),
-            "k": min(k, len(bank)),
-            "m": _between(p[2], 1.5, 6.0),
-            "unit": _between(p[3], 0.6, 1.4, log=True),
-            "strength": _between(p[4], 0.4, 5.0, log=True),
-            "query_pull": _between(p[5], 0.0, 0.7),
+            "whiten": whiten * _between(p[0], 0.4, 2.5, log=True),
+            "k": min(n_classes, max(1, round(default.k * _between(p[1], 0.5, 2.0, log=True)))),
+            "m": _between(p[2], 1.5, 5.0),
+            "unit": default.unit * _between(p[3], 0.75, 4 / 3, log=True),
+            "strength": default.strength * _between(p[4], 0.4, 2.5, log=True),
+            "query_pull": _between(p[5], 0.0, 0.6),
             "trust": "auto" if p[6] < 0.5 else 1.0,
         }
         if spaces:
@@ -334,7 +338,7 @@ def _answers(method: GDC, z: Tensor, begin: int, episodes: Episodes) -> np.ndarr
 
 
 def described_means(bank: BaseBank, held: Tensor) -> Tensor:
-    """Means of pseudo-novel classes `(H, D)`: those of the classes `held (H,)`, as far as others describe them."""
+    """Means of pseudo-novel classes `(H, D)`: those of the classes `held (H,)`, mostly as others describe them."""
     means = bank.means.double()
     centre = means.mean(dim=0)
     centred = means - centre
@@ -349,7 +353,8 @@ def described_means(bank: BaseBank, held: Tensor) -> Tensor:
         gram = basis @ basis.T
         # A little ridge, so that near twins among the base classes do no harm.
         gram.diagonal().add_(0.01 * gram.diagonal().mean())
-        out.append(centre + torch.linalg.solve(gram, basis @ centred[c]) @ basis)
+        described = torch.linalg.solve(gram, basis @ centred[c]) @ basis
+        out.append(centre + described + OWN * (centred[c] - described))
     return torch.stack(out)
 
 

@@ -14,6 +14,8 @@ import typer
 from fewcal.cli.options import Device, Json, Quiet, Seed
 from fewcal.cli.printing import table, write_json
 from fewcal.errors import InputError
+from fewcal.params import GDCParams
+from fewcal.presets import get_preset
 
 
 def register(app: typer.Typer) -> None:
@@ -166,22 +168,24 @@ def _self_tune(
     found.save(out / "preset.json")
     write_json(json_file, found.to_dict())
     if not quiet:
+        best = sorted(found.candidates, key=lambda c: -c.gain)[:5]
         table(
-            ["candidate", "pseudo-novel %", "minus default", "± s.e."],
+            ["pseudo-novel %", "minus default", "± s.e.", "differs from default"],
             [
-                [
-                    ("→ " if c is found.chosen else "") + c.label,
-                    f"{100 * c.mean:.2f}",
-                    f"{100 * c.gain:+.2f}",
-                    f"{100 * c.error:.2f}",
-                ]
-                for c in found.candidates
+                [f"{100 * c.mean:.2f}", f"{100 * c.gain:+.2f}", f"{100 * c.error:.2f}", _parameters(_changes(c.params))]
+                for c in best
             ],
         )
+        print(f"{found.why}: {_parameters(_changes(found.params)) or 'default as it is'}")
         print(f"chosen from {len(bank)} base classes in {time.monotonic() - began:.1f} s: {out / 'preset.json'}")
 
 
 # ---- while it runs ---------------------------------------------------------------------------------------------------
+
+
+def _changes(params: GDCParams) -> dict[str, Any]:
+    usual = get_preset("default").as_dict()
+    return {k: v for k, v in params.as_dict().items() if v != usual[k]}
 
 
 def _parameters(values: dict[str, Any]) -> str:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
-import torch
 
 from fewcal.bank import BaseBank
 from fewcal.engine import Engine, Job
@@ -83,16 +81,3 @@ def steps(accuracy: np.ndarray) -> np.ndarray:
     [4.5, 10.5]
     """
     return np.array([accuracy[i : i + STEP].mean() for i in range(0, len(accuracy), STEP)])
-
-
-def threads_for(workers: int) -> int:
-    """CPU threads of each of so many worker processes on this machine."""
-    return max(1, torch.get_num_threads() // workers)
-
-
-def plain_settings(params: GDCParams) -> dict[str, Any]:
-    """Fields that differ from the preset `default`, for tables."""
-    from fewcal.presets import get_preset
-
-    base = get_preset("default").as_dict()
-    return {k: v for k, v in params.as_dict().items() if v != base[k]}
