@@ -1,0 +1,105 @@
+"""`fewcal paper`: every table and figure of the paper on your features."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fewcal.cli.options import Device, Json, Quiet, Seed
+from fewcal.cli.printing import table, write_json
+from fewcal.errors import InputError
+
+commands = typer.Typer(help="Tables and figures of the paper, with its figures beside yours.", no_args_is_help=True)
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands to the application."""
+    app.add_typer(commands, name="paper")
+
+
+def _complete(incomplete: str) -> list[str]:
+    from fewcal.paper.experiments import EXPERIMENTS
+
+    return [name for name in ("all", *EXPERIMENTS) if name.startswith(incomplete)]
+
+
+@commands.command("list")
+def list_(json_file: Json = None, quiet: Quiet = False) -> None:
+    """Show every experiment: what it is, where it is in the paper, what the paper says."""
+    from fewcal.paper.experiments import describe
+
+    rows = describe()
+    write_json(json_file, rows)
+    if not quiet:
+        header = ["name", "paper", "datasets", "the paper says", "two CPU cores"]
+        table(header, [[r["name"], r["source"], ", ".join(r["datasets"]), r["says"], r["cost"]] for r in rows])
+
+
+@commands.command()
+def run(
+    names: Annotated[
+        list[str], typer.Argument(help="Experiments, or all.", metavar="NAME...", autocompletion=_complete)
+    ],
+    out: Annotated[Path, typer.Option(help="Folder that keeps the results and the report.", metavar="DIR")],
+    features: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Folder of features, or of such folders; DATASET=DIR says which dataset it is. Repeatable.",
+            metavar="DIR",
+        ),
+    ] = None,
+    tasks: Annotated[int | None, typer.Option(help="Novel tasks (1000; 200 with --quick).", min=1)] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer tasks and trials: minutes instead of an hour.")] = False,
+    sampled_tasks: Annotated[
+        int | None, typer.Option(help="Tasks of methods that train on sampled points (fewer on a CPU).", min=1)
+    ] = None,
+    sgd_tasks: Annotated[int | None, typer.Option(help="Tasks of the paper's own SGD head.", min=1)] = None,
+    trials: Annotated[int | None, typer.Option(help="Settings tried where something is tuned.", min=1)] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
+    compute_only: Annotated[
+        bool, typer.Option("--compute-only", help="Compute and do not draw: needs torch and NumPy alone.")
+    ] = False,
+    draw_only: Annotated[bool, typer.Option("--draw-only", help="Draw what is computed in --out.")] = False,
+    seed: Seed = 0,
+    device: Device = "cpu",
+    json_file: Json = None,
+    quiet: Quiet = False,
+) -> None:
+    """Compute experiments on your features and write one report with the paper's figures beside them."""
+    from fewcal.arrays import pick_device
+    from fewcal.paper.experiments import choose
+    from fewcal.paper.measured import Effort
+    from fewcal.paper.run import draw_report, find_features, run_experiments
+
+    def say(line: str) -> None:
+        if not quiet:
+            print(line, file=sys.stderr, flush=True)
+
+    experiments = choose(names)
+    if compute_only and draw_only:
+        raise InputError("--compute-only and --draw-only exclude each other")
+    left_out: list[str] = []
+    if not draw_only:
+        if not features:
+            raise InputError("--features is missing: the folder with your features, or --draw-only for what is there")
+        where = str(pick_device(device))
+        effort = Effort.of(
+            tasks, quick=quick, device=where, seed=seed, sampled=sampled_tasks, sgd=sgd_tasks, trials=trials
+        )
+        left_out = run_experiments(
+            experiments, find_features(features), out, effort, resume=resume, device=where, say=say
+        )
+    if compute_only:
+        say(f"computed; draw with: fewcal paper run {' '.join(names)} --out {out} --draw-only")
+        return
+    summary = draw_report(out, left_out, say)
+    write_json(json_file, summary)
+    if not quiet:
+        counts = {w: sum(v["verdict"] == w for v in summary["verdicts"]) for w in ("holds", "does not hold")}
+        print(
+            f"{len(summary['verdicts'])} statements: {counts['holds']} hold, {counts['does not hold']} do not; "
+            f"report: {out / 'report.html'}, summary: {out / 'summary.md'}"
+        )

@@ -1,0 +1,127 @@
+"""What an experiment shows, before it is a page or a Markdown file: paragraphs, tables, pictures and verdicts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fewcal.report import Cell, Page
+from fewcal.stats import Paired
+
+Value = str | int | float | None | Cell
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table with its caption; `Cell(mark="cited")` are figures of the paper."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[Value]]
+    caption: str = ""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A matplotlib figure under a file name, with words for those who do not see it."""
+
+    stem: str
+    figure: Any
+    alt: str
+    caption: str = ""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A statement of the paper and what was found: `holds` is None where the interval has both signs."""
+
+    claim: str
+    where: str
+    found: str
+    holds: bool | None
+
+    @property
+    def word(self) -> str:
+        """In one or two words."""
+        return {True: "holds", False: "does not hold", None: "cannot tell"}[self.holds]
+
+    @classmethod
+    def of(cls, claim: str, where: str, gain: Paired) -> Verdict:
+        """The statement that a is above b, from their paired difference."""
+        from fewcal.paper.measured import gain_text
+
+        sure = math.isfinite(gain.ci95) and abs(gain.difference) > gain.ci95
+        return cls(claim, where, f"{gain_text(gain)} ({gain.n} tasks)", gain.difference > 0 if sure else None)
+
+
+Block = str | Table | Picture
+
+
+@dataclass
+class Shown:
+    """Everything that one experiment has to say."""
+
+    blocks: list[Block] = field(default_factory=list)
+    verdicts: list[Verdict] = field(default_factory=list)
+
+
+def cited(value: float | None, plus_minus: float | None = None, title: str = "") -> Cell:
+    """A figure of the paper.
+
+    >>> cited(84.57, 0.48, "Table 1").text
+    '84.57 ± 0.48'
+    """
+    if value is None:
+        return Cell(None)
+    text = f"{value:.2f}" + (f" ± {plus_minus:.2f}" if plus_minus is not None else "")
+    return Cell(text, sort=value, mark="cited", title=f"the paper, {title}" if title else "the paper")
+
+
+def verdict_table(verdicts: Sequence[Verdict], caption: str) -> Table:
+    """Statements one by one, with a sign for what became of them."""
+    marks = {True: "good", False: "bad", None: ""}
+    rows: list[list[Value]] = [[v.claim, v.where, v.found, Cell(v.word, mark=marks[v.holds])] for v in verdicts]
+    return Table(["the paper says", "features", "found, in points of accuracy", ""], rows, caption)
+
+
+# ---- writing --------------------------------------------------------------------------------------------------------
+
+
+def to_page(page: Page, blocks: Sequence[Block]) -> None:
+    """Blocks on an HTML page."""
+    for block in blocks:
+        if isinstance(block, str):
+            page.text(block)
+        elif isinstance(block, Table):
+            page.table(block.header, block.rows, block.caption)
+        else:
+            page.figure(block.figure, block.alt, block.caption)
+
+
+def to_markdown(blocks: Sequence[Block], pictures: Path | None = None) -> str:
+    """Blocks as Markdown; pictures as links into the folder of that name."""
+    out = []
+    for block in blocks:
+        if isinstance(block, str):
+            out.append(block)
+        elif isinstance(block, Table):
+            head = [block.caption, ""] if block.caption else []
+            lines = [_line(block.header), _line(["---"] * len(block.header))]
+            out.append("\n".join([*head, *lines, *(_line([_plain(v) for v in row]) for row in block.rows)]))
+        elif pictures is not None:
+            out.append(f"![{block.alt}]({(pictures / block.stem).with_suffix('.svg').as_posix()})\n\n{block.caption}")
+    return "\n\n".join(out) + "\n"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(c.replace("|", "\\|") for c in cells) + " |"
+
+
+def _plain(value: Value) -> str:
+    cell = value if isinstance(value, Cell) else Cell(value)
+    if cell.text is None:
+        return "–"
+    text = f"{cell.text:.4g}" if isinstance(cell.text, float) else str(cell.text)
+    return f"{text} †" if cell.mark == "cited" else text

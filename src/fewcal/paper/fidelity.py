@@ -1,0 +1,281 @@
+"""The fidelity study: what each question that the paper leaves open costs or brings, one at a time.
+
+Three presets (`paper`, `authors`, `default`) are starting points; each question is answered otherwise than the preset
+answers it, everything else unchanged, on the same tasks. `paper` and `authors` have the values of appendix F for the
+dataset. They are studied at unit scale (centred, L2) in closed form, where they work on any features; questions that
+only have a meaning at the features' own scale, or only with sampled points, are asked there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fewcal.features import FeatureSet, FeatureSplit
+from fewcal.methods import Method
+from fewcal.methods.gdc import GDC
+from fewcal.paper.blocks import Shown, Table, Value
+from fewcal.paper.measured import Effort, accuracy, difference, gain_text, join, mean_text, measure
+from fewcal.paper.published import dataset_title
+from fewcal.paper.tables import Record, Records, paper_params, unit_scale
+from fewcal.params import GDCParams
+from fewcal.presets import get_preset
+from fewcal.report import Cell
+
+PRESETS = ("paper", "authors", "default")
+# Where a question is asked: closed form at unit scale or at the features' own scale, or with points drawn.
+UNIT, OWN, DRAWN = "unit scale", "own scale", "sampled, L-BFGS"
+# Points drawn where the question is about sampling; the eigenvalues of D×D matrices of larger D take too long.
+_N, _LARGEST = 200, 700
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One answer to a question: the change of parameters that makes it."""
+
+    question: str
+    answer: str
+    change: Mapping[str, Any]
+    at: str = UNIT
+
+
+_CLASSES: dict[str, Any] = {
+    "whiten": False,
+    "trust": 1.0,
+    "query_pull": 0.0,
+    "alpha1": 100.0,
+    "alpha2_ratio": 10.0,
+    "cov_weights": "bases-only",
+}
+
+# For `paper` and `authors`: both answers of each question; that of the preset itself is the reference.
+ANSWERS: tuple[Answer, ...] = (
+    Answer("distance in the weight", "squared Euclidean", {"metric": "sqeuclidean"}),
+    Answer("distance in the weight", "plain Euclidean", {"metric": "euclidean"}),
+    Answer("weights of the covariance", "w/(1+Σw)", {"cov_weights": "with-support"}),
+    Answer("weights of the covariance", "w/Σw", {"cov_weights": "bases-only"}),
+    Answer("cov(X')", "joint", {"cov": "joint"}),
+    Answer("cov(X')", "independent", {"cov": "independent"}),
+    Answer("cov(X')", "pooled", {"cov": "pooled"}),
+    Answer("rows of a base class in cov(X')", "100", {"common_size": 100}),
+    Answer("σ2, mean off-diagonal", "over D(D−1) entries", {"off_diagonal": "pairs"}),
+    Answer("σ2, mean off-diagonal", "over D² entries", {"off_diagonal": "all"}),
+    Answer("α2", "a number of its own, not times α1", {"alpha2_ratio": "own"}),
+    Answer("Tukey or Yeo-Johnson", "Yeo-Johnson", {"kind": "yeo-johnson"}),
+    Answer("β = 0 and zeros", "log(x + 1e-6)", {"beta": 0.0, "eps": 1e-6}),
+    Answer("β = 0 and zeros", "log(x + 0.01)", {"beta": 0.0, "eps": 1e-2}),
+    Answer("k", "at most 10, as the script searched", {"k": 10}),
+    Answer("base features Gaussianized", "yes", {"transform_base": True}, OWN),
+    Answer("base features Gaussianized", "no", {"transform_base": False}, OWN),
+    Answer("scale (the paper does not say)", "L2", {"l2": True, "transform_base": True}, OWN),
+    Answer("scale (the paper does not say)", "centre + L2", {"center": True, "l2": True, "transform_base": True}, OWN),
+    Answer("n", "per support point", {"n_per": "point"}, DRAWN),
+    Answer("n", "per class", {"n_per": "class"}, DRAWN),
+    Answer("Σ'ₛ not positive semi-definite", "clip b", {"psd": "clip"}, DRAWN),
+    Answer("Σ'ₛ not positive semi-definite", "clip eigenvalues", {"psd": "eigen"}, DRAWN),
+    Answer("head", "closed form instead of sampled points", {"head": "closed_form"}, DRAWN),
+)
+# For `default`, which answers some of them by not asking: no α, no samples, one covariance for all.
+DEFAULT_ANSWERS: tuple[Answer, ...] = (
+    Answer("distance in the weight", "plain Euclidean", {"metric": "euclidean"}),
+    Answer("distance in the weight", "in units of the bank", {"unit_of": "bank", "unit": 0.7}),
+    Answer("cov(X')", "joint, α1=100, α2=10α1", {"cov": "joint", **_CLASSES}),
+    Answer("cov(X')", "independent, α1=100, α2=10α1", {"cov": "independent", **_CLASSES}),
+    Answer("power transform", "β=0.5", {"beta": 0.5}),
+    Answer("scale (the paper does not say)", "no centring", {"center": False}),
+    Answer("scale (the paper does not say)", "no L2", {"l2": False}),
+    Answer("k", "2", {"k": 2}),
+    Answer("k", "all base classes", {"k": 10**6}),
+    Answer("weights of the mean", "m=0: every neighbour the same", {"m": 0.0}),
+    Answer(
+        "weights of the mean", "as printed (strength 1, for any number of shots)", {"strength": 1.0, "shot_decay": 0.0}
+    ),
+    Answer("beyond the paper", "trust in the bases not judged", {"trust": 1.0}),
+    Answer("beyond the paper", "queries not calibrated", {"query_pull": 0.0}),
+    Answer("beyond the paper", "no calibration at all", {"strength": 0.0, "query_pull": 0.0}),
+)
+
+
+def starting_point(preset: str, dataset: str, shot: int, at: str = UNIT) -> GDCParams:
+    """The preset where a question is asked.
+
+    >>> starting_point("authors", "cub", 1).l2, starting_point("authors", "cub", 1, OWN).l2
+    (True, False)
+    """
+    if preset == "default":
+        return get_preset("default")
+    params = paper_params(dataset, shot, preset)
+    if at == OWN:
+        return params.with_changes(psd="clip", head="closed_form")
+    if at == DRAWN:
+        return unit_scale(params).with_changes(head="lbfgs", n=_N)
+    return unit_scale(params)
+
+
+def answered(params: GDCParams, answer: Answer) -> GDCParams:
+    """The parameters with one question answered this way."""
+    change = dict(answer.change)
+    if change.get("alpha2_ratio") == "own":
+        change["alpha2_ratio"] = params.alpha2_ratio / max(params.alpha1, 1e-9)
+    if change.get("k") == 10:
+        change["k"] = min(params.k, 10)
+    return params.with_changes(**change)
+
+
+def variants(preset: str, dataset: str, shot: int, features: FeatureSet) -> list[tuple[Answer, GDCParams]]:
+    """The answers other than the preset's own that can be told apart on these features, with their parameters."""
+    base = features.split("base")
+    smallest, dim = int(base.rows_per_class().min()), base.dimension
+    negative = bool((base.features < 0).any())
+    out = []
+    for answer in DEFAULT_ANSWERS if preset == "default" else ANSWERS:
+        start = starting_point(preset, dataset, shot, answer.at)
+        change = answer.change
+        if (
+            ("n_per" in change and shot == 1)  # one point a class: both are the same
+            or (change.get("psd") == "eigen" and (shot > 1 or dim > _LARGEST))
+            or ("common_size" in change and smallest <= change["common_size"])
+            or (negative and ("kind" in change or change.get("beta") == 0.0))  # Yeo-Johnson it is, and no zeros
+        ):
+            continue
+        params = answered(start, answer)
+        if params != start:
+            out.append((answer, params))
+    return out
+
+
+def fidelity(features: FeatureSet, dataset: str, shot: int, effort: Effort, device: str = "cpu") -> dict[str, Any]:
+    """Every variant on the same novel tasks; nothing is chosen on them."""
+    made: dict[str, tuple[GDCParams, int]] = {}
+    rows = []
+    for preset in PRESETS:
+        for answer, params in variants(preset, dataset, shot, features):
+            few = effort.sgd if params.psd == "eigen" and params.head != "closed_form" else effort.sampled
+            tasks = min(effort.study, few) if answer.at == DRAWN else effort.study
+            start = starting_point(preset, dataset, shot, answer.at)
+            reference, name = f"{preset}, {answer.at}", f"{preset}: {answer.question}: {answer.answer}"
+            made.setdefault(
+                reference, (start, min(effort.study, effort.sampled) if answer.at == DRAWN else effort.study)
+            )
+            made[name] = (params, tasks)
+            rows.append(
+                {
+                    "preset": preset,
+                    "question": answer.question,
+                    "answer": answer.answer,
+                    "at": answer.at,
+                    "reference": reference,
+                    "variant": name,
+                }
+            )
+    parts = []
+    for group in _groups(made):
+        methods: dict[str, Method] = {name: GDC(made[name][0], cap_k=True) for name in group}
+        parts.append(measure(methods, features, shot, made[group[0]][1], effort.seed, device))
+    if dataset == "dogs" and len(features.split("base").classes) > 30:
+        # "30 or 70": the paper's text has both numbers of base classes for Stanford Dogs.
+        few_bases = _first_classes(features, 30)
+        for preset in PRESETS:
+            name = f"{preset}: base classes: 30"
+            method = GDC(starting_point(preset, dataset, shot), cap_k=True)
+            parts.append(measure({name: method}, few_bases, shot, effort.study, effort.seed, device))
+            rows.append(
+                {
+                    "preset": preset,
+                    "question": "base classes of Stanford Dogs",
+                    "answer": "30 of 70",
+                    "at": UNIT,
+                    "reference": f"{preset}, {UNIT}",
+                    "variant": name,
+                }
+            )
+    return join(*parts) | {"rows": rows}
+
+
+def _groups(made: Mapping[str, tuple[GDCParams, int]]) -> list[list[str]]:
+    """Variants that share a space and a number of tasks are run together: one bank, and not too many at once."""
+    groups: dict[Any, list[str]] = {}
+    for name, (p, tasks) in made.items():
+        groups.setdefault((tasks, p.beta, p.kind, p.eps, p.center, p.l2), []).append(name)
+    return list(groups.values())
+
+
+def _first_classes(features: FeatureSet, count: int) -> FeatureSet:
+    base = features.split("base")
+    keep = base.require_labels() < count
+    cut = FeatureSplit.from_arrays(base.features[keep], base.require_labels()[keep], base.classes[:count])
+    return FeatureSet(cut, features.val, features.novel)
+
+
+def show_fidelity(records: Records) -> Shown:
+    """For each preset, a row an answer: the difference to the preset on each feature set."""
+    shown = Shown()
+    columns = list(records)
+    titles = [f"{dataset_title(d)}, {s}-shot" for d, s in columns]
+    for preset in PRESETS:
+        places = [at for at in (UNIT, OWN, DRAWN) if any(f"{preset}, {at}" in r["correct"] for r in records.values())]
+        start: list[list[Value]] = [
+            [
+                f"`{preset}`, {at}" if preset != "default" else "`default`",
+                *(_level(records[c], f"{preset}, {at}") for c in columns),
+            ]
+            for at in places
+        ]
+        shown.blocks.append(Table(["starting point", *titles], start, f"`{preset}`: where it starts, accuracy in %"))
+        keys = dict.fromkeys(
+            (r["question"], r["answer"], r["at"]) for c in columns for r in records[c]["rows"] if r["preset"] == preset
+        )
+        rows: list[list[Value]] = []
+        for question, answer, at in keys:
+            place = f" ({at})" if at != UNIT else ""
+            cells = [_change(records[c], preset, question, answer) for c in columns]
+            rows.append([question, answer + place, *cells])
+        shown.blocks.append(
+            Table(
+                ["question", "answered instead", *titles],
+                rows,
+                f"`{preset}`: what each other answer brings, points, paired, 95% half-width; ▲ and ▼ are beyond it",
+            )
+        )
+    tasks = sorted({len(v) for r in records.values() for v in r["correct"].values()}, reverse=True)
+    many = sum(len(r["rows"]) for r in records.values())
+    shown.blocks.append(
+        f"{many} comparisons on {', '.join(map(str, tasks))} tasks each: about {max(1, round(0.05 * many))} of them "
+        "would lie beyond their interval by chance alone. – where the question does not arise: both answers are the "
+        "same (one shot, signed features, the preset's own answer) or it would take too long (eigenvalues for large D)."
+    )
+    shown.blocks.append(_largest(records))
+    return shown
+
+
+def _level(record: Record, name: str) -> Value:
+    if name not in record["correct"]:
+        return None
+    title = f"{len(record['correct'][name])} tasks"
+    return Cell(mean_text(record, name), sort=float(accuracy(record, name).mean()), title=title)
+
+
+def _change(record: Record, preset: str, question: str, answer: str) -> Value:
+    for row in record["rows"]:
+        if (row["preset"], row["question"], row["answer"]) == (preset, question, answer):
+            gain = difference(record, row["variant"], row["reference"])
+            sure = abs(gain.difference) > gain.ci95
+            mark = ("good" if gain.difference > 0 else "bad") if sure else ""
+            return Cell(gain_text(gain), sort=gain.difference, mark=mark, title=f"{gain.n} tasks")
+    return None
+
+
+def _largest(records: Records) -> str:
+    """In words: the questions of `paper` and `authors` that move accuracy most, on average over feature sets."""
+    moved: dict[str, list[float]] = {}
+    for record in records.values():
+        for row in record["rows"]:
+            if row["preset"] != "default":
+                gain = difference(record, row["variant"], row["reference"])
+                moved.setdefault(f"{row['question']}: {row['answer']}", []).append(gain.difference)
+    order = sorted(moved.items(), key=lambda item: -abs(float(np.mean(item[1]))))
+    told = "; ".join(f"{name}: {100 * float(np.mean(v)):+.2f}".replace("-", "−") for name, v in order[:5])
+    return f"What moves `paper` and `authors` most, on average over the columns in points: {told}."
