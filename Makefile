@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-slow lint format bench bench-gpu docs clean
+.PHONY: demo test test-slow lint format bench bench-scale bench-gpu docs clean
 
 demo: $(STAMP)
 	$(BIN)/python -m fewcal.demo
@@ -26,6 +26,13 @@ format: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/run.py
+
+# Banks of 20,000 classes, 1000 ways, growth with every size, floors of each stage: about ten minutes on two cores.
+bench-scale: $(STAMP)
+	$(BIN)/python benchmarks/bigbank.py
+	$(BIN)/python benchmarks/ways.py
+	$(BIN)/python benchmarks/floors.py
+	$(BIN)/python benchmarks/growth.py
 
 bench-gpu: $(STAMP)
 	$(BIN)/python benchmarks/gpu.py

@@ -38,9 +38,9 @@ class World:
 
     def __init__(self, classes: int, rows: int, dim: int, device: str = "cpu") -> None:
         self.classes, self.rows, self.dim, self.device = classes, rows, dim, torch.device(device)
-        random = torch.Generator(self.device).manual_seed(0)
-        self.family = self._normal(random, FAMILIES, dim)
-        self.nuisance = 0.6 * self._normal(random, NUISANCE, dim)
+        random = torch.Generator().manual_seed(0)  # the same world on every device
+        self.family = torch.randn(FAMILIES, dim, generator=random).to(self.device)
+        self.nuisance = 0.6 * torch.randn(NUISANCE, dim, generator=random).to(self.device)
 
     def _normal(self, random: torch.Generator, *shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=random, device=self.device)

@@ -1,13 +1,17 @@
-"""The GPU suite in one call: agreement with the CPU, then seconds for 5000 tasks of every kind of GDC.
+"""The GPU suite in one call: agreement with the CPU, seconds for 5000 tasks of every kind of GDC, and then the other
+benchmarks on the GPU: floors of each stage, the cost of a trial, many ways, a bank of 20,000 classes.
 
-python benchmarks/gpu.py [--features DIR] [--tasks 5000]
+python benchmarks/gpu.py [--features DIR] [--tasks 5000] [--only-tasks]
 """
 
 from __future__ import annotations
 
 import argparse
+import subprocess
+import sys
 import time
 import warnings
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -35,6 +39,7 @@ def main() -> None:
     parser.add_argument("--features")
     parser.add_argument("--tasks", type=int, default=5000)
     parser.add_argument("--check", type=int, default=100, help="tasks on which CPU and GPU are compared")
+    parser.add_argument("--only-tasks", action="store_true", help="leave out the other benchmarks")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("no CUDA device")
@@ -59,6 +64,14 @@ def main() -> None:
                 f"{difference.mean():+.3f} ± {half:.3f}",
                 flush=True,
             )
+    if options.only_tasks:
+        return
+    features_given = ["--features", options.features] if options.features else []
+    for name in ("floors", "prepare", "ways", "bigbank"):
+        print(f"\n{name}.py", flush=True)
+        extra = features_given if name in ("floors", "prepare") else []
+        script = Path(__file__).with_name(f"{name}.py")
+        subprocess.run([sys.executable, str(script), "--device", "cuda", *extra], check=True)
 
 
 if __name__ == "__main__":

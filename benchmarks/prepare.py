@@ -57,8 +57,8 @@ def main() -> None:
                         prepare.append(prepared - began)
                     run.append(now() - prepared)
             print(
-                f"  {head:12s} a new β {1e3 * statistics.median(prepare):7.1f} ms; {options.tasks} tasks, first time at "
-                f"this β {statistics.median(run[::2]):.3f} s, later {statistics.median(run[1::2]):.3f} s",
+                f"  {head:12s} a new β {1e3 * statistics.median(prepare):7.1f} ms; {options.tasks} tasks, first time "
+                f"at this β {statistics.median(run[::2]):.3f} s, later {statistics.median(run[1::2]):.3f} s",
                 flush=True,
             )
 

@@ -746,9 +746,12 @@ def _top_directions(x: Tensor, rank: int) -> Tensor:
 
 def _eigh(a: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues and eigenvectors of small matrices `(c, p, p)`."""
-    threads = torch.get_num_threads()
-    if a.is_cuda or threads == 1 or a.shape[-1] > _SMALL:
+    if a.shape[-1] > _SMALL:
         return torch.linalg.eigh(a)
+    if a.is_cuda:  # where each takes four times as long as on a CPU
+        values, vectors = _eigh(a.cpu())
+        return values.to(a.device), vectors.to(a.device)
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)  # threads that share a small decomposition make it several times slower
     try:
         return torch.linalg.eigh(a)

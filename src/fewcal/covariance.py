@@ -164,7 +164,7 @@ class CalibratedCovariance:
     def _half_block(self) -> Tensor:
         if self._union is not None:
             return self._block.bfloat16()
-        return cast(Tensor, self.bank._cached(("half", self.common_size), self._block.bfloat16))
+        return cast(Tensor, self.bank._cached(("half", self.mode, self.common_size), self._block.bfloat16))
 
     def factor(self, half: bool = False) -> Tensor:
         """F with FᵀF = Σ' (less the isotropic part of a whitened bank), `(T, S, P', D)`.
@@ -191,7 +191,8 @@ class CalibratedCovariance:
             return out
         if k * p <= _TALL * d:
             local = self.index if self._union is None else torch.searchsorted(self._union, self.index)
-            return (self._block[local] * self.c[..., None, None]).reshape(t, s, k * p, d)
+            block, c = (self._half_block(), self.c.bfloat16()) if half else (self._block, self.c)
+            return block[local].mul_(c[..., None, None]).reshape(t, s, k * p, d)
         covariances = self.bank.class_covariances() if self._union is None else self._block.mT @ self._block
         dense = (self._shares.square().reshape(t * s, u) @ covariances.reshape(u, d * d)).view(t, s, d, d)
         return _root(dense)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fewcal.errors import InputError
 from fewcal.heads.linear import LinearHead
-from fewcal.precision import half_pays
+from fewcal.precision import half_pays, rounded
 
 # A step is taken when the slope at its end is this small beside the slope at its start (the strong Wolfe condition).
 _CURVATURE = 0.01
@@ -58,11 +58,11 @@ def lbfgs_head(
     solution = x.new_zeros(t, n_classes, d + 1)
     alive = torch.arange(t, device=x.device)  # tasks still being worked on
     w = solution.clone()
-    logits = x.new_zeros(t, n_classes, m)
+    logits = x.new_zeros(t, n_classes, m)  # the rounded points may be a few more: zeros at the end
     damping = _shared_direction(x)
     # Many large points: the way to the minimum is found with rounded ones, half the bytes, and its end with the points
     # as they are, so that what stops the search is always the true gradient.
-    full, x = x, x.bfloat16() if half_pays(x, m * d) else x
+    full, x = x, rounded(x) if half_pays(x, m * d) else x
     grad = _gradient(x, labels, torch.full_like(logits, 1 / n_classes), w, ridge)
     history: list[tuple[Tensor, Tensor, Tensor]] = []
     for i in range(max_iter):
@@ -88,7 +88,7 @@ def lbfgs_head(
         slope = _dot(step, grad)
         step = torch.where(slope < 0, step, -grad)  # a task whose curvature went stale starts over
         step = torch.where(active[:, None, None], step, 0.0)
-        along = _forward(step, x)
+        along = _forward(step, x)[..., :m]
         length, probabilities = _line_search(logits, along, labels, w, step, _dot(step, grad)[:, 0, 0], ridge)
         move = length[:, None, None] * step
         w = w + move
@@ -119,9 +119,11 @@ def _dot(a: Tensor, b: Tensor) -> Tensor:
 def _gradient(x: Tensor, labels: Tensor, probabilities: Tensor, w: Tensor, ridge: float) -> Tensor:
     """∂f/∂w, `(T, N, D+1)`, from the class probabilities `(T, N, M)`, which are used up."""
     residual = probabilities
-    residual.scatter_add_(1, labels[:, None, :], residual.new_full((1, 1, 1), -1.0).expand(len(x), 1, x.shape[1]))
-    residual /= x.shape[1]
-    weight = torch.bmm(residual.to(x.dtype), x).to(w.dtype)
+    m = residual.shape[2]
+    residual.scatter_add_(1, labels[:, None, :], residual.new_full((1, 1, 1), -1.0).expand(len(x), 1, m))
+    residual /= m
+    aligned = torch.nn.functional.pad(residual.to(x.dtype), (0, x.shape[1] - residual.shape[2]))
+    weight = torch.bmm(aligned, x).to(w.dtype)
     if ridge:
         weight += ridge * w[..., :-1]
     return torch.cat([weight, residual.sum(dim=2, keepdim=True)], dim=-1)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-
 # From so many classes on, rows are added up one by one rather than by a product with their membership.
 _MANY = 64
 
@@ -44,7 +43,7 @@ def class_means(x: Tensor, labels: Tensor, n_classes: int) -> Tensor:
              [5.]]])
     """
     if n_classes > _MANY and x.device.type == "cpu":
-        t, s, d = x.shape
+        t, _, d = x.shape
         at = (labels + n_classes * torch.arange(t)[:, None]).reshape(-1)
         total = x.new_zeros(t * n_classes, d).index_add_(0, at, x.reshape(-1, d))
         count = torch.bincount(at, minlength=t * n_classes).clamp_(min=1).to(x.dtype)

@@ -116,7 +116,7 @@ def _train(
     flat = x.reshape(t * m, d)
     target = torch.nn.functional.one_hot(labels, weight.shape[1]).mT.to(weight.dtype)  # (T, N, M)
     offset = (torch.arange(t, device=x.device) * m)[:, None]
-    buffer = torch.empty(t * min(batch_size, m), d, dtype=x.dtype, device=x.device)
+    buffer = torch.empty(t * (min(batch_size, m) + 7), d, dtype=x.dtype, device=x.device)
     loss = torch.zeros(t, dtype=weight.dtype, device=x.device)
     same = x.dtype == weight.dtype
     orders = torch.empty(0)
@@ -124,20 +124,21 @@ def _train(
         if epoch % _ORDERS == 0:
             orders = random.permutations(m, _ORDERS)
         shuffle = orders[:, epoch % _ORDERS]
-        order = shuffle + offset
+        order = torch.cat([shuffle, shuffle[:, :7]], dim=1) + offset
         truth = target.gather(2, shuffle[:, None].expand(-1, target.shape[1], -1))
         for begin in range(0, m, batch_size):
-            rows = order[:, begin : begin + batch_size]
-            size = rows.shape[1]
-            index = rows.reshape(-1)
-            xb = torch.index_select(flat, 0, index, out=buffer[: len(index)]).view(t, size, d)
-            yb = truth[..., begin : begin + batch_size]
+            size = min(batch_size, m - begin)
+            wide = size if same else size + -size % 8  # see `rounded`; the rows beyond `size` count for nothing
+            index = order[:, begin : begin + wide].reshape(-1)
+            xb = torch.index_select(flat, 0, index, out=buffer[: len(index)]).view(t, wide, d)
+            yb = truth[..., begin : begin + size]
             # Cross entropy and its gradient by hand: softmax − one-hot, averaged over the batch.
             z = torch.baddbmm(bias, weight, xb.mT) if same else bias + weight.to(x.dtype) @ xb.mT
             slope = torch.softmax(z, dim=1)
             if epoch == epochs - 1:
-                loss -= (slope * yb).sum(dim=1).clamp(min=1e-37).log().sum(dim=1) / m
-            slope -= yb
+                loss -= (slope[..., :size] * yb).sum(dim=1).clamp(min=1e-37).log().sum(dim=1) / m
+            slope[..., :size] -= yb
+            slope[..., size:] = 0
             if same:
                 weight.baddbmm_(slope, xb, alpha=-lr / size)
             else:

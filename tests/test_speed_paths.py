@@ -1,0 +1,235 @@
+"""The short cuts of large problems give what the plain way gives."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+from fewcal import BaseBank, GDCClassifier, precision
+from fewcal.calibrate import calibrate, distances, evenly, gathers, squared_distances
+from fewcal.gaussian import FactorGaussian
+from fewcal.gaussianize import Gaussianization
+from fewcal.heads import sgd as sgd_module
+from fewcal.heads.lbfgs import lbfgs_head
+from fewcal.heads.linear import class_means, class_sizes
+from fewcal.heads.sgd import sgd_head
+from fewcal.methods import make_method
+from fewcal.methods.gdc import PulledHead
+from fewcal.randomness import TaskRandom
+
+
+@pytest.fixture
+def half(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half precision everywhere, whatever the size and the processor."""
+    monkeypatch.setattr(precision, "SMALLEST", 0)
+    monkeypatch.setattr(precision, "_cpu_has_bf16", lambda: True)
+    monkeypatch.delenv("FEWCAL_FLOAT32", raising=False)
+
+
+def rows(classes: int, per: int, dim: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    x = rng.random((classes, 1, dim)) * 3 + rng.random((classes, per, dim))
+    return x.reshape(-1, dim).astype(np.float32), np.repeat(np.arange(classes), per)
+
+
+def test_half_precision_is_for_large_points_and_can_be_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision, "_cpu_has_bf16", lambda: True)
+    large = torch.zeros(1, precision.SMALLEST)
+    assert precision.half_pays(large)
+    assert not precision.half_pays(large[:, 1:])
+    assert precision.half_pays(large[:, 1:], precision.SMALLEST)
+    assert not precision.half_pays(large.double())
+    monkeypatch.setenv("FEWCAL_FLOAT32", "1")
+    assert not precision.half_pays(large)
+
+
+def test_rounded_points_are_padded_with_zeros() -> None:
+    x = torch.randn(2, 13, 4)
+    low = precision.rounded(x)
+    assert low.shape == (2, 16, 4)
+    torch.testing.assert_close(low[:, :13].float(), x, rtol=1 / 128, atol=0)
+    assert not low[:, 13:].any()
+
+
+def blobs(tasks: int, per: int, dim: int, ways: int, gap: float) -> tuple[torch.Tensor, torch.Tensor]:
+    random = torch.Generator().manual_seed(0)
+    labels = torch.arange(ways).repeat_interleave(per).expand(tasks, -1)
+    centres = gap * torch.randn(tasks, ways, dim, generator=random)
+    return centres.gather(1, labels[..., None].expand(-1, -1, dim)) + torch.randn(
+        tasks, ways * per, dim, generator=random
+    ), labels
+
+
+def test_lbfgs_ends_at_the_true_minimum_whatever_it_rounds_on_the_way(half: None) -> None:
+    x, labels = blobs(3, 61, 20, 4, 0.5)
+    low = lbfgs_head(x, labels, 4)
+    z = torch.cat([low.weight, low.bias[..., None]], dim=-1).requires_grad_()
+    m = x.shape[1]
+    logits = x @ z[..., :-1].mT + z[:, None, :, -1]
+    loss = torch.nn.functional.cross_entropy(logits.mT, labels, reduction="none").mean(dim=1)
+    (loss + z[..., :-1].square().sum(dim=(1, 2)) / (2 * m)).sum().backward()
+    assert z.grad is not None
+    assert float(z.grad.abs().max()) <= 1.1e-4
+
+
+def test_sgd_in_half_precision_learns_the_same(half: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, labels = blobs(2, 43, 16, 5, 1.0)
+    low = sgd_head(x, labels, 5, TaskRandom(0, [0, 1]), batch_size=100, epochs=30)
+    monkeypatch.setenv("FEWCAL_FLOAT32", "1")
+    full = sgd_head(x, labels, 5, TaskRandom(0, [0, 1]), batch_size=100, epochs=30)
+    torch.testing.assert_close(low.logits(x), full.logits(x), rtol=0.05, atol=0.08)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_loop_of_a_gpu_is_the_loop_of_a_cpu(dtype: torch.dtype) -> None:
+    """All tasks at once, with batches padded to what matrix units like, or one task at a time."""
+    x, labels = blobs(2, 21, 16, 5, 1.0)
+    x = x.to(dtype)
+    start = 0.1 * torch.randn(2, 5, 17, generator=torch.Generator().manual_seed(1))
+    arguments = (50, 10, 0.08)
+    weight, bias = start[..., :16].clone(), start[..., 16:].clone()
+    loss = sgd_module._train(x, labels, weight, bias, TaskRandom(0, [3, 4]), *arguments)
+    for i in range(2):
+        w, b = start[i, :, :16].clone(), start[i, :, 16:].clone()
+        alone = sgd_module._train_one(x[i], labels[i], w, b, TaskRandom(0, [3 + i]), *arguments)
+        torch.testing.assert_close(weight[i], w, rtol=1e-2, atol=1e-2 if dtype == torch.bfloat16 else 1e-5)
+        torch.testing.assert_close(bias[i], b, rtol=1e-2, atol=1e-2 if dtype == torch.bfloat16 else 1e-5)
+        torch.testing.assert_close(loss[i], alone, rtol=2e-2, atol=1e-3)
+
+
+def test_samples_drawn_in_half_precision_have_the_covariance(half: None) -> None:
+    random = torch.Generator().manual_seed(0)
+    factor = torch.randn(1, 1, 7, 6, generator=random)
+    g = FactorGaussian(torch.ones(1, 1, 6), factor, torch.full((1, 1), 0.5), torch.full((1, 1), 0.1))
+    x = g.sample(40_000, TaskRandom(0))[0, 0]
+    np.testing.assert_allclose(np.cov(x.T.numpy()), g.dense()[0, 0].numpy(), atol=0.35)
+    low = FactorGaussian(g.mean, factor.bfloat16(), g.a, g.b)
+    torch.testing.assert_close(low.dense(), g.dense(), rtol=0.02, atol=0.05)
+
+
+def test_gdc_in_half_precision_answers_alike(half: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = rows(12, 20, 16)
+    support, labels = torch.from_numpy(x[::40][:5])[None] + 0.1, torch.arange(5)[None]
+    query = torch.from_numpy(x[::7])[None]
+    for head in ("lbfgs", "sgd"):
+        method = make_method("gdc", "paper", head=head, k=3, n=60, l2=True).prepare(BaseBank().fit(x, y))
+        answers = []
+        for full in ("", "1"):
+            monkeypatch.setenv("FEWCAL_FLOAT32", full)
+            z = method.transform(support[0])[None]
+            answers.append(method.fit(z, labels, 5, TaskRandom(0)).logits(method.transform(query[0])[None]).softmax(-1))
+        torch.testing.assert_close(answers[0], answers[1], rtol=0.1, atol=0.05)
+
+
+def test_class_means_of_many_classes_are_those_of_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(2, 300, 3)
+    labels = torch.stack([torch.randperm(300) % 70, torch.randperm(300) % 70])
+    product = class_means(x.double(), labels, 70)
+    monkeypatch.setattr("fewcal.heads.linear._MANY", 1000)
+    torch.testing.assert_close(class_means(x.double(), labels, 70), product)
+    assert class_sizes(labels).tolist() == [[int((row == v).sum()) for v in row] for row in labels]
+
+
+@pytest.mark.parametrize("delta", [1.0, 0.7])
+@pytest.mark.parametrize("whiten", [False, 1.0])
+def test_distances_from_what_a_bank_remembers(delta: float, whiten: float | bool) -> None:
+    x, y = rows(9, 6, 5)
+    bank = BaseBank().fit(x, y).in_space(center=True, l2=True, whiten=whiten)
+    points = torch.randn(2, 4, 5)
+    want = squared_distances(points, delta * bank.means)
+    torch.testing.assert_close(distances(points, bank, "delta", delta=delta), want, rtol=1e-4, atol=1e-5)
+
+
+def test_means_are_gathered_from_many_classes_and_multiplied_with_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = rows(70, 3, 4)
+    bank = BaseBank().fit(x, y)
+    points = torch.rand(3, 2, 4) * 3
+    assert gathers(bank, 2)
+    assert not gathers(bank, 3)
+    gathered = calibrate(points, bank, k=2)
+    monkeypatch.setattr("fewcal.calibrate._MANY", 1000)
+    torch.testing.assert_close(calibrate(points, bank, k=2).mean, gathered.mean)
+    assert calibrate(points, bank, k=2, move=False).mean is points
+
+
+def test_pulled_scores_are_those_of_pulled_queries() -> None:
+    x, y = rows(60, 8, 12)
+    method = make_method("gdc", trust=1.0, k=4).prepare(BaseBank().fit(x, y))
+    z = method.transform(torch.from_numpy(x))
+    head = method.fit(z[None, ::97][:, :4], torch.arange(4)[None], 4, TaskRandom(0))
+    assert isinstance(head, PulledHead)
+    query = z[None, 3:50]
+    moved = method._pull(query, head.strength[:, None].expand(query.shape[:2])).mean  # type: ignore[attr-defined]
+    torch.testing.assert_close(head.logits(query), head.head.logits(moved), rtol=1e-4, atol=1e-4)
+
+
+def test_evenly_spaced_classes() -> None:
+    assert evenly(7, 10).tolist() == list(range(7))
+    some = evenly(1000, 10)
+    assert (int(some[0]), int(some[-1]), len(set(some.tolist()))) == (0, 999, 10)
+
+
+# ---- banks of many classes -------------------------------------------------------------------------------------------
+
+
+def test_a_shuffled_stream_gives_the_bank_of_all_rows_at_once() -> None:
+    x, y = rows(30, 12, 10)
+    order = np.random.default_rng(1).permutation(len(x))
+    whole = BaseBank(rank=10).fit(x, y)
+    parts = BaseBank(rank=10)
+    for part in np.array_split(order, 7):
+        parts.partial_fit(x[part], y[part])
+    at = [parts.classes.index(c) for c in whole.classes]
+    torch.testing.assert_close(parts.means[at], whole.means)
+    torch.testing.assert_close(parts.scatter, whole.scatter, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(parts.class_covariances()[at], whole.class_covariances(), rtol=1e-3, atol=1e-4)
+
+
+def test_growing_a_bank_leaves_the_banks_made_from_it_alone() -> None:
+    x, y = rows(6, 5, 4)
+    bank = BaseBank(rank=2, transform=Gaussianization("none")).fit(x, y)
+    other = BaseBank(rank=2, transform=Gaussianization("none")).fit(x[:10] + 1, y[:10])
+    before = bank.class_factors().clone()
+    twin, merged = copy.copy(bank), bank.merge(other)
+    kept = merged.class_factors().clone()
+    bank.partial_fit(x[:10] + 2, y[:10] + 100).partial_fit(x[:10] + 3, y[:10])
+    torch.testing.assert_close(twin.class_factors(), before)
+    torch.testing.assert_close(merged.class_factors(), kept)
+    merged.partial_fit(x[:10], y[:10])
+    torch.testing.assert_close(twin.class_factors(), before)
+
+
+def test_some_classes_are_unpacked_without_the_others() -> None:
+    x, y = rows(8, 6, 5)
+    some = torch.tensor([6, 1])
+    for bank in (BaseBank().fit(x, y), BaseBank(rank=3, dtype="float16").fit(x, y)):
+        torch.testing.assert_close(bank.class_factors(some), bank.class_factors()[some])
+    bank = BaseBank().fit(x, y)
+    torch.testing.assert_close(bank.paired_rows(4, some), bank.paired_rows(4)[some])
+
+
+def test_factors_stay_in_half_precision_on_the_way_to_a_file_and_back(tmp_path) -> None:
+    x, y = rows(8, 6, 5)
+    bank = BaseBank(rank=3, dtype="float16").fit(x, y)
+    again = BaseBank.load(bank.save(tmp_path / "b.safetensors"))
+    assert bank._factors.dtype == again._factors.dtype == torch.float16
+    assert torch.equal(bank._factors, again._factors)
+    again.partial_fit(x[:6] + 1, y[:6])  # what came from a file can grow
+    assert again.n_rows == 54
+
+
+def test_a_large_bank_fits_and_explains_like_a_small_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With every limit at its smallest, the ways of large banks are taken."""
+    x, y = rows(40, 8, 12)
+    support, query = x[::90][:3] + 0.05, x[1::37]
+    bank = BaseBank(rank=4, transform=Gaussianization("none", l2=True)).fit(x, y)
+    settings = {"preset": "paper", "beta": 1.0, "l2": True, "cov": "independent", "head": "closed_form", "k": 2}
+    plain = GDCClassifier(bank, **settings).fit(support, [0, 1, 2])
+    monkeypatch.setattr("fewcal.covariance._ALL_CLASSES", 0)
+    monkeypatch.setattr("fewcal.calibrate._MANY", 0)
+    large = GDCClassifier(copy.copy(bank), **settings).fit(support, [0, 1, 2])
+    np.testing.assert_allclose(large.predict_proba(query), plain.predict_proba(query), atol=1e-3)
+    assert [c.bases for c in large.explain().classes] == [c.bases for c in plain.explain().classes]
