@@ -52,6 +52,8 @@ class Verdict:
         """The statement that a is above b, from their paired difference."""
         from fewcal.paper.measured import gain_text
 
+        if gain.won + gain.lost == 0:
+            return cls(claim, where, f"no task changes ({gain.n} tasks)", None)
         sure = math.isfinite(gain.ci95) and abs(gain.difference) > gain.ci95
         return cls(claim, where, f"{gain_text(gain)} ({gain.n} tasks)", gain.difference > 0 if sure else None)
 
@@ -79,11 +81,24 @@ def cited(value: float | None, plus_minus: float | None = None, title: str = "")
     return Cell(text, sort=value, mark="cited", title=f"the paper, {title}" if title else "the paper")
 
 
+_MARKS = {True: "good", False: "bad", None: ""}
+
+
 def verdict_table(verdicts: Sequence[Verdict], caption: str) -> Table:
     """Statements one by one, with a sign for what became of them."""
-    marks = {True: "good", False: "bad", None: ""}
-    rows: list[list[Value]] = [[v.claim, v.where, v.found, Cell(v.word, mark=marks[v.holds])] for v in verdicts]
-    return Table(["the paper says", "features", "found, in points of accuracy", ""], rows, caption)
+    rows: list[list[Value]] = [[v.claim, v.where, v.found, Cell(v.word, mark=_MARKS[v.holds])] for v in verdicts]
+    return Table(["the paper says", "features", "found, in points of accuracy", "verdict"], rows, caption)
+
+
+def claims_table(verdicts: Sequence[Verdict], caption: str) -> Table:
+    """A row for each feature set, a column for each statement."""
+    claims = list(dict.fromkeys(v.claim for v in verdicts))
+    rows: list[list[Value]] = []
+    for where in dict.fromkeys(v.where for v in verdicts):
+        own = {v.claim: v for v in verdicts if v.where == where}
+        cells = [own.get(c) for c in claims]
+        rows.append([where, *(Cell(v.found, mark=_MARKS[v.holds], title=v.word) if v else None for v in cells)])
+    return Table(["features", *claims], rows, caption)
 
 
 # ---- writing --------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 Three presets (`paper`, `authors`, `default`) are starting points; each question is answered otherwise than the preset
 answers it, everything else unchanged, on the same tasks. `paper` and `authors` have the values of appendix F for the
 dataset. They are studied at unit scale (centred, L2) in closed form, where they work on any features; questions that
-only have a meaning at the features' own scale, or only with sampled points, are asked there.
+only have a meaning at the features' own scale, with sampled points or with little shrinkage are asked there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fewcal.features import FeatureSet, FeatureSplit
 from fewcal.methods import Method
 from fewcal.methods.gdc import GDC
 from fewcal.paper.blocks import Shown, Table, Value
-from fewcal.paper.measured import Effort, accuracy, difference, gain_text, join, mean_text, measure
+from fewcal.paper.measured import Effort, accuracy, difference, gain_text, join, mean_text, measure, points
 from fewcal.paper.published import dataset_title
 from fewcal.paper.tables import Record, Records, paper_params, unit_scale
 from fewcal.params import GDCParams
@@ -28,6 +28,8 @@ from fewcal.report import Cell
 PRESETS = ("paper", "authors", "default")
 # Where a question is asked: closed form at unit scale or at the features' own scale, or with points drawn.
 UNIT, OWN, DRAWN = "unit scale", "own scale", "sampled, L-BFGS"
+# With α1 in the thousands Σ'ₛ is almost a·I and Σ' hardly counts, so questions about Σ' are asked once more where it does.
+LITTLE = "unit scale, α1=α2=1"
 # Points drawn where the question is about sampling; the eigenvalues of D×D matrices of larger D take too long.
 _N, _LARGEST = 200, 700
 
@@ -55,12 +57,18 @@ _CLASSES: dict[str, Any] = {
 ANSWERS: tuple[Answer, ...] = (
     Answer("distance in the weight", "squared Euclidean", {"metric": "sqeuclidean"}),
     Answer("distance in the weight", "plain Euclidean", {"metric": "euclidean"}),
-    Answer("weights of the covariance", "w/(1+Σw)", {"cov_weights": "with-support"}),
-    Answer("weights of the covariance", "w/Σw", {"cov_weights": "bases-only"}),
-    Answer("cov(X')", "joint", {"cov": "joint"}),
-    Answer("cov(X')", "independent", {"cov": "independent"}),
-    Answer("cov(X')", "pooled", {"cov": "pooled"}),
-    Answer("rows of a base class in cov(X')", "100", {"common_size": 100}),
+    *(
+        answer
+        for at in (UNIT, LITTLE)
+        for answer in (
+            Answer("weights of the covariance", "w/(1+Σw)", {"cov_weights": "with-support"}, at),
+            Answer("weights of the covariance", "w/Σw", {"cov_weights": "bases-only"}, at),
+            Answer("cov(X')", "joint", {"cov": "joint"}, at),
+            Answer("cov(X')", "independent", {"cov": "independent"}, at),
+            Answer("cov(X')", "pooled", {"cov": "pooled"}, at),
+        )
+    ),
+    Answer("rows of a base class in cov(X')", "100", {"common_size": 100}, LITTLE),
     Answer("σ2, mean off-diagonal", "over D(D−1) entries", {"off_diagonal": "pairs"}),
     Answer("σ2, mean off-diagonal", "over D² entries", {"off_diagonal": "all"}),
     Answer("α2", "a number of its own, not times α1", {"alpha2_ratio": "own"}),
@@ -112,6 +120,8 @@ def starting_point(preset: str, dataset: str, shot: int, at: str = UNIT) -> GDCP
         return params.with_changes(psd="clip", head="closed_form")
     if at == DRAWN:
         return unit_scale(params).with_changes(head="lbfgs", n=_N)
+    if at == LITTLE:
+        return unit_scale(params).with_changes(alpha1=1.0, alpha2_ratio=1.0)
     return unit_scale(params)
 
 
@@ -156,7 +166,7 @@ def fidelity(features: FeatureSet, dataset: str, shot: int, effort: Effort, devi
             few = effort.sgd if params.psd == "eigen" and params.head != "closed_form" else effort.sampled
             tasks = min(effort.study, few) if answer.at == DRAWN else effort.study
             start = starting_point(preset, dataset, shot, answer.at)
-            reference, name = f"{preset}, {answer.at}", f"{preset}: {answer.question}: {answer.answer}"
+            reference, name = f"{preset}, {answer.at}", f"{preset}, {answer.at}: {answer.question}: {answer.answer}"
             made.setdefault(
                 reference, (start, min(effort.study, effort.sampled) if answer.at == DRAWN else effort.study)
             )
@@ -216,7 +226,9 @@ def show_fidelity(records: Records) -> Shown:
     columns = list(records)
     titles = [f"{dataset_title(d)}, {s}-shot" for d, s in columns]
     for preset in PRESETS:
-        places = [at for at in (UNIT, OWN, DRAWN) if any(f"{preset}, {at}" in r["correct"] for r in records.values())]
+        places = [
+            at for at in (UNIT, LITTLE, OWN, DRAWN) if any(f"{preset}, {at}" in r["correct"] for r in records.values())
+        ]
         start: list[list[Value]] = [
             [
                 f"`{preset}`, {at}" if preset != "default" else "`default`",
@@ -231,7 +243,7 @@ def show_fidelity(records: Records) -> Shown:
         rows: list[list[Value]] = []
         for question, answer, at in keys:
             place = f" ({at})" if at != UNIT else ""
-            cells = [_change(records[c], preset, question, answer) for c in columns]
+            cells = [_change(records[c], preset, question, answer, at) for c in columns]
             rows.append([question, answer + place, *cells])
         shown.blocks.append(
             Table(
@@ -258,9 +270,9 @@ def _level(record: Record, name: str) -> Value:
     return Cell(mean_text(record, name), sort=float(accuracy(record, name).mean()), title=title)
 
 
-def _change(record: Record, preset: str, question: str, answer: str) -> Value:
+def _change(record: Record, preset: str, question: str, answer: str, at: str) -> Value:
     for row in record["rows"]:
-        if (row["preset"], row["question"], row["answer"]) == (preset, question, answer):
+        if (row["preset"], row["question"], row["answer"], row["at"]) == (preset, question, answer, at):
             gain = difference(record, row["variant"], row["reference"])
             sure = abs(gain.difference) > gain.ci95
             mark = ("good" if gain.difference > 0 else "bad") if sure else ""
@@ -275,7 +287,7 @@ def _largest(records: Records) -> str:
         for row in record["rows"]:
             if row["preset"] != "default":
                 gain = difference(record, row["variant"], row["reference"])
-                moved.setdefault(f"{row['question']}: {row['answer']}", []).append(gain.difference)
+                moved.setdefault(f"{row['question']}: {row['answer']} ({row['at']})", []).append(gain.difference)
     order = sorted(moved.items(), key=lambda item: -abs(float(np.mean(item[1]))))
-    told = "; ".join(f"{name}: {100 * float(np.mean(v)):+.2f}".replace("-", "−") for name, v in order[:5])
-    return f"What moves `paper` and `authors` most, on average over the columns in points: {told}."
+    told = "; ".join(f"{name}: {points(float(np.mean(v)))}" for name, v in order[:5])
+    return f"What moves `paper` and `authors` most, in points on average over the columns that have it: {told}."

@@ -74,7 +74,7 @@ class Effort:
         if device.startswith("cuda"):
             usual = (asked, asked, asked, 20 if quick else 100, 50 if quick else 200)
         else:
-            usual = (60, 8, 80, 6, 50) if quick else (400, 50, 400, 24, 100)
+            usual = (60, 8, 80, 6, 50) if quick else (400, 50, 300, 24, 100)
         made = cls(
             asked,
             min(asked, usual[0] if sampled is None else sampled),
@@ -147,8 +147,16 @@ def mean_text(record: Mapping[str, Any], name: str) -> str:
 
 def gain_text(p: Paired) -> str:
     """A difference ± its 95% half-width in percentage points."""
-    half = f" ± {100 * p.ci95:.2f}" if math.isfinite(p.ci95) else ""
-    return f"{100 * p.difference:+.2f}{half}".replace("-", "−")
+    return points(p.difference) + (f" ± {100 * p.ci95:.2f}" if math.isfinite(p.ci95) else "")
+
+
+def points(share: float) -> str:
+    """A difference of accuracies in percentage points, with its sign.
+
+    >>> points(-0.0123), points(-1e-9)
+    ('−1.23', '+0.00')
+    """
+    return f"{round(100 * share, 2) + 0.0:+.2f}".replace("-", "−")
 
 
 # ---- a search on validation tasks -----------------------------------------------------------------------------------

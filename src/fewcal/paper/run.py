@@ -29,7 +29,7 @@ from fewcal.errors import FileFormatError, InputError
 from fewcal.features import FeatureSet
 from fewcal.features.featureset import SPLITS
 from fewcal.features.files import EXTENSIONS
-from fewcal.paper.blocks import Picture, Shown, Verdict, to_markdown, to_page, verdict_table
+from fewcal.paper.blocks import Picture, Shown, Verdict, claims_table, to_markdown, to_page, verdict_table
 from fewcal.paper.experiments import EXPERIMENTS, WHOLE, Experiment
 from fewcal.paper.measured import Effort
 from fewcal.paper.published import dataset_title, published
@@ -359,7 +359,8 @@ def _verdict_blocks(verdicts: Sequence[Verdict]) -> list[list[Any]]:
         ]
     ]
     if above:
-        out.append([_above_words(above), verdict_table(above, "GDC above DC")])
+        caption = "GDC minus DC on the same tasks, points of accuracy; ▲ and ▼ are beyond the 95% interval"
+        out.append([_above_words(above), claims_table(above, caption)])
     if rest:
         out.append([verdict_table(rest, "Other statements, each gain with its 95% interval")])
     return out
@@ -370,10 +371,9 @@ def _above_words(above: Sequence[Verdict]) -> str:
     parts = []
     for claim in dict.fromkeys(v.claim for v in above):
         own = [v for v in above if v.claim == claim]
-        bad = [f"{v.where} ({v.found})" for v in own if v.holds is not True]
-        form = claim.partition("(")[2].rstrip(")")
-        if not bad:
-            parts.append(f"{form}: on every feature set")
-        else:
-            parts.append(f"{form}: in {len(own) - len(bad)} of {len(own)} cases; not shown for {', '.join(bad)}")
-    return f"GDC above DC. {'. '.join(p[0].upper() + p[1:] if p[0] != '`' else p for p in parts)}."
+        told = [f"above DC in {sum(v.holds is True for v in own)} of {len(own)} cases"]
+        for holds, word in ((False, "below DC"), (None, "not to be told from DC")):
+            if where := [v.where for v in own if v.holds is holds]:
+                told.append(f"{word} on {'; '.join(where)}")
+        parts.append(f"GDC {claim.partition('(')[2].rstrip(')')}: {', '.join(told)}.")
+    return " ".join(parts)
