@@ -90,6 +90,7 @@ ORDER = [
         "synthetic",
         "engine",
         "scale",
+        "parts",
     ),
     *(
         "evaluation",

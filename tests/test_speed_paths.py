@@ -233,3 +233,58 @@ def test_a_large_bank_fits_and_explains_like_a_small_one(monkeypatch: pytest.Mon
     large = GDCClassifier(copy.copy(bank), **settings).fit(support, [0, 1, 2])
     np.testing.assert_allclose(large.predict_proba(query), plain.predict_proba(query), atol=1e-3)
     assert [c.bases for c in large.explain().classes] == [c.bases for c in plain.explain().classes]
+
+
+# ---- banks from parts ------------------------------------------------------------------------------------------------
+
+
+def write_parts(folder, x: np.ndarray, y: np.ndarray) -> list:
+    from fewcal.features import FeatureSplit
+    from fewcal.parts import find_parts
+
+    names = [f"class {c:02d}" for c in range(int(y.max()) + 1)]
+    for i, at in enumerate(np.array_split(np.random.default_rng(0).permutation(len(x)), 3)):
+        here = sorted(set(y[at].tolist()))
+        labels = np.searchsorted(here, y[at])
+        FeatureSplit.from_arrays(x[at], labels, [names[c] for c in here]).save(folder / f"part-{i}.npz")
+    return find_parts(folder)
+
+
+def test_a_bank_from_parts_is_the_bank_of_all_rows(tmp_path) -> None:
+    from fewcal.parts import bank_from_parts
+    from fewcal.presets import get_preset
+
+    x, y = rows(10, 9, 6)
+    params = get_preset("default")
+    parts = write_parts(tmp_path, x, y)
+    bank = bank_from_parts(parts, params, rank=6)
+    raw = BaseBank().fit(x, [f"class {c:02d}" for c in y])
+    space = raw.in_space(beta=params.beta, kind=params.kind, center=params.center, l2=params.l2, eps=params.eps)
+    at = [bank.classes.index(c) for c in space.classes]
+    torch.testing.assert_close(bank.means[at], space.means, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(bank.class_covariances()[at], space.class_covariances(), rtol=1e-2, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_dask_cluster_builds_the_same_bank(tmp_path) -> None:
+    pytest.importorskip("distributed")
+    from fewcal.parts import bank_from_parts
+    from fewcal.presets import get_preset
+
+    parts = write_parts(tmp_path, *rows(10, 9, 6))
+    here = bank_from_parts(parts, get_preset("default"), rank=3)
+    there = bank_from_parts(parts, get_preset("default"), rank=3, scheduler="local:2")
+    assert here.classes == there.classes
+    torch.testing.assert_close(there.means, here.means)
+    torch.testing.assert_close(there.class_covariances(), here.class_covariances(), rtol=1e-4, atol=1e-6)
+
+
+def test_parts_that_are_not_there(tmp_path) -> None:
+    from fewcal.errors import InputError
+    from fewcal.parts import bank_from_parts, find_parts
+    from fewcal.presets import get_preset
+
+    with pytest.raises(InputError, match="holds no parts"):
+        find_parts(tmp_path)
+    with pytest.raises(InputError, match="no parts were given"):
+        bank_from_parts([], get_preset("default"))

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fewcal.cli.options import Json, Quiet, complete_preset
+from fewcal.cli.options import Device, Json, Quiet, complete_preset
 from fewcal.cli.printing import cell, flat, table, write_json
 from fewcal.errors import InputError
 
@@ -49,7 +49,13 @@ def features_info_command(
 
 @bank_app.command("build")
 def bank_build(
-    source: Annotated[Path, typer.Argument(help="Feature folder (its base split is taken) or one labelled file.")],
+    source: Annotated[
+        Path,
+        typer.Argument(
+            help="Feature folder (its base split is taken), one labelled file, or a folder of labelled parts "
+            "(with --preset), read one at a time."
+        ),
+    ],
     out: Annotated[Path, typer.Option(help="Where the bank goes (.safetensors).")],
     preset: Annotated[
         str | None,
@@ -61,10 +67,40 @@ def bank_build(
         int | None, typer.Option(help="Keep this many directions of each class instead of its rows; 0: moments only.")
     ] = None,
     dtype: Annotated[str | None, typer.Option(help="float32 or float16 storage of rows.")] = None,
+    scheduler: Annotated[
+        str | None, typer.Option(help="Dask scheduler that builds from parts, or local:N for N processes here.")
+    ] = None,
+    device: Device = "cpu",
     json_file: Json = None,
     quiet: Quiet = False,
 ) -> None:
     """Build a bank from base classes and save it."""
+    bank = (
+        _bank_of_parts(source, preset, rank, dtype, scheduler, device)
+        if source.is_dir() and not any(source.glob("base.*"))
+        else _bank_of_split(source, preset, rank, dtype, device)
+    )
+    bank.save(out)
+    facts = _bank_facts(bank) | {"file": str(out), "bytes": out.stat().st_size}
+    write_json(json_file, facts)
+    if not quiet:
+        table(None, [[k, cell(v)] for k, v in facts.items()])
+
+
+def _bank_of_parts(
+    folder: Path, preset: str | None, rank: int | None, dtype: str | None, scheduler: str | None, device: str
+) -> Any:
+    from fewcal.parts import bank_from_parts, find_parts
+    from fewcal.presets import get_preset
+
+    parts = find_parts(folder)
+    if preset is None:
+        raise InputError(f"{folder} has no base split but {len(parts)} part(s): give --preset, whose space they go to")
+    return bank_from_parts(parts, get_preset(preset), rank=rank, dtype=dtype, device=device, scheduler=scheduler)
+
+
+def _bank_of_split(source: Path, preset: str | None, rank: int | None, dtype: str | None, device: str) -> Any:
+    from fewcal.arrays import pick_device
     from fewcal.bank import BaseBank
     from fewcal.features import FeatureSet, load_split
     from fewcal.features.extract import bank_source
@@ -81,17 +117,13 @@ def bank_build(
         if not p.transform_base:
             raise InputError(f"preset {preset!r} takes base rows as they are: build the bank without --preset")
         rows = torch.from_numpy(split.float32())
-        transform = fit_gaussianization(rows, p.beta, p.kind, p.center, p.l2, p.eps)
+        transform = fit_gaussianization(rows, p.beta, p.kind, p.center, p.l2, p.eps).to(pick_device(device))
     elif rank is not None:
         raise InputError("--rank drops the rows, so the space must be fixed: give --preset as well")
     bank = BaseBank(rank, dtype, transform)
-    bank.fit(split.features, [split.classes[i] for i in labels])
+    bank.fit(split.features, [split.classes[i] for i in labels], device=device)
     bank.source = bank_source(split)
-    bank.save(out)
-    facts = _bank_facts(bank) | {"file": str(out), "bytes": out.stat().st_size}
-    write_json(json_file, facts)
-    if not quiet:
-        table(None, [[k, cell(v)] for k, v in facts.items()])
+    return bank
 
 
 @bank_app.command("info")
