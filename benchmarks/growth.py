@@ -29,7 +29,7 @@ AXES = {
     "C": (64, 256, 1024, 4096),
     "D": (128, 256, 512, 1024),
     "P": (50, 100, 200, 400, 800),
-    "N": (5, 20, 80, 320),
+    "N": (5, 10, 20, 40, 80),
     "K": (1, 2, 4, 8, 16),
     "n": (100, 200, 400, 800, 1600),
 }
@@ -120,10 +120,14 @@ def plot(found: dict[str, Any], folder: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
-    matplotlib.rcParams.update({"svg.fonttype": "none", "font.size": 8, "axes.spines.top": False})
+    matplotlib.rcParams.update(
+        {"svg.fonttype": "none", "font.size": 8, "axes.spines.top": False, "axes.spines.right": False}
+    )
     from matplotlib import pyplot as plt
 
-    figure, panels = plt.subplots(2, len(AXES), figsize=(13, 5), sharey="row", layout="constrained")
+    figure, panels = plt.subplots(
+        2, len(found), figsize=(2.2 * len(found), 5), squeeze=False, sharey="row", layout="constrained"
+    )
     colours = {"build bank": "0.6", "whitened": "#0072b2", "closed form": "#009e73", "L-BFGS": "#d55e00"}
     for column, (axis, by_kind) in enumerate(found.items()):
         for row, what in enumerate(("seconds", "megabytes")):
