@@ -590,3 +590,76 @@ def test_the_installed_command_completes_in_bash() -> None:
     )
     done = subprocess.run(["bash", "-c", asked], env=_ENVIRONMENT, capture_output=True, text=True, timeout=60)
     assert done.stdout.split() == ["show"]
+
+
+# ---- tuning ---------------------------------------------------------------------------------------------------------
+
+BRIEF = ("--trials", 5, "--tasks", 10, "--query", 5, "--head", "closed_form")
+
+
+def test_tune_writes_a_preset_that_other_commands_read(fewcal, data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "study"
+    answer = fewcal("tune", data, "--out", out, *BRIEF, "--novel", "--novel-tasks", 6, "--json", tmp_path / "t.json")
+    assert answer.code == 0, answer.err
+    assert "5/5 trials" in answer.err
+    assert "trials/s" in answer.out
+    assert "novel classes, opened" in answer.out
+    assert re.search(r"simpleshot +\d+\.\d\d", answer.out)
+    facts = json.loads((tmp_path / "t.json").read_text())
+    assert facts["trials"] == 5
+    assert get_preset(out / "preset.json").as_dict() == facts["params"]
+    shown = fewcal("presets", "show", out / "preset.json")
+    assert shown.code == 0
+    assert "tuned for 5-way 1-shot on val" in shown.out
+    run = fewcal("evaluate", data, "--methods", "gdc", "--preset", out / "preset.json", "--tasks", 3, "--query", 3)
+    assert run.code == 0, run.err
+    again = fewcal("tune", data, "--out", out, *BRIEF)
+    assert (again.code, again.out) == (2, "")
+    assert "--resume" in again.err
+    assert fewcal("tune", data, "--out", out, *BRIEF, "--resume", "--quiet") == (0, "", "")
+
+
+def test_the_papers_protocol_picks_its_space_by_the_features_sign(fewcal, data: Path, tmp_path: Path) -> None:
+    answer = fewcal(
+        *("tune", data, "--out", tmp_path / "s", "--protocol", "paper", "--trials", 2, "--tasks", 4, "--query", 3),
+        *("--head", "lbfgs", "--json", tmp_path / "t.json"),
+    )
+    assert answer.code == 0, answer.err
+    assert json.loads((tmp_path / "s" / "tuning.json").read_text())["provenance"]["search"]["space"] == "paper/mini"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--on", "novel"), "--on 'novel' is neither val nor base"),
+        (("--protocol", "mine"), "protocol 'mine' is unknown"),
+        (("--space", "paper/nothing", "--head", "sgd"), "is unknown"),
+        (("--head", "svm"), "head 'svm' is unknown"),
+        (("--workers", 0), "workers=0"),
+        (("--storage", "redis://x"), "neither sqlite"),
+        (("--trials", 0), "trials=0"),
+    ],
+)
+def test_tune_with_wrong_options(fewcal, data: Path, tmp_path: Path, arguments, message: str) -> None:
+    answer = fewcal("tune", data, "--out", tmp_path / "s", *arguments)
+    assert answer.code == 2
+    assert answer.err.count("\n") == 1
+    assert message in answer.err
+
+
+def test_tune_needs_validation_classes(fewcal, tmp_path: Path) -> None:
+    folder = save_features(tmp_path / "f", base=feature_set().split("base"))
+    answer = fewcal("tune", folder, "--out", tmp_path / "s", *BRIEF)
+    assert answer.code == 2
+    assert "val" in answer.err
+
+
+def test_self_tuning_from_base_classes(fewcal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = save_features(tmp_path / "f", base=split("b", 26, 12, 0))
+    answer = fewcal("tune", folder, "--out", tmp_path / "s", "--on", "base", "--json", tmp_path / "t.json")
+    assert answer.code == 0, answer.err
+    assert "chosen from 26 base classes" in answer.out
+    facts = json.loads((tmp_path / "t.json").read_text())
+    assert get_preset(tmp_path / "s" / "preset.json").as_dict() == facts["params"]
+    assert fewcal("tune", folder, "--out", tmp_path / "s", "--on", "base", "--quiet").out == ""

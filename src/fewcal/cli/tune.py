@@ -168,11 +168,15 @@ def _self_tune(
     found.save(out / "preset.json")
     write_json(json_file, found.to_dict())
     if not quiet:
-        best = sorted(found.candidates, key=lambda c: -c.gain)[:5]
+        best = sorted(found.candidates, key=lambda c: -c.safe_gain)[:5]
         table(
-            ["pseudo-novel %", "minus default", "± s.e.", "differs from default"],
+            ["gain at least", "gains by world", "differs from default"],
             [
-                [f"{100 * c.mean:.2f}", f"{100 * c.gain:+.2f}", f"{100 * c.error:.2f}", _parameters(_changes(c.params))]
+                [
+                    f"{100 * c.safe_gain:+.2f}",
+                    " ".join(f"{100 * g:+.2f}" for g in c.gains),
+                    _parameters(_changes(c.params)),
+                ]
                 for c in best
             ],
         )

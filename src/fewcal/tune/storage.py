@@ -80,17 +80,25 @@ def me() -> dict[str, Any]:
     return {"host": socket.gethostname(), "pid": os.getpid()}
 
 
+def _alive(pid: int) -> bool:
+    """Whether a process of this machine runs; one that has ended and was not fetched yet does not."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:  # not Linux, or gone in this moment
+        return True
+
+
 def _lost(trial: Any) -> bool:
     """Whether nobody works on a running trial any more."""
     worker = trial.user_attrs.get("worker")
     if worker is not None and worker["host"] == socket.gethostname():
-        try:
-            os.kill(worker["pid"], 0)
-        except ProcessLookupError:
-            return True
-        except PermissionError:
-            pass
-        return False
+        return not _alive(int(worker["pid"]))
     return trial.datetime_start is not None and datetime.now() - trial.datetime_start > _LOST
 
 
