@@ -154,7 +154,7 @@ def test_a_search_takes_the_best_of_its_settings_on_validation() -> None:
 
 
 def test_effort_is_bounded_by_the_tasks_asked_for() -> None:
-    assert Effort.of(10).to_dict() == Effort(10, 10, 10, 10, 24, 100).to_dict()
+    assert Effort.of(10).to_dict() == Effort(10, 10, 10, 10, 16, 100).to_dict()
     assert Effort.of(quick=True).sgd < Effort.of().sgd < Effort.of(device="cuda:0").sgd == 1000
     assert Effort.of(500, sgd=70, sampled=80, trials=3).to_dict()["trials"] == 3
     with pytest.raises(InputError, match="trials is 0"):

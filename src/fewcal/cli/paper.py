@@ -34,7 +34,7 @@ def list_(json_file: Json = None, quiet: Quiet = False) -> None:
     rows = describe()
     write_json(json_file, rows)
     if not quiet:
-        header = ["name", "paper", "datasets", "the paper says", "two CPU cores"]
+        header = ["name", "paper", "datasets", "what the paper says", "two CPU cores"]
         table(header, [[r["name"], r["source"], ", ".join(r["datasets"]), r["says"], r["cost"]] for r in rows])
 
 

@@ -20,7 +20,7 @@ from fewcal.methods.gdc import GDC
 from fewcal.paper.blocks import Shown, Table, Value
 from fewcal.paper.measured import Effort, accuracy, difference, gain_text, join, mean_text, measure, points
 from fewcal.paper.published import dataset_title
-from fewcal.paper.tables import Record, Records, paper_params, unit_scale
+from fewcal.paper.tables import LARGEST, Record, Records, paper_params, unit_scale
 from fewcal.params import GDCParams
 from fewcal.presets import get_preset
 from fewcal.report import Cell
@@ -28,10 +28,10 @@ from fewcal.report import Cell
 PRESETS = ("paper", "authors", "default")
 # Where a question is asked: closed form at unit scale or at the features' own scale, or with points drawn.
 UNIT, OWN, DRAWN = "unit scale", "own scale", "sampled, L-BFGS"
-# With α1 in the thousands Σ'ₛ is almost a·I and Σ' hardly counts, so questions about Σ' are asked once more where it does.
+# With α1 in the thousands Σ'ₛ is almost a·I and Σ' hardly counts: questions about Σ' are asked once more where it does.
 LITTLE = "unit scale, α1=α2=1"
-# Points drawn where the question is about sampling; the eigenvalues of D×D matrices of larger D take too long.
-_N, _LARGEST = 200, 700
+# Points drawn where the question is about sampling.
+_N = 200
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ def variants(preset: str, dataset: str, shot: int, features: FeatureSet) -> list
         change = answer.change
         if (
             ("n_per" in change and shot == 1)  # one point a class: both are the same
-            or (change.get("psd") == "eigen" and (shot > 1 or dim > _LARGEST))
+            or (change.get("psd") == "eigen" and (shot > 1 or dim > LARGEST))
             or ("common_size" in change and smallest <= change["common_size"])
             or (negative and ("kind" in change or change.get("beta") == 0.0))  # Yeo-Johnson it is, and no zeros
         ):

@@ -74,7 +74,7 @@ class Effort:
         if device.startswith("cuda"):
             usual = (asked, asked, asked, 20 if quick else 100, 50 if quick else 200)
         else:
-            usual = (60, 8, 80, 6, 50) if quick else (400, 50, 300, 24, 100)
+            usual = (50, 5, 60, 6, 50) if quick else (300, 30, 250, 16, 100)
         made = cls(
             asked,
             min(asked, usual[0] if sampled is None else sampled),

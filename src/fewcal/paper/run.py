@@ -295,7 +295,7 @@ def draw_report(out: str | Path, left_out: Sequence[str] = (), say: Say = lambda
     for name, one in shown.items():
         e = EXPERIMENTS[name]
         page.heading(f"{e.title} ({name})")
-        said = f"{e.source}. The paper: {e.says}"
+        said = f"{e.source[0].upper()}{e.source[1:]}. {'The paper: ' if e.datasets else ''}{e.says}"
         page.text(said)
         to_page(page, one.blocks)
         markdown += [f"## {e.title} ({name})\n", f"{said}\n", to_markdown(one.blocks, Path("figures"))]
