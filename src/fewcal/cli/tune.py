@@ -44,7 +44,7 @@ def tune(
     space: Annotated[
         str | None,
         typer.Option(
-            help="default, paper/mini, paper/cub, paper/dogs, paper/meta-tiered, paper/mini2cub, ablation.",
+            help="default, whitened (its fast part), ablation, or paper/ and mini, cub, dogs, meta-tiered or mini2cub.",
             autocompletion=_complete_space,
         ),
     ] = None,
@@ -88,7 +88,7 @@ def tune(
         # The paper's families: α up to 10,000 for features after a ReLU, a finer range for signed ones.
         signed = bool((features.split("base").features < 0).any())
         space = "default" if protocol == "default" else "paper/dogs" if signed else "paper/mini"
-    usual = "closed_form,lbfgs" if space == "default" else "sgd"
+    usual = {"default": "closed_form,lbfgs", "whitened": "closed_form"}.get(space, "sgd")
     search = Search(
         protocol=protocol,
         space=space,

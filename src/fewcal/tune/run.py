@@ -406,7 +406,7 @@ def _select(
         return finalists, finalists[0]
     runner = material.runner(search, device, final=True)
     finalists = meet(study, space, runner, search)
-    simplest = next(iter(start_points(space, runner)), None) if search.space == "default" else None
+    simplest = next(iter(start_points(space, runner)), None) if search.space in ("default", "whitened") else None
     return finalists, choose(finalists, space, simplest)
 
 
