@@ -23,6 +23,7 @@ from fewcal.methods import make_method
 from fewcal.paper import fidelity, tables
 from fewcal.paper.blocks import Table, Verdict, cited, claims_table, to_markdown
 from fewcal.paper.experiments import EXPERIMENTS, Experiment, choose
+from fewcal.paper.figures import FIGURES
 from fewcal.paper.measured import Effort, choose_on_val, difference, gain_text, grid, join, measure
 from fewcal.paper.published import candidate, published
 from fewcal.paper.run import dataset_of, draw_report, find_features, kept_records, read_config, run_experiments
@@ -374,6 +375,7 @@ import importlib.util
 real = importlib.util.find_spec
 importlib.util.find_spec = lambda name, *a: None if name in {blocked!r} else real(name, *a)
 from fewcal.paper.experiments import choose
+from fewcal.paper.figures import FIGURES
 from fewcal.paper.measured import Effort
 from fewcal.paper.run import find_features, run_experiments
 left = run_experiments(
@@ -406,6 +408,15 @@ def test_a_report_says_where_statements_hold(finished: Path) -> None:
     before = {f: f.read_bytes() for f in (finished / "report.html", finished / "summary.md")}
     draw_report(finished, ["table3 is about something else"])
     assert all(f.read_bytes() == content for f, content in before.items())
+
+
+def test_samples_closer_to_queries_are_a_statement() -> None:
+    small_figure = {"way": 3, "query": 4, "n": 5, "iterations": 250}
+    record = FIGURES["tsne"].compute(small(base=8), seed=0, **small_figure)
+    (verdict,) = EXPERIMENTS["tsne"].show({("mini", 0): record}).verdicts
+    assert verdict.where == "miniImageNet, 1-shot"
+    sure = abs(record["gain"]) > record["gain_half"]
+    assert verdict.holds is ((record["gain"] > 0) if sure else None)
 
 
 def test_verdicts_need_an_interval_with_one_sign() -> None:

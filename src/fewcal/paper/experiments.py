@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,10 +14,10 @@ from typing import Any
 from fewcal.errors import InputError
 from fewcal.features import FeatureSet
 from fewcal.paper import tables
-from fewcal.paper.blocks import Picture, Shown
+from fewcal.paper.blocks import Picture, Shown, Verdict
 from fewcal.paper.fidelity import fidelity, show_fidelity
 from fewcal.paper.figures import FIGURES
-from fewcal.paper.measured import Effort
+from fewcal.paper.measured import Effort, points
 from fewcal.paper.published import DATASETS, dataset_title
 from fewcal.paper.tables import Records
 from fewcal.params import nearest_names
@@ -78,6 +78,7 @@ def _figure(name: str, **more: Any) -> Experiment:
     """A figure as an experiment; `arguments` go to its computation, with the effort where it takes any."""
     figure = FIGURES[name]
     arguments = more.pop("arguments", lambda effort, device: {})
+    judge = more.pop("judge", None)
 
     def compute(features: FeatureSet, dataset: str, shot: int, effort: Effort, device: str) -> dict[str, Any]:
         return figure.compute(features, seed=effort.seed, **arguments(effort, device))
@@ -87,6 +88,8 @@ def _figure(name: str, **more: Any) -> Experiment:
         for (dataset, _), record in records.items():
             said = figure.say(record)
             title = f"{figure.title}, {dataset_title(dataset)}"
+            if judge is not None:
+                shown.verdicts.append(judge(record, dataset_title(dataset)))
             shown.blocks.append(
                 Picture(f"{name}-{dataset}", figure.draw(record), f"{title}. {said}", f"{title}. {said}")
             )
@@ -105,6 +108,13 @@ def _weights_shown(records: Records) -> Shown:
             said = f"{dataset_title(dataset)}, {scale}. {figure.say(data)}"
             shown.blocks.append(Picture(stem, figure.draw(data), f"Histograms of the weights. {said}", said))
     return shown
+
+
+def _closer(record: Mapping[str, Any], where: str) -> Verdict:
+    gain, half = record["gain"], record["gain_half"]
+    found = f"{points(gain)} ± {100 * half:.2f} points of queries whose nearest sample is of their class (50 tasks)"
+    claim = "sampled points of GDC are closer to the queries than those of DC"
+    return Verdict(claim, f"{where}, {record['shot']}-shot", found, gain > 0 if abs(gain) > half else None)
 
 
 def _few(effort: Effort, device: str) -> dict[str, Any]:
@@ -217,6 +227,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             says="Sampled points of GDC are closer to the queries than those of DC.",
             datasets=("mini",),
             packages=("sklearn", "scipy"),
+            judge=_closer,
             cost="20 s",
         ),
         _figure(

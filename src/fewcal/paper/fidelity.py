@@ -18,9 +18,9 @@ from fewcal.features import FeatureSet, FeatureSplit
 from fewcal.methods import Method
 from fewcal.methods.gdc import GDC
 from fewcal.paper.blocks import Shown, Table, Value
-from fewcal.paper.measured import Effort, accuracy, difference, gain_text, join, mean_text, measure, points
+from fewcal.paper.measured import LARGEST, Effort, accuracy, difference, gain_text, join, mean_text, measure, points
 from fewcal.paper.published import dataset_title
-from fewcal.paper.tables import LARGEST, Record, Records, paper_params, unit_scale
+from fewcal.paper.tables import Record, Records, paper_params, unit_scale
 from fewcal.params import GDCParams
 from fewcal.presets import get_preset
 from fewcal.report import Cell
@@ -159,17 +159,16 @@ def variants(preset: str, dataset: str, shot: int, features: FeatureSet) -> list
 
 def fidelity(features: FeatureSet, dataset: str, shot: int, effort: Effort, device: str = "cpu") -> dict[str, Any]:
     """Every variant on the same novel tasks; nothing is chosen on them."""
+    study = effort.study_tasks(features, device)
     made: dict[str, tuple[GDCParams, int]] = {}
     rows = []
     for preset in PRESETS:
         for answer, params in variants(preset, dataset, shot, features):
             few = effort.sgd if params.psd == "eigen" and params.head != "closed_form" else effort.sampled
-            tasks = min(effort.study, few) if answer.at == DRAWN else effort.study
+            tasks = min(study, few) if answer.at == DRAWN else study
             start = starting_point(preset, dataset, shot, answer.at)
             reference, name = f"{preset}, {answer.at}", f"{preset}, {answer.at}: {answer.question}: {answer.answer}"
-            made.setdefault(
-                reference, (start, min(effort.study, effort.sampled) if answer.at == DRAWN else effort.study)
-            )
+            made.setdefault(reference, (start, min(study, effort.sampled) if answer.at == DRAWN else study))
             made[name] = (params, tasks)
             rows.append(
                 {
@@ -191,7 +190,7 @@ def fidelity(features: FeatureSet, dataset: str, shot: int, effort: Effort, devi
         for preset in PRESETS:
             name = f"{preset}: base classes: 30"
             method = GDC(starting_point(preset, dataset, shot), cap_k=True)
-            parts.append(measure({name: method}, few_bases, shot, effort.study, effort.seed, device))
+            parts.append(measure({name: method}, few_bases, shot, study, effort.seed, device))
             rows.append(
                 {
                     "preset": preset,

@@ -25,6 +25,8 @@ from fewcal.stats import Paired, paired, summarise
 from fewcal.tune.trials import TrialRunner
 
 WAY, QUERY = 5, 15
+# More features than this are many: work that grows with D² or D³ is then cut down.
+LARGEST = 700
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class Effort:
         if device.startswith("cuda"):
             usual = (asked, asked, asked, 20 if quick else 100, 50 if quick else 200)
         else:
-            usual = (50, 5, 60, 6, 50) if quick else (300, 30, 250, 16, 100)
+            usual = (40, 4, 50, 5, 40) if quick else (300, 30, 250, 16, 100)
         made = cls(
             asked,
             min(asked, usual[0] if sampled is None else sampled),
@@ -88,6 +90,10 @@ class Effort:
             if name != "seed" and (isinstance(value, bool) or value < 1):
                 raise InputError(f"{name} is {value!r}; it must be an integer of at least 1")
         return made
+
+    def study_tasks(self, features: FeatureSet, device: str) -> int:
+        """`study`, or half of it where a CPU has many features to deal with."""
+        return self.study if device != "cpu" or features.dimension <= LARGEST else max(1, self.study // 2)
 
     def to_dict(self) -> dict[str, int]:
         """Plain values, for JSON."""
