@@ -46,7 +46,7 @@ TINY: dict[str, Any] = {
     "tasks": 4,
     "validations": 3,
     "erase": 0.3,
-    "test_sizes": (16, SIZE),
+    "test_sizes": (16, SIZE, (16, SIZE)),
 }
 
 
@@ -282,7 +282,8 @@ def test_training_learns_and_writes_all_its_files(tmp_path: Path) -> None:
     fs = FeatureSet.load(tmp_path / "features")
     assert {name: split.rows for name, split in fs.splits().items()} == {"base": 32, "val": 24, "novel": 40}
     net, meta = load_checkpoint(tmp_path / "run" / BEST, "conv4")
-    assert meta["test_size"] == record["final"]["test_size"] in (16, SIZE)
+    assert meta["test_size"] in (16, SIZE, [16, SIZE])
+    assert len(record["final"]["val"]) == 3
     again = extract(net, small_data()["novel"], meta["test_size"])
     assert fs.novel is not None
     np.testing.assert_allclose(again.features, fs.novel.features, rtol=2e-3, atol=1e-3)
@@ -536,6 +537,7 @@ def test_tensors_that_are_no_pictures() -> None:
         ({"classifier": "dot"}, "classifier='dot'"),
         ({"store": 2}, "store=2"),
         ({"test_sizes": (1,)}, "test_sizes"),
+        ({"test_sizes": ((),)}, "test_sizes"),
     ],
 )
 def test_wrong_settings(changes: dict[str, Any], message: str) -> None:
@@ -636,3 +638,11 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
             main([*command, *wrong])
         assert done.value.code == 2
         assert message in capsys.readouterr().err
+
+
+def test_features_at_several_sizes_are_their_mean() -> None:
+    net = make_backbone("conv4", channels=8, size=16).eval()
+    pictures = small_data()["val"]
+    both = extract(net, pictures, (16, 20)).features
+    each = [extract(net, pictures, z).features for z in (16, 20)]
+    np.testing.assert_allclose(both, np.mean(each, axis=0), rtol=1e-5, atol=1e-6)

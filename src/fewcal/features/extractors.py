@@ -213,22 +213,23 @@ def list_extractors() -> list[str]:
 
 def _checkpoint(name: str, device: torch.device) -> Extractor:
     from fewcal.features.backbones import load_checkpoint
+    from fewcal.features.training.validate import mean_features
 
     model, meta = load_checkpoint(name)
     model = model.to(device)
     # As `fewcal train` makes features: whole pictures at the size that validation chose, and their mirror images.
-    size = int(meta.get("test_size") or model.settings.get("size") or 84)
-    mirror = "test_size" in meta
+    wanted = meta.get("test_size") or model.settings.get("size") or 84
+    sizes = [int(z) for z in (wanted if isinstance(wanted, list) else [wanted])]
+    size, mirror = max(sizes), "test_size" in meta
     grey = torch.tensor([0.299, 0.587, 0.114], device=device).view(1, 3, 1, 1)
 
     def embed(pictures: np.ndarray) -> torch.Tensor:
         x = torch.from_numpy(np.ascontiguousarray(pictures)).to(device).permute(0, 3, 1, 2).float() / 255
         if model.in_channels == 1:
             x = (x * grey).sum(dim=1, keepdim=True)
-        features: torch.Tensor = model(x)
-        return (features + model(x.flip(3))) / 2 if mirror else features
+        return mean_features(model, x, sizes, flip=mirror)
 
-    print_ = _digest(Path(name).read_bytes(), size, mirror)
+    print_ = _digest(Path(name).read_bytes(), wanted, mirror)
     return Extractor(f"{model.name} ({Path(name).name})", "picture", model.dimension, print_, embed, size, None)
 
 

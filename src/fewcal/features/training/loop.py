@@ -383,12 +383,14 @@ class Training:
         best, meta = load_checkpoint(self.folder / BEST, s.backbone)
         best = best.to(self.world.device)
         sizes: dict[str, dict[str, Any]] = {}
-        sets: dict[int, dict[str, FeatureSplit]] = {}
+        sets: dict[int | tuple[int, ...], dict[str, FeatureSplit]] = {}
         for size in s.test_sizes or (s.store,):
             sets[size] = {n: extract(best, self.data[n], size) for n in ("base", "val") if n in self.data}
             if "val" in self.data:
-                sizes[str(size)] = few_shot_accuracy(sets[size], "val", tasks, seed=1)
-        chosen = max(sets, key=lambda z: _score({k: v["accuracy"] for k, v in sizes[str(z)].items()}) if sizes else 0)
+                sizes[_sizes(size)] = few_shot_accuracy(sets[size], "val", tasks, seed=1)
+        chosen = max(
+            sets, key=lambda z: _score({k: v["accuracy"] for k, v in sizes[_sizes(z)].items()}) if sizes else 0
+        )
         save_checkpoint(self.folder / BEST, best, meta | {"test_size": chosen})
         final: dict[str, Any] = {"test_size": chosen, "val": sizes}
         splits = sets[chosen]
@@ -417,7 +419,7 @@ class Training:
         (self.folder / STATE).unlink(missing_ok=True)
         if log is not None:
             for name in ("val", "novel"):
-                found = (sizes.get(str(chosen)) if name == "val" else final.get("novel")) or {}
+                found = (sizes.get(_sizes(chosen)) if name == "val" else final.get("novel")) or {}
                 for shot, v in found.items():
                     log(f"{name} {shot}-shot: {100 * v['accuracy']:.2f} ± {100 * v['ci95']:.2f}")
         return record
@@ -484,6 +486,14 @@ def _mean(values: Tensor) -> Tensor:
     return values.sum() / max(len(values), 1)
 
 
+def _sizes(size: int | tuple[int, ...]) -> str:
+    """
+    >>> _sizes(84), _sizes((84, 100))
+    ('84', '84+100')
+    """
+    return str(size) if isinstance(size, int) else "+".join(map(str, size))
+
+
 def _score(entry: Mapping[str, Any]) -> float:
     return float(entry["1"] + entry["5"])
 
@@ -496,7 +506,8 @@ def _check_settings(settings: TrainSettings) -> None:
     """The backbone exists and takes pictures of all the sizes that will come; nothing is computed."""
     with torch.device("meta"):
         net = make_backbone(settings.backbone, **settings.backbone_settings).eval()
-        for size in {settings.size, settings.store, *settings.test_sizes}:
+        tests = [z for s in settings.test_sizes for z in (s if isinstance(s, tuple) else (s,))]
+        for size in {settings.size, settings.store, *tests}:
             net(torch.zeros(1, net.in_channels, size, size))
 
 

@@ -42,7 +42,8 @@ class TrainSettings:
     validations : how often the validation classes are looked at, evenly over the training
     tasks : few-shot tasks of a validation, for 1 and for 5 shots each
     patience : validations of stage 2 without a better one until it ends; 0 for never
-    test_sizes : sizes of whole pictures to try at the end, chosen on validation; () for the stored size
+    test_sizes : sizes of whole pictures to try at the end, chosen on validation; () for the stored size. An entry that
+        is itself a list stands for the mean of the features at these sizes.
     amp : bfloat16 on CUDA
     compile : torch.compile of the stages; what cannot be compiled runs as it is
     seed : of weights, order of pictures, augmentation and mixing
@@ -79,7 +80,7 @@ class TrainSettings:
     validations: int = 20
     tasks: int = 300
     patience: int = 0
-    test_sizes: tuple[int, ...] = ()
+    test_sizes: tuple[int | tuple[int, ...], ...] = ()
     amp: bool = True
     compile: bool = False
     seed: int = 0
@@ -103,9 +104,13 @@ class TrainSettings:
             object.__setattr__(self, "store", round(self.size * 92 / 84))
         if self.store < 4:
             raise InputError(f"store={self.store} is too small; pictures are stored at about size · 92/84")
-        object.__setattr__(self, "test_sizes", tuple(self.test_sizes))
-        if bad := [s for s in self.test_sizes if isinstance(s, bool) or not isinstance(s, int) or s < 4]:
-            raise InputError(f"test_sizes has {bad[0]!r}; give sizes in pixels")
+        sizes = tuple(tuple(s) if isinstance(s, list | tuple) else s for s in self.test_sizes)
+        object.__setattr__(self, "test_sizes", sizes)
+        every = [z for s in sizes for z in (s if isinstance(s, tuple) else (s,))]
+        bad = [z for z in every if isinstance(z, bool) or not isinstance(z, int) or z < 4]
+        if bad or () in sizes:
+            wrong = bad[0] if bad else "an empty list"
+            raise InputError(f"test_sizes has {wrong}; give sizes in pixels, or lists of sizes to average")
 
     @classmethod
     def for_backbone(cls, backbone: str, **changes: Any) -> TrainSettings:
@@ -130,7 +135,8 @@ class TrainSettings:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        return dataclasses.asdict(self) | {"test_sizes": list(self.test_sizes)}
+        sizes = [list(s) if isinstance(s, tuple) else s for s in self.test_sizes]
+        return dataclasses.asdict(self) | {"test_sizes": sizes}
 
 
 _WHOLE = ("size", "store", "epochs", "mixup_epochs", "batch", "validations", "tasks", "patience", "seed")

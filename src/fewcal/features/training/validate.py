@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from fewcal.errors import InputError
 from fewcal.features.backbones import Backbone
@@ -16,26 +17,45 @@ from fewcal.features.training.data import PixelSplit
 
 @torch.no_grad()
 def extract(
-    backbone: Backbone, pictures: PixelSplit, size: int, *, flip: bool = True, batch: int = 256, amp: bool = False
+    backbone: Backbone,
+    pictures: PixelSplit,
+    size: int | Sequence[int],
+    *,
+    flip: bool = True,
+    batch: int = 256,
+    amp: bool = False,
 ) -> FeatureSplit:
-    """Features (R, D) of pictures resized to size × size; with `flip` the mean of each picture and its mirror image."""
+    """Features (R, D) of pictures resized to size × size, the mean over sizes where there are several.
+
+    With `flip` also the mean of each picture and its mirror image.
+    """
     device = next(backbone.parameters()).device
     was_training = backbone.training
     backbone.eval()
     rows = []
     for pixels in pictures.pixels.split(batch):
-        x = pixels.to(device).float() / 255
-        if x.shape[-1] != size:
-            x = F.interpolate(x, (size, size), mode="bicubic", antialias=True, align_corners=False).clamp(0, 1)
-        x = x.contiguous(memory_format=torch.channels_last)
         with torch.autocast(device.type, torch.bfloat16, enabled=amp and device.type == "cuda"):
-            features = backbone(x).float()
-            if flip:
-                features = (features + backbone(x.flip(3)).float()) / 2
-        rows.append(features.cpu())
+            rows.append(mean_features(backbone, pixels.to(device).float() / 255, size, flip=flip).cpu())
     backbone.train(was_training)
     features = torch.cat(rows).numpy()
     return FeatureSplit.from_arrays(features, pictures.labels.cpu().numpy(), pictures.classes)
+
+
+def mean_features(backbone: Backbone, x: Tensor, size: int | Sequence[int], *, flip: bool) -> Tensor:
+    """Features (B, D) of pictures x (B, C, H, W) in 0..1: the mean over sizes and, with `flip`, over mirror images."""
+    sizes = (size,) if isinstance(size, int) else tuple(size)
+    total: Tensor | None = None
+    for z in sizes:
+        sized = x
+        if x.shape[-2:] != (z, z):
+            sized = F.interpolate(x, (z, z), mode="bicubic", antialias=True, align_corners=False).clamp(0, 1)
+        sized = sized.contiguous(memory_format=torch.channels_last)
+        features = backbone(sized).float()
+        if flip:
+            features = (features + backbone(sized.flip(3)).float()) / 2
+        total = features if total is None else total + features
+    assert total is not None
+    return total / len(sizes)
 
 
 def feature_set(splits: Mapping[str, FeatureSplit]) -> FeatureSet:
