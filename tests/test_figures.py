@@ -116,7 +116,7 @@ def test_without_alpha1_there_is_no_alpha2(data: dict[str, dict[str, Any]]) -> N
 
 def test_weights_are_shares(data: dict[str, dict[str, Any]]) -> None:
     found = data["weights"]
-    assert [len(v) for v in found["panels"].values()] == [3 * 5 * 4, 3 * 25 * 4]
+    assert [len(v) for v in found["panels"].values()] == [3 * 5 * 8, 3 * 25 * 8]
     for means in found["means"].values():
         assert means == sorted(means, reverse=True)  # the nearest weighs most
         assert sum(means) < 1

@@ -18,7 +18,18 @@ from fewcal.features import FeatureSet, FeatureSplit
 from fewcal.methods import Method
 from fewcal.methods.gdc import GDC
 from fewcal.paper.blocks import Shown, Table, Value
-from fewcal.paper.measured import LARGEST, Effort, accuracy, difference, gain_text, join, mean_text, measure, points
+from fewcal.paper.measured import (
+    EIGEN_TASKS,
+    LARGEST,
+    Effort,
+    accuracy,
+    difference,
+    gain_text,
+    join,
+    mean_text,
+    measure,
+    points,
+)
 from fewcal.paper.published import dataset_title
 from fewcal.paper.tables import Record, Records, paper_params, unit_scale
 from fewcal.params import GDCParams
@@ -164,7 +175,11 @@ def fidelity(features: FeatureSet, dataset: str, shot: int, effort: Effort, devi
     rows = []
     for preset in PRESETS:
         for answer, params in variants(preset, dataset, shot, features):
-            few = effort.sgd if params.psd == "eigen" and params.head != "closed_form" else effort.sampled
+            few = (
+                min(effort.sgd, EIGEN_TASKS)
+                if params.psd == "eigen" and params.head != "closed_form"
+                else effort.sampled
+            )
             tasks = min(study, few) if answer.at == DRAWN else study
             start = starting_point(preset, dataset, shot, answer.at)
             reference, name = f"{preset}, {answer.at}", f"{preset}, {answer.at}: {answer.question}: {answer.answer}"

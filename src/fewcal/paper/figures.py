@@ -33,17 +33,17 @@ from fewcal.randomness import TaskRandom
 from fewcal.report import figures as draw
 from fewcal.stats import paired, summarise
 
-# The paper's method where features have another scale than the paper's: unit vectors around the base mean. The values
-# are those that a search on validation tasks of CUB and miniImageNet, 1-shot, found best (covariance weights as in
-# `authors`); no novel class had a say in them.
+# The paper's method where features have another scale than the paper's: unit vectors around the base mean. Chosen from
+# 48 settings on validation tasks of Stanford Dogs, CUB and miniImageNet, 1-shot: within 0.2 points of the best with
+# sampled points (n = 50, L-BFGS) and better than those in closed form. No novel class had a say in it.
 SCALED = get_preset("paper").with_changes(
     beta=1.0,
     center=True,
     l2=True,
-    k=4,
+    k=8,
     m=2.0,
     cov_weights="bases-only",
-    alpha1=100.0,
+    alpha1=10.0,
     alpha2_ratio=10.0,
     head="closed_form",
 )

@@ -25,8 +25,9 @@ from fewcal.stats import Paired, paired, summarise
 from fewcal.tune.trials import TrialRunner
 
 WAY, QUERY = 5, 15
-# More features than this are many: work that grows with D² or D³ is then cut down.
-LARGEST = 700
+# More features than this are many: work that grows with D² or D³ is then cut down. Eigenvalues of a D×D matrix for every
+# support point, as the authors' script takes them, are for so many tasks at most, on any device.
+LARGEST, EIGEN_TASKS = 700, 100
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from fewcal.methods.gdc import GDC
 from fewcal.methods.logistic import GaussianizedLogisticRegression
 from fewcal.paper.blocks import Shown, Table, Value, Verdict, cited
 from fewcal.paper.measured import (
+    EIGEN_TASKS,
     LARGEST,
     Effort,
     accuracy,
@@ -108,14 +109,16 @@ def comparison(features: FeatureSet, dataset: str, shot: int, effort: Effort, de
     sampled: dict[str, Method] = {DC_ROW: make_method("dc", **_dc_setting(dataset, shot))}
     if features.dimension > LARGEST:  # eigenvalues of a D×D matrix for every support point: minutes a task
         authors = authors.with_changes(psd="clip")
-    sgd: dict[str, Method] = {PRINTED: _gdc(printed), AUTHORS: _gdc(authors)}
-    how = (features, shot)
-    return join(
-        *(
-            measure(methods, *how, tasks, effort.seed, device)
-            for methods, tasks in ((plain, effort.tasks), (sampled, effort.sampled), (sgd, effort.sgd))
-        )
-    ) | {"tuned": tuned}
+    script = effort.sgd if authors.psd == "clip" else min(effort.sgd, EIGEN_TASKS)
+    amounts: tuple[tuple[dict[str, Method], int], ...] = (
+        (plain, effort.tasks),
+        (sampled, effort.sampled),
+        ({PRINTED: _gdc(printed)}, effort.sgd),
+        ({AUTHORS: _gdc(authors)}, script),
+    )
+    return join(*(measure(some, features, shot, tasks, effort.seed, device) for some, tasks in amounts)) | {
+        "tuned": tuned
+    }
 
 
 def _gdc(params: GDCParams) -> GDC:
