@@ -653,3 +653,16 @@ def test_a_saved_bank_can_be_read_by_others(tmp_path: Path) -> None:
     finally:
         os.umask(before)
     assert path.stat().st_mode & 0o777 == 0o644
+
+
+def test_a_space_of_moments_alone_is_that_of_the_rows() -> None:
+    bank = make_world(3).bank()
+    small = bank.in_space(beta=0.5, center=True, l2=True, moments=True)
+    whole = bank.in_space(beta=0.5, center=True, l2=True)
+    assert whole.has_rows
+    assert not small.has_rows
+    assert small._bytes() < whole._bytes()
+    for name in ("means", "scatter", "spread", "counts"):
+        torch.testing.assert_close(getattr(small, name), getattr(whole, name))
+    # Where rows are there already, nothing is derived again.
+    assert bank.in_space(beta=0.5, center=True, l2=True, moments=True) is whole

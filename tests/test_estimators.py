@@ -373,7 +373,7 @@ def spoilt(value: float) -> np.ndarray:
         ({"alpha2_ratio": float("nan")}, X0, Y0, "alpha2_ratio=nan is out of range"),
         ({"kind": "tukey", "beta": 0.5}, X0, Y0, "kind='tukey' with negative base features"),
         ({"preset": "papr"}, X0, Y0, "preset 'papr' is unknown; did you mean 'paper'"),
-        ({"preset": 3}, X0, Y0, "preset=3 is not a preset; use a name or GDCParams"),
+        ({"preset": 3}, X0, Y0, "preset=3 is not a preset; use a name, a preset file or GDCParams"),
         ({"head": "svm"}, X0, Y0, "head='svm' is unknown; use one of closed_form, lbfgs, sgd"),
         ({"head": 3}, X0, Y0, "head=3 is neither a name nor a classifier"),
         ({"bank": 7}, X0, Y0, "bank=7 is not a bank; use a BaseBank, a path"),

@@ -524,18 +524,22 @@ class BaseBank:
         l2: bool = False,
         eps: float = 1e-6,
         whiten: float | bool = False,
+        moments: bool = False,
     ) -> BaseBank:
         """The bank as seen through a transform; derived once and remembered.
 
         A raw bank with rows can go anywhere. A bank that was built with a transform can only be used with that
-        transform (and any whitening on top of it).
+        transform (and any whitening on top of it). With `moments` rows need not be kept in the new space: means and
+        the pooled covariance are all that is asked for.
 
         >>> import numpy as np
         >>> raw = BaseBank().fit(np.random.default_rng(0).random((20, 3)), [0, 1] * 10)
         >>> raw.in_space(beta=0.5, l2=True).transform.settings()["kind"]
         'tukey'
         """
-        key = ("space", float(beta), kind, bool(center), bool(l2), float(eps))
+        key: tuple[Any, ...] = ("space", float(beta), kind, bool(center), bool(l2), float(eps))
+        if moments and key not in self._cache:
+            key = (*key, "moments")
 
         def make() -> BaseBank:
             wanted = {"beta": float(beta), "center": bool(center), "l2": bool(l2)}
@@ -559,7 +563,7 @@ class BaseBank:
                 )
             x = self.all_rows().float()
             transform = fit_gaussianization(x, beta, kind, center, l2, eps)
-            out = BaseBank(self.rank, "float32")
+            out = BaseBank(0 if moments else self.rank, "float32")
             codes = torch.repeat_interleave(torch.arange(len(self), device=self.device), self.counts)
             out._from_rows(transform(x, "base X"), list(self.classes), codes)
             out.transform, out.source = transform, self.source

@@ -45,7 +45,7 @@ class DC(Method):
         assert bank is not None
         bank.check()
         require_raw(bank, "DC")
-        transform = bank.in_space(beta=self.beta).transform
+        transform = bank.in_space(beta=self.beta, moments=True).transform
         assert transform is not None
         self.bank, self._transform, self._space = bank, transform, space_key(transform, bank)
         return self

@@ -59,7 +59,9 @@ class GDC(Method):
         if self.cap_k:
             self.params = self.params.with_changes(k=min(self.params.k, len(bank)))
         p = self.params
-        space = {f: getattr(p, f) for f in _SPACE_FIELDS}
+        space: dict[str, Any] = {f: getattr(p, f) for f in _SPACE_FIELDS}
+        # Rows in the new space are for class covariances; without transform_base only the transform is taken from it.
+        space["moments"] = p.cov == "pooled" or not p.transform_base
         seen = bank.in_space(**space)
         whiten = whitening_shrinkage(seen, p.k) if p.whiten == "auto" else p.whiten
         if whiten is not False:

@@ -57,7 +57,7 @@ class GaussianizedLogisticRegression(LogisticRegression):
     def prepare(self, bank: BaseBank | None) -> Method:
         super().prepare(bank)
         assert bank is not None
-        space = bank.in_space(beta=self.beta)
+        space = bank.in_space(beta=self.beta, moments=True)
         assert space.transform is not None
         self._transform, self._space = space.transform, space_key(space.transform, bank)
         return self

@@ -127,7 +127,7 @@ class Material:
 def start_points(space: Space, runner: TrialRunner) -> list[dict[str, Any]]:
     """Trials to begin with: presets that lie in the space, so that a search cannot end below them on its tasks."""
     default = get_preset("default")
-    seen = runner.bank.in_space(beta=default.beta, center=default.center, l2=default.l2)
+    seen = runner.bank.in_space(beta=default.beta, center=default.center, l2=default.l2, moments=True)
     k = min(default.k, len(runner.bank))
     whiten = float(np.clip(whitening_shrinkage(seen, k), 0.05, 1000.0))
     shrunk = {"cov": "independent", "whiten": False, "trust": 1.0, "query_pull": 0.0, "strength": 1.0, "k": min(4, k)}
