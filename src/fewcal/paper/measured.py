@@ -25,7 +25,7 @@ from fewcal.stats import Paired, paired, summarise
 from fewcal.tune.trials import TrialRunner
 
 WAY, QUERY = 5, 15
-# More features than this are many: work that grows with D² or D³ is then cut down. Eigenvalues of a D×D matrix for every
+# More features than this are many: work that grows with D² or D³ is cut down then. Eigenvalues of a D×D matrix for each
 # support point, as the authors' script takes them, are for so many tasks at most, on any device.
 LARGEST, EIGEN_TASKS = 700, 100
 
