@@ -22,14 +22,17 @@ from fewcal.presets import get_preset
 from fewcal.trust import whitening_shrinkage
 from fewcal.tune.spaces import Space, make_space
 from fewcal.tune.storage import count, drop_lost, me, require_optuna
-from fewcal.tune.trials import STEP, TrialRunner, steps
+from fewcal.tune.trials import TrialRunner, steps
 
 if TYPE_CHECKING:
     import optuna
 
 PROTOCOLS = ("default", "paper")
-# Tasks of a chunk on a CPU: between two, a bad trial can be stopped.
-_CHUNK = 50
+# Paired trials: tasks whose mean is one step, and tasks between two tests. With 14 pairs or more Wilcoxon's test is the
+# quick one; below, SciPy tries thousands of permutations.
+_STEP, _CHECK = 4, 60
+# The paper: the mean so far is looked at every 10 tasks, after the first 100.
+_PAPER_STEP, _WARM_UP = 10, 100
 
 
 @dataclass(frozen=True)
@@ -93,8 +96,8 @@ class Search:
         """Optuna's pruner: the paper's, or Wilcoxon's test on paired tasks."""
         pruners = require_optuna().pruners
         if self.protocol == "paper":
-            return pruners.MedianPruner(n_startup_trials=100, n_warmup_steps=100, interval_steps=STEP)
-        return pruners.WilcoxonPruner(p_threshold=0.05, n_startup_steps=5)
+            return pruners.MedianPruner(n_startup_trials=100, n_warmup_steps=_WARM_UP, interval_steps=_PAPER_STEP)
+        return pruners.WilcoxonPruner(p_threshold=0.05, n_startup_steps=_CHECK // _STEP)
 
 
 @dataclass(frozen=True)
@@ -149,9 +152,10 @@ def run_trial(
 
     try:
         params = space.suggest(trial)
-        chunk = None if search.tasks <= _CHUNK else (100 if search.protocol == "paper" else _CHUNK)
         done: list[np.ndarray] = []
-        for part in runner.run(params, chunk):
+        for part in runner.run(
+            params, *((_WARM_UP, 2 * _PAPER_STEP) if search.protocol == "paper" else (_CHECK, _CHECK))
+        ):
             done.append(part)
             if report_steps(trial, np.concatenate(done), len(part), search):
                 study.tell(trial, state=TrialState.PRUNED)
@@ -180,14 +184,16 @@ def report_steps(trial: optuna.Trial, accuracy: np.ndarray, fresh: int, search: 
 
     The Wilcoxon test pairs each step's mean with that of the best trial; the median pruner compares means so far.
     """
-    means = steps(accuracy)
-    for i in range((len(accuracy) - fresh) // STEP, len(means)):
-        seen = min((i + 1) * STEP, len(accuracy))
-        if search.protocol == "paper":
+    paper = search.protocol == "paper"
+    size = _PAPER_STEP if paper else _STEP
+    means = steps(accuracy, size)
+    for i in range((len(accuracy) - fresh) // size, len(means)):
+        seen = min((i + 1) * size, len(accuracy))
+        if paper:
             trial.report(float(accuracy[:seen].mean()), seen)
         else:
             trial.report(float(means[i]), i)
-        if seen < search.tasks and trial.should_prune():
+        if seen < search.tasks and (paper or seen % _CHECK == 0) and trial.should_prune():
             return True
     return False
 

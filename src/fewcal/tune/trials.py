@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 
@@ -15,8 +16,6 @@ from fewcal.methods import Method
 from fewcal.methods.gdc import GDC
 from fewcal.params import GDCParams
 
-# Tasks whose mean is one step of a trial: few enough to stop a bad trial early, many enough to keep storage small.
-STEP = 10
 # Memory for spaces of the bank that may be asked for again.
 _SPACES_BYTES = 2 << 30
 
@@ -50,34 +49,33 @@ class TrialRunner:
         assert bank is not None
         self.bank: BaseBank = bank
 
-    def run(self, method: GDCParams | Method, chunk: int | None = None) -> Iterator[np.ndarray]:
-        """Accuracies of the tasks, `chunk` at a time.
+    def run(
+        self, method: GDCParams | Method, first: int | None = None, then: int | None = None
+    ) -> Iterator[np.ndarray]:
+        """Accuracies of the tasks: of the `first` so many, and `then` so many at a time; all at once without.
 
-        On a GPU all tasks are computed at once, and handed over in chunks all the same.
+        On a GPU all tasks are computed at once in any case, since a few take as long as all.
         """
         ready = method if isinstance(method, Method) else GDC(method, cap_k=True)
-        size = self.tasks if chunk is None else chunk
-        at_once = self.tasks if self.engine.device.type == "cuda" else size
+        first = self.tasks if first is None or self.engine.device.type == "cuda" else min(first, self.tasks)
+        borders = [0, *range(first, self.tasks, then or self.tasks), self.tasks]
         per_task = self.engine.job.spec.way * self.engine.job.spec.query
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FewcalWarning)  # a clipped α2 of one trial in a thousand is no news
             self.bank.forget_spaces(_SPACES_BYTES)
             engine = self.engine.with_methods({"trial": ready})
-            for start in range(0, self.tasks, at_once):
-                block = engine.run(start, min(start + at_once, self.tasks))
-                right = block.correct["trial"].sum(axis=1) / per_task
-                for low in range(0, len(right), size):
-                    yield right[low : low + size]
+            for start, stop in pairwise(borders):
+                yield engine.run(start, stop).correct["trial"].sum(axis=1) / per_task
 
     def accuracy(self, method: GDCParams | Method) -> np.ndarray:
         """Accuracy of every task, `(tasks,)`."""
         return np.concatenate(list(self.run(method)))
 
 
-def steps(accuracy: np.ndarray) -> np.ndarray:
-    """Means of each `STEP` tasks, the last of what is left over.
+def steps(accuracy: np.ndarray, size: int) -> np.ndarray:
+    """Means of each `size` tasks, the last of what is left over.
 
-    >>> steps(np.arange(12.0)).tolist()
+    >>> steps(np.arange(12.0), 10).tolist()
     [4.5, 10.5]
     """
-    return np.array([accuracy[i : i + STEP].mean() for i in range(0, len(accuracy), STEP)])
+    return np.array([accuracy[i : i + size].mean() for i in range(0, len(accuracy), size)])
