@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fewcal.report import Cell, Page
+from fewcal.report.page import MARKS
 from fewcal.stats import Paired
 
 Value = str | int | float | None | Cell
@@ -139,4 +140,4 @@ def _plain(value: Value) -> str:
     if cell.text is None:
         return "–"
     text = f"{cell.text:.4g}" if isinstance(cell.text, float) else str(cell.text)
-    return f"{text} †" if cell.mark == "cited" else text
+    return f"{text} {MARKS[cell.mark][0]}" if cell.mark else text
