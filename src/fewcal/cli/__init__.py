@@ -28,6 +28,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+# Commands whose --out can be continued with --resume.
+RESUMABLE = {"evaluate", "tune", "extract", "train", "paper"}
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
@@ -78,7 +80,7 @@ def main(argv: list[str] | None = None) -> None:
             raise
         _fail(*_told(error))
     if code == 130:  # typer's own answer to Ctrl-C
-        kept = any(a == "--out" or a.startswith("--out=") for a in arguments)
+        kept = bool(RESUMABLE & set(arguments[:2])) and any(a == "--out" or a.startswith("--out=") for a in arguments)
         _fail("interrupted" + ("; continue with the same command and --resume" if kept else ""), 130)
     sys.exit(code if isinstance(code, int) else 0)
 
