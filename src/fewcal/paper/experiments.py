@@ -134,7 +134,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             tables.comparison,
             partial(tables.show_comparison, table="table1"),
             ("dogs", "cub"),
-            cost="10 min",
+            cost="4 min",
         ),
         Experiment(
             "table2",
@@ -144,7 +144,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             tables.comparison,
             partial(tables.show_comparison, table="table2"),
             ("mini", "mini2cub"),
-            cost="20 min",
+            cost="15 min",
         ),
         Experiment(
             "table3",
@@ -199,7 +199,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             tables.candidates,
             tables.show_candidates,
             tuple(DATASETS),
-            cost="4 min",
+            cost="3 min",
         ),
         Experiment(
             "weights",
