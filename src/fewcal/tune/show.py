@@ -115,6 +115,8 @@ def _pictures(study: Any) -> dict[str, tuple[bytes, str]]:
             figure = (made.flat[0] if hasattr(made, "flat") else made).figure
             if size is not None:
                 figure.set_size_inches(*size)
+            for axes in figure.axes:
+                _plain_ticks(axes)
             buffer = BytesIO()
             figure.savefig(buffer, format="png", dpi=110, bbox_inches="tight", metadata={"Software": None})
             plt.close(figure)
@@ -155,6 +157,17 @@ def _pictures(study: Any) -> dict[str, tuple[bytes, str]]:
             (4.0 * len(pair), 3.6 * len(pair)) if len(pair) > 2 else None,
         )
     return found
+
+
+def _plain_ticks(axes: Any) -> None:
+    """Few plain numbers on log scales, where the usual powers of ten run into each other."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    for axis, scale in ((axes.xaxis, axes.get_xscale()), (axes.yaxis, axes.get_yscale())):
+        if scale == "log":
+            axis.set_major_locator(LogLocator(subs=(1.0, 3.0), numticks=5))
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axis.set_minor_formatter(NullFormatter())
 
 
 def _varied(trials: list[Any]) -> list[str]:
