@@ -334,3 +334,11 @@ def test_sgd_of_a_whole_batch_is_that_of_each_task() -> None:
         ends.append((weight, bias, losses))
     for a, b in zip(*ends, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shift", [0.0, 100.0])
+def test_lbfgs_learns_from_one_feature_and_from_points_on_the_all_ones_line(shift: float) -> None:
+    along = torch.tensor([[-2.0, -1.0, 1.0, 2.0]]) + shift
+    labels = torch.tensor([[0, 0, 1, 1]])
+    for x in (along[..., None], along[..., None].expand(1, 4, 5).contiguous()):
+        assert torch.equal(lbfgs_head(x, labels, 2, C=100.0).logits(x).argmax(-1), labels)

@@ -392,7 +392,10 @@ def test_trials_of_the_dead_are_taken_over() -> None:
     gone.wait()
     zombie = subprocess.Popen([sys.executable, "-c", ""], stdout=subprocess.PIPE)
     assert zombie.stdout is not None
-    assert zombie.stdout.read() == b""  # it has ended, and nobody has fetched it
+    assert zombie.stdout.read() == b""  # it ends now, and nobody fetches it
+    deadline = time.monotonic() + 30
+    while _alive(zombie.pid) and time.monotonic() < deadline:
+        time.sleep(0.01)
     assert not _alive(zombie.pid)
     zombie.wait()
     zombie.stdout.close()

@@ -136,10 +136,13 @@ def _shared_direction(x: Tensor) -> Tensor:
     not know it spends most of its iterations there. 1 − v_other/v_ones, 0 where that direction is not longer.
     """
     d = x.shape[-1]
+    if d == 1:  # no other direction to compare with
+        return x.new_zeros(len(x), 1, 1)
     ones = x.sum(dim=-1).var(dim=1, correction=0) / d
     total = torch.linalg.vector_norm(x, dim=(1, 2)).square() / x.shape[1] - x.mean(dim=1).square().sum(dim=-1)
-    other = (total - ones).clamp(min=0) / max(d - 1, 1)
-    return (1 - other / ones.clamp(min=1e-30)).clamp(0, 1)[:, None, None]
+    other = (total - ones).clamp(min=0) / (d - 1)
+    # Never all of it, or points that vary along that direction alone could not be told apart.
+    return (1 - other / ones.clamp(min=1e-30)).clamp(0, 1 - 1e-4)[:, None, None]
 
 
 def _precondition(q: Tensor, damping: Tensor) -> Tensor:
