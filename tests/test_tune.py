@@ -34,7 +34,7 @@ from fewcal.tune.selection import Finalist, behind, choose, contenders
 from fewcal.tune.spaces import default_space, make_space, paper_space, space_names
 from fewcal.tune.storage import _alive, count, drop_lost, open_storage
 from fewcal.tune.trials import TrialRunner, steps
-from small_features import feature_set, save_features
+from small_features import feature_set, save_features, split
 
 QUICK = Search(trials=8, tasks=20, query=5, heads=("closed_form",), finalists=3, final_tasks=20)
 
@@ -361,6 +361,27 @@ def test_novel_classes_are_opened_once_and_recorded(tmp_path: Path) -> None:
     assert describe_preset(tmp_path / "s" / "preset.json").provenance["novel"]["opened"] == result.novel["opened"]
     with pytest.raises(InputError, match="no novel split"):
         tune(dataclasses.replace(feature_set(), novel=None), QUICK, out=tmp_path / "t", novel_tasks=5)
+
+
+@pytest.mark.parametrize(
+    ("features", "search", "novel_tasks", "message"),
+    [
+        (feature_set(), dataclasses.replace(QUICK, space="papers"), None, "did you mean"),
+        (dataclasses.replace(feature_set(), novel=split("n", 3, 20, 2)), QUICK, 5, "5 ways need as many classes"),
+        (feature_set(), QUICK, -1, "tasks is -1"),
+    ],
+)
+def test_what_cannot_end_well_is_refused_before_there_is_a_study(
+    tmp_path: Path, features: Any, search: Search, novel_tasks: int | None, message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        tune(features, search, out=tmp_path / "s", novel_tasks=novel_tasks)
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_bank_of_one_class_can_be_tuned_for(tmp_path: Path) -> None:
+    features = dataclasses.replace(feature_set(), base=split("b", 1, 20, 0))
+    assert tune(features, QUICK, out=tmp_path / "s", plots=False).params.k == 1
 
 
 def test_the_papers_protocol_takes_the_best_of_three_on_novel(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ import torch
 from fewcal._version import __version__
 from fewcal.arrays import pick_device
 from fewcal.atomic import write_json
+from fewcal.episodes import sample_episodes
 from fewcal.errors import InputError
 from fewcal.evaluation import Protocol, evaluate
 from fewcal.features import FeatureSet
@@ -154,14 +155,15 @@ def tune(
         raise InputError(f"workers={workers}: use 1 or more processes, or a Dask scheduler alone")
     fs = features if isinstance(features, FeatureSet) else FeatureSet.load(features)
     search = search or Search()
-    if novel_tasks is not None and fs.novel is None:
-        raise InputError("the features have no novel split to open")
+    if novel_tasks is not None:
+        _check_novel(fs, search, novel_tasks)
     chosen_device = str(pick_device(device))
     material = Material.of(fs, search)
+    # Before the study is made: one with a space that nobody has would be in the way of the next attempt.
+    space = search.make_space(len(np.unique(material.base[1])))
     folder = Path(out)
     kept, fresh = _open_study(folder, storage, study, search, material, resume)
     runner = material.runner(search, chosen_device)
-    space = search.make_space(len(runner.bank))
     if fresh:
         for values in start_points(space, runner):
             kept.enqueue_trial(values)
@@ -410,6 +412,18 @@ def _select(
     return finalists, choose(finalists, space, simplest)
 
 
+def _novel_protocol(search: Search, tasks: int) -> Protocol:
+    return Protocol(search.way, search.shot, search.query, tasks, search.seed, "novel")
+
+
+def _check_novel(fs: FeatureSet, search: Search, tasks: int) -> None:
+    """Refuse tasks that the novel classes do not suffice for: before the search, not after it."""
+    if fs.novel is None:
+        raise InputError("the features have no novel split to open")
+    _novel_protocol(search, tasks)
+    sample_episodes(fs.novel.require_labels(), search.spec, range(1), fs.novel.classes)
+
+
 def _open_novel(
     study: Any,
     fs: FeatureSet,
@@ -420,7 +434,7 @@ def _open_novel(
     device: str,
 ) -> dict[str, Any]:
     """Measure on the novel classes, beside the plain methods, and record it in the study."""
-    protocol = Protocol(search.way, search.shot, search.query, tasks, search.seed, "novel")
+    protocol = _novel_protocol(search, tasks)
     candidates = finalists if search.protocol == "paper" else [chosen]
     methods = {f"trial {f.number}": GDC(f.params, cap_k=True) for f in candidates}
     plain = {name: make_method(name) for name in ("simpleshot", "lr")}

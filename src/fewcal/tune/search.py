@@ -138,7 +138,7 @@ def start_points(space: Space, runner: TrialRunner) -> list[dict[str, Any]]:
         default.with_changes(k=k, whiten=whiten),
         # The setting found first on validation classes, with class covariances (see docs/method.md).
         default.with_changes(**shrunk, m=2.0, alpha1=100.0, alpha2_ratio=10.0, unit_of="one", unit=1.0),
-        get_preset("paper").with_changes(k=min(8, len(runner.bank)) // 2 * 2),
+        get_preset("paper").with_changes(k=max(1, min(8, len(runner.bank)) // 2 * 2)),
     ]
     found = [space.values(p) for p in candidates]
     return [values for values in found if values is not None]
