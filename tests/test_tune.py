@@ -28,9 +28,10 @@ from fewcal.methods.gdc import GDC
 from fewcal.params import GDCParams
 from fewcal.presets import describe_preset, get_preset, save_preset
 from fewcal.tune import Search, Tuning, tune
-from fewcal.tune.run import _open_study
+from fewcal.tune.run import _open_study, _write
 from fewcal.tune.search import Material, run_trial, start_points
-from fewcal.tune.selection import Finalist, behind, choose, contenders
+from fewcal.tune.selection import Finalist, behind, choose, contenders, meet
+from fewcal.tune.show import draw
 from fewcal.tune.spaces import default_space, make_space, paper_space, space_names
 from fewcal.tune.storage import _alive, count, drop_lost, open_storage
 from fewcal.tune.trials import TrialRunner, steps
@@ -394,6 +395,49 @@ def test_the_papers_protocol_takes_the_best_of_three_on_novel(tmp_path: Path) ->
     figures = {k: v["accuracy"] for k, v in result.novel["figures"].items() if k.startswith("trial")}
     assert figures[f"trial {result.chosen.number}"] == max(figures.values())
     assert "best of three" in describe_preset(tmp_path / "s" / "preset.json").provenance["selection"]
+
+
+def test_the_papers_choice_stands_when_later_trials_are_better_on_validation(tmp_path: Path) -> None:
+    search = Search("paper", "paper/mini", ("lbfgs",), trials=1, tasks=10, query=5)
+    first = quick(tmp_path / "s", search, novel_tasks=10)
+    study = first.study
+    for number in range(3):  # better than anything can be
+        params = study.trials[0].params | {"m": 0.25 * number}
+        study.add_trial(
+            optuna.trial.create_trial(params=params, distributions=study.trials[0].distributions, value=2.0)
+        )
+    again = quick(tmp_path / "s", dataclasses.replace(search, trials=4), resume=True)
+    assert again.params == first.params
+    assert len(again.finalists) == 4
+    written = json.loads((tmp_path / "s" / "tuning.json").read_text())
+    assert {f["fresh tasks"] for f in written["finalists"]} == {None}  # there were none
+
+
+def strict(file: Path) -> Any:
+    """JSON as others read it, without NaN."""
+    return json.loads(file.read_text(), parse_constant=pytest.fail)
+
+
+def test_a_preset_that_is_no_complete_trial_has_no_accuracy_on_the_tasks_of_the_search(tmp_path: Path) -> None:
+    r = runner()
+    space = QUICK.make_space(len(r.bank))
+    values = start_points(space, r)[0]
+    study = in_memory(QUICK)
+    for other in (values, values | {"m": 1.0}):
+        study.enqueue_trial(other)
+        trial = study.ask()
+        space.suggest(trial)
+        trial.report(0.9, 0)
+        study.tell(trial, *((None, TrialState.PRUNED) if other is values else (0.5,)))
+    [preset] = [f for f in meet(study, space, r, QUICK) if f.number == -1]
+    assert preset.tuned is None
+    # And what is written of it, and of one novel task, which has no interval, can be read.
+    result = quick(tmp_path / "s", novel_tasks=1)
+    odd = dataclasses.replace(result, chosen=preset, finalists=[preset])
+    _write(tmp_path / "s", odd, space, QUICK, Material.of(feature_set(), QUICK), None, "fewcal")
+    draw(tmp_path / "s", odd, QUICK)
+    assert strict(tmp_path / "s" / "tuning.json")["finalists"][0]["search tasks"] is None
+    assert strict(tmp_path / "s" / "preset.json")["provenance"]["accuracy"]["search tasks"] is None
 
 
 # ---- storage and workers --------------------------------------------------------------------------------------------

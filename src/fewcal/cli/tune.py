@@ -122,7 +122,10 @@ def tune(
         "pruned": counts.pruned,
         "seconds": result.seconds,
         "trial": result.chosen.number,
-        "accuracy": {"search tasks": result.chosen.tuned, "fresh tasks": result.chosen.mean},
+        "accuracy": {
+            "search tasks": result.chosen.tuned,
+            "fresh tasks": result.chosen.mean if protocol == "default" else None,
+        },
         "params": result.params.as_dict(),
         "novel": result.novel,
     }
@@ -135,8 +138,8 @@ def tune(
         [
             [
                 f"{'preset default' if f.number < 0 else f.number}{' ←' if f is result.chosen else ''}",
-                f"{100 * f.tuned:.2f}",
-                *([f"{100 * f.mean:.2f}"] if fresh else []),
+                _percent(f.tuned),
+                *([_percent(f.mean)] if fresh else []),
                 _parameters(f.values),
             ]
             for f in result.finalists
@@ -146,7 +149,7 @@ def tune(
         print(f"novel classes, opened {result.novel['opened']}:")
         table(
             ["method", "accuracy %", "±"],
-            [[k, f"{100 * m['accuracy']:.2f}", f"{100 * m['ci95']:.2f}"] for k, m in result.novel["figures"].items()],
+            [[k, _percent(m["accuracy"]), _percent(m["ci95"])] for k, m in result.novel["figures"].items()],
         )
     rate = f"{result.fresh / result.searched:.2f} trials/s" if result.searched > 0 else ""
     print(f"{counts.finished} trials, {counts.pruned} pruned, {result.fresh} now in {result.searched:.0f} s ({rate})")
@@ -190,6 +193,10 @@ def _self_tune(
 def _changes(params: GDCParams) -> dict[str, Any]:
     usual = get_preset("default").as_dict()
     return {k: v for k, v in params.as_dict().items() if v != usual[k]}
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.2f}"
 
 
 def _parameters(values: dict[str, Any]) -> str:

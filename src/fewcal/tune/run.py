@@ -40,7 +40,7 @@ from fewcal.params import GDCParams
 from fewcal.presets import save_preset
 from fewcal.scale import dask_client, ship, worker_lost
 from fewcal.tune.search import Material, Search, refuse, report_steps, sampler_seed, start_points, work
-from fewcal.tune.selection import Finalist, choose, meet, top
+from fewcal.tune.selection import Finalist, as_it_is, choose, meet, top
 from fewcal.tune.spaces import Space
 from fewcal.tune.storage import Counts, count, drop_lost, me, open_storage, require_optuna
 from fewcal.tune.trials import TrialRunner
@@ -183,7 +183,11 @@ def tune(
         novel = _open_novel(kept, fs, search, finalists, chosen, novel_tasks, chosen_device)
     if search.protocol == "paper" and novel is not None:
         # As the paper did: the best of the three on the novel classes.
-        chosen = next(f for f in finalists if f.number == novel["chosen_trial"])
+        chosen = next((f for f in finalists if f.number == novel["chosen_trial"]), None) or as_it_is(
+            kept.trials[novel["chosen_trial"]], space
+        )
+        if chosen not in finalists:  # trials that came later are better on validation; the record stands
+            finalists.append(chosen)
     result = Tuning(
         chosen.params,
         chosen,
@@ -492,7 +496,12 @@ def _write(
     )
     save_preset(folder / "preset.json", result.params, summary, provenance)
     finalists = [
-        {"trial": f.number, "search tasks": f.tuned, "fresh tasks": f.mean, "params": f.values}
+        {
+            "trial": f.number,
+            "search tasks": f.tuned,
+            "fresh tasks": f.mean if search.protocol == "default" else None,
+            "params": f.values,
+        }
         for f in result.finalists
     ]
     write_json(

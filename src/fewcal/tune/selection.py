@@ -34,8 +34,8 @@ class Finalist:
         Of the trial; −1 for a preset that is no trial.
     values : dict, its picks in the space
     params : GDCParams
-    tuned : float
-        Accuracy on the tasks of the search.
+    tuned : float or None
+        Accuracy on the tasks of the search; None for a preset that is no complete trial.
     accuracy : array (tasks,)
         On the fresh tasks.
     """
@@ -43,7 +43,7 @@ class Finalist:
     number: int
     values: dict[str, Any]
     params: GDCParams
-    tuned: float
+    tuned: float | None
     accuracy: np.ndarray
 
     @property
@@ -105,8 +105,8 @@ def meet(study: optuna.Study, space: Space, runner: TrialRunner, search: Search)
     for values in start_points(space, runner)[:1]:
         if values not in known:
             params = space.params(values)
-            tuned = [t.value for t in study.get_trials(deepcopy=False) if t.params == values and t.value is not None]
-            score = float(tuned[0]) if tuned else float("nan")
+            # Not of a pruned trial: its value is that of its last step alone.
+            score = next((float(t.value) for t in ranked(study) if t.params == values), None)
             found.append(Finalist(-1, values, params, score, runner.accuracy(params)))
     return sorted(found, key=lambda f: (-f.mean, f.number))
 
@@ -127,7 +127,12 @@ def top(study: optuna.Study, space: Space, most: int = 3) -> list[Finalist]:
     out: list[Finalist] = []
     for t in ranked(study):
         if all(t.params != f.values for f in out):
-            out.append(Finalist(t.number, dict(t.params), space.params(t.params), t.value, np.array([t.value])))
+            out.append(as_it_is(t, space))
         if len(out) == most:
             break
     return out
+
+
+def as_it_is(trial: Any, space: Space) -> Finalist:
+    """A complete trial that was not measured again."""
+    return Finalist(trial.number, dict(trial.params), space.params(trial.params), trial.value, np.array([trial.value]))

@@ -41,7 +41,11 @@ def draw(folder: Path, result: Tuning, search: Search) -> list[Path]:
             "of these": f"{counts.complete} complete, {counts.pruned} pruned, {counts.refused} refused",
             "tasks of a trial": search.tasks,
             "chosen": _name(result.chosen.number),
-            "accuracy on the tasks of the search": f"{100 * result.chosen.tuned:.2f}%",
+            **(
+                {"accuracy on the tasks of the search": f"{100 * result.chosen.tuned:.2f}%"}
+                if result.chosen.tuned is not None
+                else {}
+            ),
             **(
                 {"accuracy on fresh validation tasks": f"{100 * result.chosen.mean:.2f}%"}
                 if search.protocol == "default"
@@ -63,7 +67,7 @@ def draw(folder: Path, result: Tuning, search: Search) -> list[Path]:
         page.table(
             ["method", "accuracy %", "± %", "tasks"],
             [
-                [name, round(100 * m["accuracy"], 2), round(100 * m["ci95"], 2), m["tasks"]]
+                [name, _percent(m["accuracy"]), _percent(m["ci95"]), m["tasks"]]
                 for name, m in result.novel["figures"].items()
             ],
         )
@@ -84,7 +88,11 @@ def _name(number: int) -> str:
 def _row(finalist: Finalist, names: list[str], fresh: bool) -> list[str | float | None]:
     figures = [finalist.tuned, finalist.mean] if fresh else [finalist.tuned]
     shown = [_short(finalist.values.get(name)) for name in names]
-    return [_name(finalist.number), *(round(100 * f, 2) for f in figures), *shown]
+    return [_name(finalist.number), *(_percent(f) for f in figures), *shown]
+
+
+def _percent(value: float | None) -> float | None:
+    return None if value is None else round(100 * value, 2)
 
 
 def _short(value: Any) -> str | None:
