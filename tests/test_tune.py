@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from fewcal.tune.search import Material, run_trial, start_points
 from fewcal.tune.selection import Finalist, behind, choose, contenders, meet
 from fewcal.tune.show import draw
 from fewcal.tune.spaces import default_space, make_space, paper_space, space_names
-from fewcal.tune.storage import _alive, count, drop_lost, open_storage
+from fewcal.tune.storage import _alive, count, drop_lost, give_up, me, open_storage
 from fewcal.tune.trials import TrialRunner, steps
 from small_features import feature_set, save_features, split
 
@@ -476,6 +477,59 @@ def test_trials_of_the_dead_are_taken_over() -> None:
     far = study.ask()
     far.set_user_attr("worker", {"host": "elsewhere", "pid": gone.pid})
     assert drop_lost(study) == 0  # another machine's, and only just begun
+
+
+def test_a_process_with_the_number_of_a_dead_one_is_not_taken_for_it() -> None:
+    study = in_memory(QUICK)
+    trial = study.ask()
+    trial.suggest_float("m", 0, 1)
+    trial.set_user_attr("worker", me())
+    assert drop_lost(study) == 0
+    if me()["born"] is None:
+        pytest.skip("this system does not tell when a process began")
+    trial.set_user_attr("worker", me() | {"born": me()["born"] - 1})
+    assert drop_lost(study) == 1
+
+
+def test_a_trial_killed_before_it_had_a_worker_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    study = in_memory(QUICK)
+    study.enqueue_trial({"m": 0.5})
+    study.ask()
+    assert drop_lost(study) == 0
+    monkeypatch.setattr("fewcal.tune.storage._NAMELESS", timedelta(0))
+    assert drop_lost(study) == 1
+    assert study.ask().suggest_float("m", 0, 1) == 0.5
+
+
+def test_an_interrupted_trial_is_begun_again_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    r = runner()
+    space, study = QUICK.make_space(len(r.bank)), in_memory(QUICK)
+    values = start_points(space, r)[0]
+    study.enqueue_trial(values)
+
+    def interrupt(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(r, "run", interrupt)
+        for _ in range(2):
+            with pytest.raises(KeyboardInterrupt):
+                run_trial(study, study.ask(), space, r, QUICK)
+    assert [t.state for t in study.trials] == [TrialState.FAIL, TrialState.FAIL, TrialState.WAITING]
+    trial = study.ask()
+    assert space.suggest(trial) == space.params(values)
+    assert give_up(study, trial._trial_id)
+    assert not give_up(study, trial._trial_id)
+    assert TrialState.WAITING not in [t.state for t in study.trials]  # three times were enough
+
+
+def test_a_trial_that_others_took_for_lost_does_not_stop_its_worker() -> None:
+    r = runner()
+    space, study = QUICK.make_space(len(r.bank)), in_memory(QUICK)
+    trial = study.ask()
+    give_up(study, trial._trial_id)
+    assert run_trial(study, trial, space, r, QUICK) is None
+    assert study.trials[0].state == TrialState.FAIL
 
 
 def _join(folder: Path, features: Path, trials: int) -> None:

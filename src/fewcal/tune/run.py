@@ -42,7 +42,7 @@ from fewcal.scale import dask_client, ship, worker_lost
 from fewcal.tune.search import Material, Search, refuse, report_steps, sampler_seed, start_points, work
 from fewcal.tune.selection import Finalist, as_it_is, choose, meet, top
 from fewcal.tune.spaces import Space
-from fewcal.tune.storage import Counts, count, drop_lost, me, open_storage, require_optuna
+from fewcal.tune.storage import Counts, count, drop_lost, give_up, me, open_storage, require_optuna
 from fewcal.tune.trials import TrialRunner
 
 if TYPE_CHECKING:
@@ -398,7 +398,7 @@ def _on_dask(
                     see()
         finally:
             for trial, _ in busy.values():
-                study.tell(trial, state=TrialState.FAIL)
+                give_up(study, trial._trial_id)
 
 
 # ---- the end --------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from fewcal.features import FeatureSet
 from fewcal.presets import get_preset
 from fewcal.trust import whitening_shrinkage
 from fewcal.tune.spaces import Space, make_space
-from fewcal.tune.storage import count, drop_lost, me, require_optuna
+from fewcal.tune.storage import count, drop_lost, give_up, me, require_optuna
 from fewcal.tune.trials import TrialRunner, steps
 
 if TYPE_CHECKING:
@@ -148,6 +148,7 @@ def run_trial(
     study: optuna.Study, trial: optuna.Trial, space: Space, runner: TrialRunner, search: Search
 ) -> float | None:
     """Compute one trial and tell the study; its accuracy, or None if it was pruned or refused."""
+    from optuna.exceptions import UpdateFinishedTrialError
     from optuna.trial import TrialState
 
     try:
@@ -158,16 +159,21 @@ def run_trial(
         ):
             done.append(part)
             if report_steps(trial, np.concatenate(done), len(part), search):
-                study.tell(trial, state=TrialState.PRUNED)
+                study.tell(trial, state=TrialState.PRUNED, skip_if_finished=True)
                 return None
         value = float(np.concatenate(done).mean())
-        study.tell(trial, value)
+        study.tell(trial, value, skip_if_finished=True)
         return value
     except InputError as error:  # parameters that these features do not admit
         refuse(study, trial, error)
         return None
-    except BaseException:
-        study.tell(trial, state=TrialState.FAIL)
+    except UpdateFinishedTrialError:  # another worker took it for lost, and over
+        return None
+    except Exception:
+        study.tell(trial, state=TrialState.FAIL, skip_if_finished=True)
+        raise
+    except BaseException:  # Ctrl-C: whoever goes on begins with these parameters
+        give_up(study, trial._trial_id)
         raise
 
 

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 JOURNAL = "study.journal"
 # A trial of another machine that began this long ago and has not ended is taken for lost.
 _LOST = timedelta(hours=2)
+# One that has no name of a worker after this long: killed while the sampler was at work.
+_NAMELESS = timedelta(minutes=1)
+# A trial is begun this often at most, so that one which brings down its workers does so no more.
+_TRIES = 3
 
 
 def require_optuna() -> Any:
@@ -76,12 +80,27 @@ def _without_password(url: str) -> str:
 
 
 def me() -> dict[str, Any]:
-    """This process, as its trials name it."""
-    return {"host": socket.gethostname(), "pid": os.getpid()}
+    """This process, as its trials name it; numbers of processes come again, above all in containers."""
+    return {"host": socket.gethostname(), "pid": os.getpid(), "born": _born(os.getpid())}
 
 
-def _alive(pid: int) -> bool:
+def _stat(pid: int) -> list[str]:
+    """What Linux tells of a process, from its state on."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def _born(pid: int) -> int | None:
+    """When a process began, in ticks since the machine did; None where nobody knows."""
+    try:
+        return int(_stat(pid)[19])
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def _alive(pid: int, born: int | None = None) -> bool:
     """Whether a process of this machine runs; one that has ended and was not fetched yet does not."""
+    if born is not None and _born(pid) not in (born, None):
+        return False  # another one with the same number
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -89,8 +108,8 @@ def _alive(pid: int) -> bool:
     except PermissionError:
         return True
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:  # not Linux, or gone in this moment
+        return _stat(pid)[0] != "Z"
+    except (OSError, IndexError):  # not Linux, or gone in this moment
         return True
 
 
@@ -98,25 +117,33 @@ def _lost(trial: Any) -> bool:
     """Whether nobody works on a running trial any more."""
     worker = trial.user_attrs.get("worker")
     if worker is not None and worker["host"] == socket.gethostname():
-        return not _alive(int(worker["pid"]))
-    return trial.datetime_start is not None and datetime.now() - trial.datetime_start > _LOST
+        return not _alive(int(worker["pid"]), worker.get("born"))
+    patience = _NAMELESS if worker is None else _LOST
+    return trial.datetime_start is not None and datetime.now() - trial.datetime_start > patience
 
 
 def drop_lost(study: optuna.Study) -> int:
-    """Mark trials as failed whose worker has died, and put their parameters in the queue again; how many there were."""
+    """Give up trials whose worker has died; how many there were."""
     from optuna.trial import TrialState
 
     lost = [t for t in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)) if _lost(t)]
-    dropped = 0
-    for trial in lost:
-        try:
-            study._storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
-        except Exception:  # another worker was faster
-            continue
-        if trial.params:
-            study.enqueue_trial(trial.params)
-        dropped += 1
-    return dropped
+    return sum(give_up(study, trial._trial_id) for trial in lost)
+
+
+def give_up(study: optuna.Study, trial_id: int) -> bool:
+    """Mark a trial as failed and put its parameters in the queue again; False where it had ended already."""
+    from optuna.trial import TrialState
+
+    try:
+        study._storage.set_trial_state_values(trial_id, TrialState.FAIL)
+    except Exception:  # another worker was faster
+        return False
+    trial = study._storage.get_trial(trial_id)
+    picked = trial.system_attrs.get("fixed_params", {}) | trial.params
+    tries = trial.user_attrs.get("tries", 1)
+    if picked and tries < _TRIES:
+        study.enqueue_trial(picked, user_attrs={"tries": tries + 1})
+    return True
 
 
 @dataclass(frozen=True)
