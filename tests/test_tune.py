@@ -349,6 +349,9 @@ def test_the_password_of_a_database_is_not_printed(tmp_path: Path) -> None:
     with pytest.raises(FewcalError) as told:
         open_storage(tmp_path, "postgresql://me:secret@127.0.0.1:1/none")
     assert "secret" not in str(told.value)
+    with pytest.raises(InputError) as told:
+        open_storage(tmp_path, "mysql://me:secret@somewhere/none")
+    assert "secret" not in str(told.value)
 
 
 def test_novel_classes_are_opened_once_and_recorded(tmp_path: Path) -> None:

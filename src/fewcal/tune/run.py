@@ -42,7 +42,7 @@ from fewcal.scale import dask_client, ship, worker_lost
 from fewcal.tune.search import Material, Search, refuse, report_steps, sampler_seed, start_points, work
 from fewcal.tune.selection import Finalist, as_it_is, choose, meet, top
 from fewcal.tune.spaces import Space
-from fewcal.tune.storage import Counts, count, drop_lost, give_up, me, open_storage, require_optuna
+from fewcal.tune.storage import Counts, count, drop_lost, give_up, me, open_storage, require_optuna, without_password
 from fewcal.tune.trials import TrialRunner
 
 if TYPE_CHECKING:
@@ -230,7 +230,9 @@ def _open_study(
         study = optuna.load_study(study_name=name, storage=storage, pruner=search.pruner())
         known = study.user_attrs.get("fewcal")
         if known is not None and not resume:
-            raise InputError(f"{url or folder} already holds a study {name!r}; continue or join it with --resume")
+            raise InputError(
+                f"{without_password(url) if url else folder} already holds a study {name!r}; continue or join it with --resume"
+            )
         if known is not None and known != identity:
             raise InputError(
                 f"the study {name!r} was begun with other settings or features: {_difference(known, identity)}; "

@@ -50,7 +50,9 @@ def open_storage(folder: Path, url: str | None = None) -> Any:
             raise InputError(f"{folder / JOURNAL} is damaged ({error}); choose another folder") from error
     scheme = url.partition(":")[0]
     if not scheme.startswith(("sqlite", "postgresql")):
-        raise InputError(f"storage {url!r} is neither sqlite:///FILE nor postgresql://USER@HOST/DATABASE")
+        raise InputError(
+            f"storage {without_password(url)!r} is neither sqlite:///FILE nor postgresql://USER@HOST/DATABASE"
+        )
     options: dict[str, Any] = {"pool_pre_ping": True}
     if scheme == "sqlite":
         options["connect_args"] = {"timeout": 120}  # workers wait for each other instead of failing
@@ -62,12 +64,12 @@ def open_storage(folder: Path, url: str | None = None) -> Any:
         raise InputError(f"storage {scheme} needs a driver: pip install 'fewcal[postgresql]' ({error})") from error
     except Exception as error:
         first = str(error).strip().splitlines()[0]
-        raise FewcalError(f"the storage {_without_password(url)} cannot be opened: {first}") from error
+        raise FewcalError(f"the storage {without_password(url)} cannot be opened: {first}") from error
 
 
-def _without_password(url: str) -> str:
+def without_password(url: str) -> str:
     """
-    >>> _without_password("postgresql://me:secret@host/db")
+    >>> without_password("postgresql://me:secret@host/db")
     'postgresql://me:…@host/db'
     """
     before, at, after = url.rpartition("@")
