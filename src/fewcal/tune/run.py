@@ -230,9 +230,8 @@ def _open_study(
         study = optuna.load_study(study_name=name, storage=storage, pruner=search.pruner())
         known = study.user_attrs.get("fewcal")
         if known is not None and not resume:
-            raise InputError(
-                f"{without_password(url) if url else folder} already holds a study {name!r}; continue or join it with --resume"
-            )
+            place = without_password(url) if url else folder
+            raise InputError(f"{place} already holds a study {name!r}; continue or join it with --resume")
         if known is not None and known != identity:
             raise InputError(
                 f"the study {name!r} was begun with other settings or features: {_difference(known, identity)}; "
