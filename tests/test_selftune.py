@@ -11,6 +11,7 @@ import torch
 
 import fewcal.selftune as module
 from fewcal.bank import BaseBank
+from fewcal.cli import main
 from fewcal.errors import InputError
 from fewcal.estimators import GDCClassifier
 from fewcal.evaluation import Protocol, evaluate
@@ -190,3 +191,16 @@ def test_plain_values_for_json() -> None:
     text = json.dumps(selftune(bank_of()).to_dict())
     assert len(json.loads(text)["candidates"]) >= 9
     assert isinstance(selftune(bank_of()).candidates[0], Candidate)
+
+
+@pytest.mark.parametrize("device", ["auto", "cuda:99", "tpu"])
+def test_the_command_takes_the_devices_that_others_take(
+    tmp_path: Path, device: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    features(base=12).split("base").save(tmp_path / "f" / "base.npz")
+    command = ["tune", str(tmp_path / "f"), "--on", "base", "--out", str(tmp_path / "s"), "--device", device]
+    with pytest.raises(SystemExit) as ended:
+        main(command)
+    assert ended.value.code == (0 if device == "auto" else 2)
+    assert (tmp_path / "s" / "preset.json").is_file() == (device == "auto")
+    assert ("device" in capsys.readouterr().err) == (device != "auto")

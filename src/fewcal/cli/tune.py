@@ -159,13 +159,15 @@ def tune(
 def _self_tune(
     folder: Path, out: Path, way: int, shot: int, seed: int, device: str, json_file: Path | None, quiet: bool
 ) -> None:
+    from fewcal.arrays import pick_device
     from fewcal.bank import BaseBank
     from fewcal.features import FeatureSet
     from fewcal.selftune import selftune
 
+    where = pick_device(device)
     base = FeatureSet.load(folder, ["base"]).split("base")
     began = time.monotonic()
-    bank = BaseBank().fit(base.features, base.require_labels()).to(device)
+    bank = BaseBank().fit(base.features, base.require_labels()).to(where)
     bank.source = base.fingerprint()
     found = selftune(bank, shot=shot, way=way, seed=seed)
     found.save(out / "preset.json")
