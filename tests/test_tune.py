@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -29,7 +30,7 @@ from fewcal.methods.gdc import GDC
 from fewcal.params import GDCParams
 from fewcal.presets import describe_preset, get_preset, save_preset
 from fewcal.tune import Search, Tuning, tune
-from fewcal.tune.run import _open_study, _write
+from fewcal.tune.run import _deaf, _open_study, _write
 from fewcal.tune.search import Material, run_trial, start_points
 from fewcal.tune.selection import Finalist, behind, choose, contenders, meet
 from fewcal.tune.show import draw
@@ -577,6 +578,18 @@ def test_four_processes_two_of_them_killed_lose_no_finished_trial(tmp_path: Path
     assert len(at_end) + refused() >= trials
     assert journal.is_file()
     assert get_preset(folder / "preset.json").head == "closed_form"
+
+
+def test_workers_leave_ctrl_c_to_their_parent() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    ask = [sys.executable, "-c", "import signal; print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)"]
+    with _deaf():
+        assert subprocess.run(ask, capture_output=True, text=True, check=True).stdout.strip() == "True"
+    assert signal.getsignal(signal.SIGINT) is before
+    thread = threading.Thread(target=_deaf().__enter__)  # where signals cannot be set, nothing is
+    thread.start()
+    thread.join()
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_worker_processes_share_a_study(tmp_path: Path) -> None:

@@ -15,10 +15,12 @@ from __future__ import annotations
 import dataclasses
 import multiprocessing
 import os
+import signal
+import threading
 import time
 import uuid
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -306,8 +308,9 @@ def _in_processes(
     arguments = (folder, url, name, search, material, device, threads)
     processes = [context.Process(target=_worker, args=arguments, daemon=True) for _ in range(workers)]
     try:
-        for process in processes:
-            process.start()
+        with _deaf():
+            for process in processes:
+                process.start()
         while any(process.is_alive() for process in processes):
             time.sleep(_LOOK)
             see()
@@ -317,6 +320,19 @@ def _in_processes(
                 process.terminate()
         for process in processes:
             process.join()
+
+
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """Processes started here do not hear Ctrl-C, which would catch them anywhere; their parent ends them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are the main thread's
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _worker(
