@@ -455,6 +455,22 @@ def test_sqlite(tmp_path: Path) -> None:
     assert len([t for t in loaded.trials if t.state.is_finished()]) == result.counts.finished == QUICK.trials
 
 
+def test_an_empty_database_that_another_worker_fills_in_this_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, real, calls = f"sqlite:///{tmp_path}/study.db", optuna.storages.RDBStorage, []
+
+    def crowded(*args: Any, **more: Any) -> Any:
+        calls.append(args)
+        if len(calls) < 3:
+            raise RuntimeError("(sqlite3.OperationalError) table studies already exists")
+        return real(*args, **more)
+
+    monkeypatch.setattr(optuna.storages, "RDBStorage", crowded)
+    assert isinstance(open_storage(tmp_path, url), real)
+    assert len(calls) == 3
+
+
 def test_trials_of_the_dead_are_taken_over() -> None:
     search = Search(trials=2, tasks=10, query=5, heads=("closed_form",))
     study = in_memory(search)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 import warnings
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -22,6 +23,9 @@ _LOST = timedelta(hours=2)
 _NAMELESS = timedelta(minutes=1)
 # A trial is begun this often at most, so that one which brings down its workers does so no more.
 _TRIES = 3
+# What databases say where two workers make the tables of an empty one at the same moment; the second look finds them.
+_COLLISION = ("already exists", "unique constraint", "duplicate key")
+_ATTEMPTS = 5
 
 
 def require_optuna() -> Any:
@@ -58,13 +62,18 @@ def open_storage(folder: Path, url: str | None = None) -> Any:
         options["connect_args"] = {"timeout": 120}  # workers wait for each other instead of failing
     if scheme == "postgresql":
         url = url.replace("postgresql:", "postgresql+psycopg:", 1)
-    try:
-        return optuna.storages.RDBStorage(url, engine_kwargs=options)
-    except ImportError as error:
-        raise InputError(f"storage {scheme} needs a driver: pip install 'fewcal[postgresql]' ({error})") from error
-    except Exception as error:
-        first = str(error).strip().splitlines()[0]
-        raise FewcalError(f"the storage {without_password(url)} cannot be opened: {first}") from error
+    for attempt in range(_ATTEMPTS):
+        try:
+            return optuna.storages.RDBStorage(url, engine_kwargs=options)
+        except ImportError as error:
+            raise InputError(f"storage {scheme} needs a driver: pip install 'fewcal[postgresql]' ({error})") from error
+        except Exception as error:
+            if attempt + 1 < _ATTEMPTS and any(sign in str(error).lower() for sign in _COLLISION):
+                time.sleep(0.2 * (attempt + 1))
+                continue
+            first = str(error).strip().splitlines()[0]
+            raise FewcalError(f"the storage {without_password(url)} cannot be opened: {first}") from error
+    raise AssertionError("unreachable")
 
 
 def without_password(url: str) -> str:
