@@ -123,7 +123,7 @@ def selftune(bank: BaseBank, *, shot: int = 1, way: int = 5, seed: int = 0) -> S
     bank.check()
     # More ways than a fold has classes say little more about which parameters are best.
     way = min(way, 5)
-    known = f"{bank.fingerprint[:32]}-{shot}-{way}-{seed}-{__version__}"
+    known = f"{bank.fingerprint[:32]}-{shot}-{way}-{seed}-{__version__}-{_REVISION}"
     found = _FOUND.get(known) or _recall(known)
     if found is None:
         found = _selftune(bank, shot, way, seed)
@@ -134,6 +134,8 @@ def selftune(bank: BaseBank, *, shot: int = 1, way: int = 5, seed: int = 0) -> S
     return found
 
 
+# To be raised whenever the same bank would get other parameters: what was remembered before is then not asked.
+_REVISION = 1
 _FOUND: dict[str, SelfTuning] = {}
 _REMEMBERED = 64
 
