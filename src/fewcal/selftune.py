@@ -323,6 +323,8 @@ class _World:
                 part.bank = narrowed(whole, keep.nonzero().flatten())
                 part.params = method.params.with_changes(k=min(method.params.k, len(part.bank)))
                 out.append(_answers(part, z, begin, episodes))
+                if "unwhitening" in part.bank._cache:  # an inverse that only some tasks ask for: for other folds too
+                    whole._cache["unwhitening"] = part.bank._cache["unwhitening"]
         return np.concatenate(out)
 
 
