@@ -666,3 +666,10 @@ def test_a_space_of_moments_alone_is_that_of_the_rows() -> None:
         torch.testing.assert_close(getattr(small, name), getattr(whole, name))
     # Where rows are there already, nothing is derived again.
     assert bank.in_space(beta=0.5, center=True, l2=True, moments=True) is whole
+
+
+def test_classes_without_any_variation_cannot_be_whitened() -> None:
+    rows = np.repeat(np.eye(4, dtype=np.float32), 3, axis=0)
+    bank = BaseBank().fit(rows, np.repeat(np.arange(4), 3))
+    with pytest.raises(InputError, match="identical"):
+        bank.whitened(1.0)

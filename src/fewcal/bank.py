@@ -506,6 +506,11 @@ class BaseBank:
     def whitening(self, shrink: float) -> Tensor:
         """(S_w + λ·(tr S_w / D)·I)^(−1/2) up to a rotation, `(D, D)`, to be applied as `x @ whitening`."""
         values, vectors = self.pooled_eigen()
+        if float(values.mean()) <= 0:
+            raise InputError(
+                "the rows of every base class are identical, so that there is no covariance to whiten with; "
+                "give base classes that vary, or use whiten=False"
+            )
         if shrink == 0 and float(values.min()) <= 1e-6 * float(values.mean()):
             raise InputError(
                 f"whiten=0 needs an invertible within-class covariance, and {self.n_rows} base rows of {self.dim} "
