@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -13,6 +14,8 @@ from threadpoolctl import threadpool_limits
 from browser import CHROMIUM, Browser
 from fewcal.bank import BaseBank
 
+# Started in the background, as some runners do, a process and its children are deaf to Ctrl-C, which tests send.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 # Tests are small and run side by side: more threads than cores make them many times slower.
 torch.set_num_threads(1)
 threadpool_limits(1)
