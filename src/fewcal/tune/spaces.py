@@ -1,7 +1,7 @@
 """Search spaces: which parameters a search may change, and in what range.
 
 `default`            what makes sense on any features; contains the preset `default`
-`whitened`           the part of it with whitening: no class covariances, and so many times faster
+`whitened`           the part of it with whitening: no class covariances, and so faster
 `paper/DATASET`      the ranges of the paper's appendix, by dataset
 `ablation`           the narrower ranges of its ablation study (Stanford Dogs)
 
