@@ -24,7 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from optuna.trial import TrialState
 
-from fewcal.errors import FewcalError, FileFormatError, InputError
+from fewcal.errors import FewcalError, FewcalWarning, FileFormatError, InputError
 from fewcal.evaluation import Protocol, evaluate
 from fewcal.methods.gdc import GDC
 from fewcal.params import GDCParams
@@ -388,6 +388,14 @@ def test_what_cannot_end_well_is_refused_before_there_is_a_study(
 def test_a_bank_of_one_class_can_be_tuned_for(tmp_path: Path) -> None:
     features = dataclasses.replace(feature_set(), base=split("b", 1, 20, 0))
     assert tune(features, QUICK, out=tmp_path / "s", plots=False).params.k == 1
+
+
+def test_a_novel_record_of_another_trial_is_not_passed_over_in_silence(tmp_path: Path) -> None:
+    result = quick(tmp_path / "s", novel_tasks=6)
+    assert result.novel is not None
+    result.study.set_user_attr("novel", result.novel | {"chosen_trial": result.chosen.number + 1})
+    with pytest.warns(FewcalWarning, match="are not its own"):
+        quick(tmp_path / "s", resume=True)
 
 
 def test_the_papers_protocol_takes_the_best_of_three_on_novel(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ import signal
 import threading
 import time
 import uuid
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ from fewcal._version import __version__
 from fewcal.arrays import pick_device
 from fewcal.atomic import write_json
 from fewcal.episodes import sample_episodes
-from fewcal.errors import InputError
+from fewcal.errors import FewcalWarning, InputError
 from fewcal.evaluation import Protocol, evaluate
 from fewcal.features import FeatureSet
 from fewcal.methods import make_method
@@ -190,6 +191,13 @@ def tune(
         )
         if chosen not in finalists:  # trials that came later are better on validation; the record stands
             finalists.append(chosen)
+    elif novel is not None and novel["chosen_trial"] != chosen.number:
+        warnings.warn(
+            f"the novel classes were opened for trial {novel['chosen_trial']}; after more trials the choice is trial "
+            f"{chosen.number}, and the figures recorded are not its own",
+            FewcalWarning,
+            stacklevel=2,
+        )
     result = Tuning(
         chosen.params,
         chosen,
