@@ -30,13 +30,15 @@ from fewcal.methods.gdc import GDC
 from fewcal.params import GDCParams
 from fewcal.presets import describe_preset, get_preset, save_preset
 from fewcal.tune import Search, Tuning, tune
-from fewcal.tune.run import _deaf, _open_study, _write
+from fewcal.tune.run import _write
 from fewcal.tune.search import Material, run_trial, start_points
 from fewcal.tune.selection import Finalist, behind, choose, contenders, meet
 from fewcal.tune.show import draw
 from fewcal.tune.spaces import default_space, make_space, paper_space, space_names
 from fewcal.tune.storage import _alive, count, drop_lost, give_up, me, open_storage
+from fewcal.tune.study import open_study
 from fewcal.tune.trials import TrialRunner, steps
+from fewcal.tune.workers import deaf
 from small_features import feature_set, save_features, split
 
 QUICK = Search(trials=8, tasks=20, query=5, heads=("closed_form",), finalists=3, final_tasks=20)
@@ -302,7 +304,7 @@ def test_a_search_is_resumed_or_refused(tmp_path: Path) -> None:
     first = [t.params for t in quick(tmp_path / "s").study.trials]
     with pytest.raises(InputError, match="already holds a study 'fewcal'; continue or join it with --resume"):
         quick(tmp_path / "s")
-    with pytest.raises(InputError, match=r"other settings or features: search\.shot was 1 and is 5"):
+    with pytest.raises(InputError, match=r"other settings or features: search\.shot is 1 in one and 5 in the other"):
         quick(tmp_path / "s", Search(**(QUICK.to_dict() | {"shot": 5, "heads": ("closed_form",)})), resume=True)
     more = Search(**(QUICK.to_dict() | {"trials": 11, "heads": ("closed_form",)}))
     second = quick(tmp_path / "s", more, resume=True)
@@ -570,7 +572,7 @@ def test_four_processes_two_of_them_killed_lose_no_finished_trial(tmp_path: Path
     features = save_features(tmp_path / "features", **feature_set().splits())
     folder, trials = tmp_path / "s", 60
     # The first one makes the study, so that the others can join it.
-    _open_study(folder, None, "fewcal", QUICK, Material.of(feature_set(), QUICK), resume=False)
+    open_study(folder, None, "fewcal", QUICK, Material.of(feature_set(), QUICK), resume=False)
     context = multiprocessing.get_context("spawn")
     processes = [context.Process(target=_join, args=(folder, features, trials)) for _ in range(4)]
     for process in processes:
@@ -607,10 +609,10 @@ def test_four_processes_two_of_them_killed_lose_no_finished_trial(tmp_path: Path
 def test_workers_leave_ctrl_c_to_their_parent() -> None:
     before = signal.getsignal(signal.SIGINT)
     ask = [sys.executable, "-c", "import signal; print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)"]
-    with _deaf():
+    with deaf():
         assert subprocess.run(ask, capture_output=True, text=True, check=True).stdout.strip() == "True"
     assert signal.getsignal(signal.SIGINT) is before
-    thread = threading.Thread(target=_deaf().__enter__)  # where signals cannot be set, nothing is
+    thread = threading.Thread(target=deaf().__enter__)  # where signals cannot be set, nothing is
     thread.start()
     thread.join()
     assert signal.getsignal(signal.SIGINT) is before

@@ -60,7 +60,7 @@ class Run:
             config = _read_config(folder)
             if config["identity"] != plain:
                 raise InputError(
-                    f"{folder} holds another run: {_first_difference(config['identity'], plain)}; "
+                    f"{folder} holds another run: {first_difference(config['identity'], plain)}; "
                     "resume with the same settings or choose another folder"
                 )
             return cls(folder, config)
@@ -177,7 +177,7 @@ def merge_runs(loaded: Mapping[str, Results]) -> Results:
         # The base classes may differ: tasks are drawn from one split, in the order of its classes.
         a, b = task_identity(first), task_identity(other)
         if a != b:
-            difference = _first_difference(a, b)
+            difference = first_difference(a, b)
             raise InputError(
                 f"{first_name} and {name} have different tasks: {difference}; only equal tasks can be paired"
             )
@@ -339,12 +339,12 @@ def task_identity(results: Results) -> dict[str, Any]:
     }
 
 
-def _first_difference(a: Any, b: Any, where: str = "") -> str:
+def first_difference(a: Any, b: Any, where: str = "") -> str:
     if isinstance(a, dict) and isinstance(b, dict):
         for key in sorted(a.keys() | b.keys()):
             inside = f"{where}.{key}" if where else key
             if (key in a) != (key in b):
                 return f"only one has {inside}"
             if a[key] != b[key]:
-                return _first_difference(a[key], b[key], inside)
+                return first_difference(a[key], b[key], inside)
     return f"{where} is {reprlib.repr(a)} in one and {reprlib.repr(b)} in the other"

@@ -13,19 +13,13 @@ them finishes is kept at once. A killed process loses the trial it was busy with
 from __future__ import annotations
 
 import dataclasses
-import multiprocessing
 import os
-import signal
-import threading
 import time
-import uuid
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,42 +35,12 @@ from fewcal.methods import make_method
 from fewcal.methods.gdc import GDC
 from fewcal.params import GDCParams
 from fewcal.presets import save_preset
-from fewcal.scale import dask_client, ship, worker_lost
-from fewcal.tune.search import Material, Search, refuse, report_steps, sampler_seed, start_points, work
+from fewcal.tune.search import Material, Search, start_points, work
 from fewcal.tune.selection import Finalist, as_it_is, choose, meet, top
 from fewcal.tune.spaces import Space
-from fewcal.tune.storage import Counts, count, drop_lost, give_up, me, open_storage, require_optuna, without_password
-from fewcal.tune.trials import TrialRunner
-
-if TYPE_CHECKING:
-    import optuna
-
-# Seconds between two looks at the study while worker processes are busy.
-_LOOK = 1.0
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """How far a search is, for whoever watches it."""
-
-    counts: Counts
-    target: int
-    best: list[tuple[int, float, dict[str, Any]]]
-    fresh: int
-    seconds: float
-
-    @property
-    def rate(self) -> float:
-        """Trials per second since this process began to watch."""
-        return self.fresh / self.seconds if self.seconds > 0 else 0.0
-
-    @property
-    def left(self) -> float | None:
-        """Seconds that the rest will take at this rate."""
-        return (self.target - self.counts.finished) / self.rate if self.rate > 0 else None
-
-
-Watch = Callable[[Snapshot], None]
+from fewcal.tune.storage import Counts, count, require_optuna
+from fewcal.tune.study import open_study
+from fewcal.tune.workers import Watch, Watcher, in_processes, on_dask, wait_for_others
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,20 +129,20 @@ def tune(
     # Before the study is made: one with a space that nobody has would be in the way of the next attempt.
     space = search.make_space(len(np.unique(material.base[1])))
     folder = Path(out)
-    kept, fresh = _open_study(folder, storage, study, search, material, resume)
+    kept, fresh = open_study(folder, storage, study, search, material, resume)
     runner = material.runner(search, chosen_device)
     if fresh:
         for values in start_points(space, runner):
             kept.enqueue_trial(values)
-    see = _Watcher(kept, search, watch)
+    see = Watcher(kept, search, watch)
     see()
     before, started = count(kept).finished, time.monotonic()
     if scheduler is not None:
-        _on_dask(kept, space, search, material, scheduler, see)
+        on_dask(kept, space, search, material, scheduler, see)
     elif workers > 1:
-        _in_processes(folder, storage, study, search, material, chosen_device, workers, see)
+        in_processes(folder, storage, study, search, material, chosen_device, workers, see)
     work(kept, runner, search, see)  # what is left over, which is all of it with one worker
-    _wait_for_others(kept, search, runner, see)
+    wait_for_others(kept, search, runner, see)
     counts, searched = count(kept), time.monotonic() - started
     finalists, chosen = _select(kept, space, material, search, chosen_device)
     novel = kept.user_attrs.get("novel")
@@ -215,215 +179,6 @@ def tune(
 
         draw(folder, result, search)
     return result
-
-
-# ---- the study ------------------------------------------------------------------------------------------------------
-
-
-def _identity(search: Search, material: Material) -> dict[str, Any]:
-    settings = {k: v for k, v in search.to_dict().items() if k not in ("trials", "finalists", "final_tasks")}
-    return {"search": settings, "features": material.fingerprints}
-
-
-def _open_study(
-    folder: Path, url: str | None, name: str, search: Search, material: Material, resume: bool
-) -> tuple[Any, bool]:
-    """The study, and whether it is new."""
-    optuna = require_optuna()
-    storage = open_storage(folder, url)
-    identity = _identity(search, material)
-    try:
-        there = optuna.study.get_all_study_names(storage)
-    except ValueError as error:  # a journal with a line that is none
-        raise InputError(f"{folder} holds a damaged study ({error}); choose another folder") from error
-    if name in there:
-        study = optuna.load_study(study_name=name, storage=storage, pruner=search.pruner())
-        known = study.user_attrs.get("fewcal")
-        if known is not None and not resume:
-            place = without_password(url) if url else folder
-            raise InputError(f"{place} already holds a study {name!r}; continue or join it with --resume")
-        if known is not None and known != identity:
-            raise InputError(
-                f"the study {name!r} was begun with other settings or features: {_difference(known, identity)}; "
-                "use the same or another folder or --study"
-            )
-        study.sampler = search.sampler(sampler_seed(search, first=False))
-        if known is not None:
-            return study, False
-    else:
-        try:
-            study = optuna.create_study(
-                study_name=name,
-                storage=storage,
-                direction="maximize",
-                pruner=search.pruner(),
-                sampler=search.sampler(sampler_seed(search, first=True)),
-            )
-        except optuna.exceptions.DuplicatedStudyError:  # another process made it in this moment
-            return _open_study(folder, url, name, search, material, resume)
-    study.set_user_attr("fewcal", identity)
-    study.set_metric_names(["accuracy"])
-    return study, True
-
-
-def _difference(a: Any, b: Any, where: str = "") -> str:
-    if isinstance(a, dict) and isinstance(b, dict):
-        for key in dict.fromkeys([*a, *b]):
-            if a.get(key) != b.get(key):
-                return _difference(a.get(key), b.get(key), f"{where}{'.' if where else ''}{key}")
-    return f"{where} was {a!r} and is {b!r}"
-
-
-class _Watcher:
-    """Tells `watch` how far the search is."""
-
-    def __init__(self, study: Any, search: Search, watch: Watch | None) -> None:
-        self.study, self.search, self.watch = study, search, watch
-        self.began: float | None = None
-        self.first = 0
-
-    def __call__(self) -> None:
-        if self.watch is None:
-            return
-        now = time.monotonic()
-        counts = count(self.study)
-        if self.began is None:
-            self.began, self.first = now, counts.finished
-        from optuna.trial import TrialState
-
-        done = self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-        best = sorted(done, key=lambda t: (-t.value, t.number))[:5]
-        rows = [(t.number, float(t.value), dict(t.params)) for t in best]
-        self.watch(Snapshot(counts, self.search.trials, rows, counts.finished - self.first, now - self.began))
-
-
-# ---- many workers ---------------------------------------------------------------------------------------------------
-
-
-def _in_processes(
-    folder: Path,
-    url: str | None,
-    name: str,
-    search: Search,
-    material: Material,
-    device: str,
-    workers: int,
-    see: _Watcher,
-) -> None:
-    """Run worker processes until none is left; those that die are not missed as long as one lives."""
-    context = multiprocessing.get_context("spawn")
-    threads = max(1, torch.get_num_threads() // workers)
-    arguments = (folder, url, name, search, material, device, threads)
-    processes = [context.Process(target=_worker, args=arguments, daemon=True) for _ in range(workers)]
-    try:
-        with _deaf():
-            for process in processes:
-                process.start()
-        while any(process.is_alive() for process in processes):
-            time.sleep(_LOOK)
-            see()
-    finally:
-        for process in processes:
-            if process.is_alive():
-                process.terminate()
-        for process in processes:
-            process.join()
-
-
-@contextmanager
-def _deaf() -> Iterator[None]:
-    """Processes started here do not hear Ctrl-C, which would catch them anywhere; their parent ends them."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # signals are the main thread's
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def _worker(
-    folder: Path, url: str | None, name: str, search: Search, material: Material, device: str, threads: int
-) -> None:
-    torch.set_num_threads(threads)
-    with suppress(KeyboardInterrupt):  # the parent tells of it
-        study, _ = _open_study(folder, url, name, search, material, resume=True)
-        work(study, material.runner(search, device), search)
-
-
-def _wait_for_others(study: Any, search: Search, runner: TrialRunner, see: _Watcher) -> None:
-    """Let others end their trials; take over those of the dead."""
-    while count(study).running:
-        if drop_lost(study):
-            work(study, runner, search, see)
-        else:
-            time.sleep(_LOOK)
-            see()
-
-
-# ---- Dask -----------------------------------------------------------------------------------------------------------
-
-_READY: dict[str, TrialRunner] = {}
-
-
-def _measure(shipped: tuple[str, Material, Search], params: GDCParams) -> np.ndarray | str:
-    """On a Dask worker: accuracies of a trial, or why its parameters are refused."""
-    token, material, search = shipped
-    if token not in _READY:
-        _READY.clear()
-        torch.set_num_threads(1)
-        _READY[token] = material.runner(search, "cpu")
-    try:
-        return _READY[token].accuracy(params)
-    except InputError as error:
-        return str(error)
-
-
-def _on_dask(
-    study: optuna.Study, space: Space, search: Search, material: Material, scheduler: str, see: _Watcher
-) -> None:
-    """Trials on a cluster: this process asks and tells, workers compute. Lost workers' trials are sent out again."""
-    from optuna.trial import TrialState
-
-    with dask_client(scheduler) as client:
-        from distributed import wait
-
-        shipped = ship(client, (uuid.uuid4().hex, material, search), scheduler)
-        busy: dict[Any, tuple[Any, GDCParams]] = {}
-        try:
-            while True:
-                slots = max(1, sum(w["nthreads"] for w in client.scheduler_info()["workers"].values()))
-                drop_lost(study)
-                now = count(study)
-                while len(busy) < slots + 1 and now.finished + len(busy) < search.trials:
-                    trial = study.ask()
-                    trial.set_user_attr("worker", me())
-                    params = space.suggest(trial)
-                    busy[client.submit(_measure, shipped, params, pure=False)] = (trial, params)
-                if not busy:
-                    return
-                done = wait(list(busy), return_when="FIRST_COMPLETED").done
-                for future in done:
-                    trial, params = busy.pop(future)
-                    try:
-                        found = future.result()
-                    except Exception as error:
-                        if not worker_lost(error):
-                            raise
-                        shipped = ship(client, (uuid.uuid4().hex, material, search), scheduler)
-                        busy[client.submit(_measure, shipped, params, pure=False)] = (trial, params)
-                        continue
-                    if isinstance(found, str):
-                        refuse(study, trial, InputError(found))
-                    elif report_steps(trial, found, len(found), search):
-                        study.tell(trial, state=TrialState.PRUNED)
-                    else:
-                        study.tell(trial, float(found.mean()))
-                    see()
-        finally:
-            for trial, _ in busy.values():
-                give_up(study, trial._trial_id)
 
 
 # ---- the end --------------------------------------------------------------------------------------------------------
