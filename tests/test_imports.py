@@ -68,6 +68,7 @@ ORDER = [
         "_version",
         "errors",
         "atomic",
+        "tensorfile",
         "arrays",
         "randomness",
         "precision",

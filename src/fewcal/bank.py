@@ -25,6 +25,7 @@ from fewcal.arrays import as_features, encode_labels
 from fewcal.atomic import atomic_path
 from fewcal.errors import FileFormatError, InputError
 from fewcal.gaussianize import Gaussianization, fit_gaussianization, l2_normalise
+from fewcal.tensorfile import read_tensors
 
 FORMAT = "fewcal-bank"
 FORMAT_VERSION = 1
@@ -656,21 +657,12 @@ class BaseBank:
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, device: str | torch.device | None = None) -> BaseBank:
         """Read a bank; on the CPU its tensors stay memory-mapped until they are used."""
-        from safetensors import SafetensorError, safe_open
-
         file = Path(path)
         if not file.is_file():
             raise InputError(
                 f"no bank at {file}; build one with BaseBank().fit(X, y).save(path) or `fewcal bank build`"
             )
-        try:
-            with safe_open(str(file), framework="pt") as f:
-                meta = json.loads((f.metadata() or {}).get("fewcal", "null"))
-                tensors = {k: f.get_tensor(k) for k in f.keys()}  # noqa: SIM118  (not a dict)
-        except (SafetensorError, OSError, ValueError) as error:
-            raise FileFormatError(
-                f"{file} is not a readable safetensors file (truncated or of another kind): {error}"
-            ) from error
+        meta, tensors = read_tensors(file)
         if not isinstance(meta, dict) or meta.get("format") != FORMAT:
             raise FileFormatError(f"{file} is a safetensors file, but not a fewcal bank")
         version = meta.get("version")

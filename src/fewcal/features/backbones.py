@@ -28,6 +28,7 @@ from fewcal._version import __version__
 from fewcal.atomic import atomic_path
 from fewcal.errors import FileFormatError, InputError
 from fewcal.params import nearest_names
+from fewcal.tensorfile import read_tensors
 
 FORMAT = "fewcal-backbone"
 FORMAT_VERSION = 1
@@ -280,19 +281,10 @@ def load_checkpoint(path: str | os.PathLike[str], backbone: str | None = None) -
 
     With `backbone` a checkpoint of another architecture is refused.
     """
-    from safetensors import SafetensorError, safe_open
-
     file = Path(path)
     if not file.is_file():
         raise InputError(f"no checkpoint at {file}; train one with `fewcal train`")
-    try:
-        with safe_open(str(file), framework="pt") as f:
-            header = json.loads((f.metadata() or {}).get("fewcal", "null"))
-            tensors = {k: f.get_tensor(k) for k in f.keys()}  # noqa: SIM118  (not a dict)
-    except (SafetensorError, OSError, ValueError) as error:
-        raise FileFormatError(
-            f"{file} is not a readable safetensors file (truncated or of another kind): {error}"
-        ) from error
+    header, tensors = read_tensors(file)
     if not isinstance(header, dict) or header.get("format") != FORMAT:
         raise FileFormatError(f"{file} is a safetensors file, but not a backbone that fewcal saved")
     if header.get("version") != FORMAT_VERSION:
