@@ -18,6 +18,7 @@ from fewcal.errors import FewcalError, InputError
 from fewcal.params import GDCParams
 from fewcal.tune.search import Search, start_points
 from fewcal.tune.spaces import Space
+from fewcal.tune.storage import complete_trials
 from fewcal.tune.trials import TrialRunner
 
 if TYPE_CHECKING:
@@ -65,13 +66,11 @@ def behind(best: np.ndarray, other: np.ndarray) -> tuple[float, float]:
 
 
 def ranked(study: optuna.Study) -> list[Any]:
-    """Complete trials, the best first."""
-    from optuna.trial import TrialState
-
-    trials: list[Any] = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    """Complete trials, the best first; there must be some."""
+    trials = complete_trials(study)
     if not trials:
         raise FewcalError("no trial of this study is complete; run more trials")
-    return sorted(trials, key=lambda t: (-t.value, t.number))
+    return trials
 
 
 def contenders(study: optuna.Study, most: int) -> list[Any]:

@@ -181,3 +181,11 @@ def count(study: optuna.Study) -> Counts:
         states[trial.state] += 1
         refused += trial.state == TrialState.FAIL and "refused" in trial.user_attrs
     return Counts(states[TrialState.COMPLETE], states[TrialState.PRUNED], refused, states[TrialState.RUNNING])
+
+
+def complete_trials(study: optuna.Study) -> list[Any]:
+    """Complete trials, the best first."""
+    from optuna.trial import TrialState
+
+    trials: list[Any] = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    return sorted(trials, key=lambda t: (-t.value, t.number))

@@ -21,7 +21,7 @@ from fewcal.params import GDCParams
 from fewcal.scale import dask_client, ship, worker_lost
 from fewcal.tune.search import Material, Search, refuse, report_steps, work
 from fewcal.tune.spaces import Space
-from fewcal.tune.storage import Counts, count, drop_lost, give_up, me
+from fewcal.tune.storage import Counts, complete_trials, count, drop_lost, give_up, me
 from fewcal.tune.study import open_study
 from fewcal.tune.trials import TrialRunner
 
@@ -72,11 +72,7 @@ class Watcher:
         counts = count(self.study)
         if self.began is None:
             self.began, self.first = now, counts.finished
-        from optuna.trial import TrialState
-
-        done = self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-        best = sorted(done, key=lambda t: (-t.value, t.number))[:5]
-        rows = [(t.number, float(t.value), dict(t.params)) for t in best]
+        rows = [(t.number, float(t.value), dict(t.params)) for t in complete_trials(self.study)[:5]]
         self.watch(Snapshot(counts, self.search.trials, rows, counts.finished - self.first, now - self.began))
 
 
