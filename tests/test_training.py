@@ -525,6 +525,63 @@ def test_tensors_that_are_no_pictures() -> None:
             PixelSplit(pixels, labels, classes)
 
 
+# ---- defaults -------------------------------------------------------------------------------------------------------
+
+
+def test_conv4_has_the_plain_recipe_whatever_the_others_have() -> None:
+    """Classification of crops, mirror images and colours; all it takes is written out, so that no default leaks in."""
+    assert TrainSettings.for_backbone("conv4", minutes=3.0).to_dict() == {
+        "backbone": "conv4",
+        "backbone_settings": {"size": 84},
+        "size": 84,
+        "store": 92,
+        "epochs": 200,
+        "mixup_epochs": 0,
+        "minutes": 3.0,
+        "batch": 128,
+        "lr": 0.1,
+        "mixup_lr": 0.02,
+        "schedule": "cosine",
+        "warmup": 0.02,
+        "momentum": 0.9,
+        "weight_decay": 1e-4,
+        "smoothing": 0.0,
+        "rotation": 0.0,
+        "upright": 0.0,
+        "mixup_alpha": 2.0,
+        "classifier": "cosine",
+        "scale": 10.0,
+        "least_area": 0.3,
+        "jitter": 0.4,
+        "erase": 0.0,
+        "dropblock": 0.0,
+        "average": 0.999,
+        "validations": 20,
+        "tasks": 300,
+        "patience": 0,
+        "test_sizes": [],
+        "amp": True,
+        "compile": False,
+        "seed": 0,
+    }
+
+
+@pytest.mark.parametrize("backbone", ["resnet12", "wrn28-10", "wrn28-10-p64"])
+def test_residual_backbones_have_the_recipe_that_was_measured(backbone: str) -> None:
+    """benchmarks/RESULTS.md, training on CUB, names only what it sets; the rest of that training is here."""
+    own = TrainSettings.for_backbone(backbone)
+    assert own == TrainSettings(backbone=backbone)
+    assert own.stage1_share == 0.6
+    measured = {"lr": 0.1, "mixup_lr": 0.05, "weight_decay": 5e-4, "smoothing": 0.0, "upright": 0.33, "scale": 10.0}
+    measured |= {"erase": 0.25, "dropblock": 0.1, "average": 0.998, "batch": 128, "rotation": 1.0, "warmup": 0.02}
+    assert {name: getattr(own, name) for name in measured} == measured
+
+
+def test_changes_win_over_the_defaults_of_a_backbone() -> None:
+    assert TrainSettings.for_backbone("conv4", average=0.5, mixup_epochs=7).average == 0.5
+    assert TrainSettings.for_backbone("resnet12", dropblock=0.0).dropblock == 0.0
+
+
 # ---- bad input ------------------------------------------------------------------------------------------------------
 
 
