@@ -120,6 +120,22 @@ def test_fewer_tasks_are_the_first_of_the_same() -> None:
         join(many, many)
 
 
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({}, "+0.00 ± 0.00"),
+        (dict.fromkeys(range(10), 1), "+0.0027 ± 0.0017"),  # 10 answers of 375,000: next to nothing, and it says so
+        (dict.fromkeys(range(2), 1), "+0.00 ± 0.00"),  # within its interval
+        (dict.fromkeys(range(5000), 3), "+4.00 ± 0.00"),
+        (dict.fromkeys(range(2500), -3), "−2.00 ± 0.06"),
+    ],
+)
+def test_differences_that_round_to_nothing(changed: dict[int, int], text: str) -> None:
+    plain = [40] * 5000
+    other = [n + changed.get(i, 0) for i, n in enumerate(plain)]
+    assert gain_text(difference({"per_task": 75, "correct": {"a": other, "b": plain}}, "a", "b")) == text
+
+
 @given(
     st.dictionaries(st.sampled_from("abc"), st.lists(st.integers(), min_size=1, max_size=4, unique=True), min_size=1),
     st.integers(1, 12),

@@ -295,13 +295,13 @@ def _change(record: Record, preset: str, question: str, answer: str, at: str) ->
 
 
 def _largest(records: Records) -> str:
-    """In words: the questions of `paper` and `authors` that move accuracy most, on average over feature sets."""
+    """In words: the questions of `paper` and `authors` that move accuracy most, up or down, over feature sets."""
     moved: dict[str, list[float]] = {}
     for record in records.values():
         for row in record["rows"]:
             if row["preset"] != "default":
                 gain = difference(record, row["variant"], row["reference"])
                 moved.setdefault(f"{row['question']}: {row['answer']} ({row['at']})", []).append(gain.difference)
-    order = sorted(moved.items(), key=lambda item: -abs(float(np.mean(item[1]))))
-    told = "; ".join(f"{name}: {points(float(np.mean(v)))}" for name, v in order[:5])
-    return f"What moves `paper` and `authors` most, in points on average over the columns that have it: {told}."
+    order = sorted(moved.items(), key=lambda item: -float(np.mean(np.abs(item[1]))))
+    told = "; ".join(f"{name}: {points(min(v))} to {points(max(v))}" for name, v in order[:5])
+    return f"What moves `paper` and `authors` most, in points, lowest and highest of the columns that have it: {told}."

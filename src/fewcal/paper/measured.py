@@ -153,17 +153,21 @@ def mean_text(record: Mapping[str, Any], name: str) -> str:
 
 
 def gain_text(p: Paired) -> str:
-    """A difference ± its 95% half-width in percentage points."""
-    return points(p.difference) + (f" ± {100 * p.ci95:.2f}" if math.isfinite(p.ci95) else "")
+    """A difference ± its 95% half-width in percentage points.
+
+    Many tasks can tell a thousandth of a point from nothing; then it is shown as one, not as 0.00 ± 0.00.
+    """
+    digits = 4 if 0 < p.ci95 < 0.5e-4 and abs(p.difference) > p.ci95 else 2
+    return points(p.difference, digits) + (f" ± {100 * p.ci95:.{digits}f}" if math.isfinite(p.ci95) else "")
 
 
-def points(share: float) -> str:
+def points(share: float, digits: int = 2) -> str:
     """A difference of accuracies in percentage points, with its sign.
 
-    >>> points(-0.0123), points(-1e-9)
-    ('−1.23', '+0.00')
+    >>> points(-0.0123), points(-1e-9), points(0.000024, 4)
+    ('−1.23', '+0.00', '+0.0024')
     """
-    return f"{round(100 * share, 2) + 0.0:+.2f}".replace("-", "−")
+    return f"{round(100 * share, digits) + 0.0:+.{digits}f}".replace("-", "−")
 
 
 # ---- a search on validation tasks -----------------------------------------------------------------------------------

@@ -164,8 +164,8 @@ def show_comparison(records: Records, table: str | None = None) -> Shown:
         Table(["method", *titles], rows, "Accuracy in %; † are the paper's figures, on the paper's own features")
     )
     shown.blocks.append(
-        f"All rows of a column share their first tasks; they have {_listed(counts)} of them: methods that train on "
-        "sampled points have fewer (point at a number to see how many). The paper's ± is twice the 95% half-width, "
+        f"All rows of a column share their first tasks; they have {_listed(counts)} of them: slow methods have "
+        "fewer (point at a number to see how many). The paper's ± is twice the 95% half-width, "
         f"ours is the half-width. With more than {LARGEST} features the authors' row has b clipped instead of "
         "eigenvalues. Our features come from other backbones, so compare orders, not levels."
     )
@@ -540,7 +540,7 @@ def show_weights(records: Records) -> Shown:
                 rows.append([f"GDC, {shot}-shot, {scale}", _numbers(data["means"][f"{shot}-shot"])])
         tasks = next(iter(record["scales"].values()))["tasks"]
         caption = f"{dataset_title(dataset)}: mean share of each of the k base classes, {tasks} tasks (the paper: 5)"
-        shown.blocks.append(Table(["", "w_i/(1 + Σw), nearest first"], rows, caption))
+        shown.blocks.append(Table(["method", "w_i/(1 + Σw), nearest first"], rows, caption))
     return shown
 
 

@@ -291,7 +291,7 @@ def accuracy_lines(
     return figure
 
 
-def _apart(x: Sequence[float], gap: float = 0.09) -> list[str]:
+def _apart(x: Sequence[float], gap: float = 0.11) -> list[str]:
     """Labels of ticks on a logarithmic axis; those that would touch the one before stay empty.
 
     >>> _apart([1, 10, 100, 110])
