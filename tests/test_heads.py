@@ -314,26 +314,19 @@ def test_conjugate_gradients_solve_and_skip_what_is_solved() -> None:
 
 
 def test_sgd_of_a_whole_batch_is_that_of_each_task() -> None:
-    """The path of a GPU, all tasks at once, against that of a CPU, one by one."""
+    """All tasks at once, as on a GPU, two by two, as on a CPU, or one by one."""
     x, y = points(3, rows=90, d=6)
     x = torch.nn.functional.normalize(x, dim=-1)
     start = torch.randn(len(x), 3, 7) * 0.1
     ends = []
-    for whole in (True, False):
-        weight, bias = start[..., :6].clone(), start[..., 6:].clone()
-        random = TaskRandom(0, range(len(x)))
-        if whole:
-            losses = sgd_module._train(x, y, weight, bias, random, 32, 5, 0.08)
-        else:
-            losses = torch.stack(
-                [
-                    sgd_module._train_one(x[i], y[i], weight[i], bias[i], random.part(slice(i, i + 1)), 32, 5, 0.08)
-                    for i in range(len(x))
-                ]
-            )
-        ends.append((weight, bias, losses))
-    for a, b in zip(*ends, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    for some in (len(x), 2, 1):
+        weight, bias, random = start[..., :6].clone(), start[..., 6:].clone(), TaskRandom(0, range(len(x)))
+        parts = [slice(i, i + some) for i in range(0, len(x), some)]
+        losses = [sgd_module._train(x[p], y[p], weight[p], bias[p], random.part(p), 32, 5, 0.08) for p in parts]
+        ends.append((weight, bias, torch.cat(losses)))
+    for other in ends[1:]:
+        for a, b in zip(ends[0], other, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("shift", [0.0, 100.0])

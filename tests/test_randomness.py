@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fewcal import randomness
 from fewcal.randomness import TaskRandom, mix
 
 whole = st.integers(-(2**70), 2**70)
@@ -73,3 +74,42 @@ def test_streams_of_a_task_are_unrelated() -> None:
     a, b, c = (r.normal(2000)[0] for r in (first, second, next_seed))
     for x, y in ((a, b), (a, c), (b, c)):
         assert abs(float(torch.corrcoef(torch.stack([x, y]))[0, 1])) < 0.1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_many_normal_numbers_are_normal(dtype: torch.dtype) -> None:
+    from scipy import stats
+
+    z = TaskRandom(0).normal(400, 1000, dtype=dtype)[0].double()
+    n = z.numel()
+    assert z.numel() >= randomness._MANY, "the quick way"
+    for power, expected, variance in ((1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96)):
+        moment = float((z**power).mean())
+        assert abs(moment - expected) < 5 * (variance / n) ** 0.5 + (0.002 if dtype == torch.bfloat16 else 0), power
+    if dtype == torch.float32:
+        assert stats.kstest(z.flatten().numpy(), "norm").pvalue > 1e-3
+    # Independent of their neighbours in a row, in a column, and four places on: a draw of 64 bits makes four of them.
+    for a, b in ((z[:, :-1], z[:, 1:]), (z[:-1], z[1:]), (z[:, :-4], z[:, 4:])):
+        for f in (lambda v: v, torch.abs):
+            both = torch.stack([f(a).flatten(), f(b).flatten()])
+            assert abs(float(torch.corrcoef(both)[0, 1])) < 5 / n**0.5
+
+
+def test_the_table_of_quantiles_has_the_moments_of_a_normal_distribution() -> None:
+    table = randomness._quantiles(torch.float64)
+    assert torch.equal(table, table.sort().values)
+    torch.testing.assert_close(table, -table.flip(0), rtol=0, atol=1e-12)
+    assert abs(float(table.square().mean()) - 1) < 1e-12
+    assert abs(float(table.pow(4).mean()) - 3) < 0.01
+    reached = torch.special.ndtr(table)
+    assert float((reached - (torch.arange(1 << 16) + 0.5) / (1 << 16)).abs().max()) < 2**-15
+
+
+@given(st.integers(1, 3), st.integers(1, 4 * randomness._MANY), st.booleans())
+@settings(max_examples=20, deadline=None)
+def test_a_view_of_any_kind_is_filled_with_the_same_numbers(tasks: int, numbers: int, strided: bool) -> None:
+    want = TaskRandom(3, range(tasks)).normal(numbers)
+    wide = torch.full((tasks, 2 * numbers), torch.nan)
+    view = wide[:, ::2] if strided else wide[:, numbers:]
+    assert torch.equal(TaskRandom(3, range(tasks)).fill_normal(view), want)
+    assert int(wide.isnan().sum()) == tasks * numbers

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from fewcal.errors import FewcalWarning, InputError
-from fewcal.precision import half_pays
+from fewcal.precision import half_pays, products
 from fewcal.randomness import TaskRandom
 
-# Rows of latent noise drawn at a time on the CPU. It bounds memory; it is fixed because it fixes the random stream.
-_NOISE_ROWS = 256
+# Numbers made at a time on a CPU. It bounds memory; it is fixed because it fixes the random stream.
+_AT_ONCE = 1 << 20
 CLIP_MARGIN = 1e-3
 
 
@@ -69,7 +69,6 @@ class FactorGaussian:
         """Draw `n` points from each distribution, `(*B, n, D)` (eq. 10), into `out` where it is given.
 
         With a `TaskRandom` the first batch dimension is the tasks' and each task draws from its own stream.
-        The square root of a·I + b·11ᵀ is √a·I + ((√(a+bD) − √a)/D)·11ᵀ.
         """
         if n < 1:
             raise InputError(f"n={n} must be at least 1")
@@ -89,45 +88,42 @@ class FactorGaussian:
         result = torch.empty(shape, dtype=self.mean.dtype, device=self.mean.device) if out is None else out
         if result.shape != shape:
             raise InputError(f"out has shape {tuple(result.shape)}, expected {shape}")
-        out = result.view(*batch, n, self.dim)
-        a, b = self._a().reshape(batch), self.b.reshape(batch)
-        if self.a is None:
-            noise = random.normal(*out.shape[1:-1], 1, dtype=out.dtype)
-            torch.mul(noise, b.clamp(min=0).sqrt()[..., None, None], out=noise)
-            out.copy_(noise.expand_as(out))
-        else:
-            random.fill_normal(out)
-            root_a = a.clamp(min=0).sqrt()
-            slope = ((a + b * self.dim).clamp(min=0).sqrt() - root_a) / self.dim
-            along = out.sum(dim=-1, keepdim=True) * slope[..., None, None]
-            out.mul_(root_a[..., None, None]).add_(along)
-        out.add_(self.mean.reshape(*batch, 1, self.dim))
-        if self.factor.shape[-2]:
-            self._add_factor_noise(out, random)
+        tasks, each, d, p = batch[0], math.prod(batch[1:]), self.dim, self.factor.shape[-2]
+        flat = result.view(tasks, each, n, d)
+        mean = self.mean.reshape(tasks, each, 1, d)
+        factor = self.factor.expand(*self.mean.shape[:-1], p, d).reshape(tasks, each, p, d)
+        root, along = (v.reshape(tasks, each, 1, 1) for v in self._base_root())
+        if flat.is_cuda:
+            self._draw(flat, mean, factor, root, along, random)
+            return result
+        # On a CPU some points of one task at a time, which bounds memory and keeps them in the cache.
+        some, rows = max(1, _AT_ONCE // (n * max(p, d))), max(1, _AT_ONCE // max(p, d))
+        for t in range(tasks):
+            own = random.part(slice(t, t + 1))
+            for begin in range(0, each, some):
+                at = (slice(t, t + 1), slice(begin, begin + some))
+                for part in flat[at].split(rows, dim=2):
+                    self._draw(part, mean[at], factor[at], root[at], along[at], own)
         return result
 
-    def _add_factor_noise(self, out: Tensor, random: TaskRandom) -> None:
-        """out += G·F with G standard normal, in place."""
-        tasks, n, d = out.shape[0], out.shape[-2], self.dim
-        p = self.factor.shape[-2]
-        flat = out.view(tasks, -1, n, d)
-        factor = self.factor.expand(*self.mean.shape[:-1], p, d).reshape(tasks, -1, p, d)
-        low = factor.dtype if factor.dtype != out.dtype else torch.bfloat16 if half_pays(factor) else out.dtype
-        if out.is_cuda:
-            noise = random.normal(flat.shape[1], n, p, dtype=out.dtype)
-            flat.add_(noise.to(low) @ factor.to(low))
-            return
-        noise = torch.empty(min(n, _NOISE_ROWS), p, dtype=out.dtype)
-        for t, generator in enumerate(random.generators):
-            for s in range(flat.shape[1]):
-                own = factor[t, s].to(low)
-                for start in range(0, n, _NOISE_ROWS):
-                    rows = flat[t, s, start : start + _NOISE_ROWS]
-                    block = noise[: len(rows)].normal_(generator=generator)
-                    if low == out.dtype:
-                        rows.addmm_(block, own)
-                    else:
-                        rows.add_(block.to(low) @ own)
+    def _base_root(self) -> tuple[Tensor, Tensor]:
+        """r and s, `(*B)`, with r·I + s·11ᵀ the square root of a·I + b·11ᵀ: √a and (√(a+bD) − √a)/D."""
+        root = self._a().clamp(min=0).sqrt()
+        return root, ((self._a() + self.b * self.dim).clamp(min=0).sqrt() - root) / self.dim
+
+    def _draw(self, out: Tensor, mean: Tensor, factor: Tensor, root: Tensor, along: Tensor, random: TaskRandom) -> None:
+        """Points into `out (T, S, n, D)`: the mean, noise with covariance a·I + b·11ᵀ, and G·F, G standard normal."""
+        if self.a is None:  # one number a point suffices
+            noise = random.normal(*out.shape[1:-1], 1, dtype=out.dtype)
+            torch.add(mean, noise * (along * self.dim**0.5), out=out)
+        else:
+            random.fill_normal(out)
+            stretch = out.sum(dim=-1, keepdim=True) * along
+            out.mul_(root).add_(stretch).add_(mean)
+        if factor.shape[-2]:
+            low = factor.dtype if factor.dtype != out.dtype else torch.bfloat16 if half_pays(factor) else out.dtype
+            latent = random.normal(*out.shape[1:-1], factor.shape[-2], dtype=out.dtype if out.is_cuda else low)
+            out.add_(products(latent.to(low).flatten(0, 1), factor.to(low).flatten(0, 1)).view_as(out))
 
     # ---- B = a·I + b·11ᵀ, and Woodbury around it ------------------------------------------------------------------
 

@@ -38,6 +38,15 @@ def rounded(x: Tensor) -> Tensor:
     return torch.nn.functional.pad(x.bfloat16(), (0, 0, 0, -x.shape[1] % 8))
 
 
+def products(a: Tensor, b: Tensor) -> Tensor:
+    """Matrix products `(T, I, J) @ (T, J, K)`; of one pair, not as a batch, which in bfloat16 takes ten times as long.
+
+    >>> products(torch.ones(1, 2, 3), torch.ones(1, 3, 4)).shape
+    torch.Size([1, 2, 4])
+    """
+    return torch.mm(a[0], b[0]).unsqueeze(0) if len(a) == 1 else torch.bmm(a, b)
+
+
 def _cpu_has_bf16() -> bool:
     """Whether the processor multiplies bfloat16 by itself; elsewhere it is slower than float32."""
     has = getattr(torch.cpu, "_is_avx512_bf16_supported", None)

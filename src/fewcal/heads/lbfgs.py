@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fewcal.errors import InputError
 from fewcal.heads.linear import LinearHead
-from fewcal.precision import half_pays, rounded
+from fewcal.precision import half_pays, products, rounded
 
 # A step is taken when the slope at its end is this small beside the slope at its start (the strong Wolfe condition).
 _CURVATURE = 0.01
@@ -108,7 +108,7 @@ def _forward(w: Tensor, x: Tensor) -> Tensor:
     weight, bias = w[..., :-1], w[..., -1:]
     if x.dtype == w.dtype:
         return torch.baddbmm(bias, weight, x.mT)
-    return bias + weight.to(x.dtype) @ x.mT
+    return bias + products(weight.to(x.dtype), x.mT)
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:
@@ -123,7 +123,7 @@ def _gradient(x: Tensor, labels: Tensor, probabilities: Tensor, w: Tensor, ridge
     residual.scatter_add_(1, labels[:, None, :], residual.new_full((1, 1, 1), -1.0).expand(len(x), 1, m))
     residual /= m
     aligned = torch.nn.functional.pad(residual.to(x.dtype), (0, x.shape[1] - residual.shape[2]))
-    weight = torch.bmm(aligned, x).to(w.dtype)
+    weight = products(aligned, x).to(w.dtype)
     if ridge:
         weight += ridge * w[..., :-1]
     return torch.cat([weight, residual.sum(dim=2, keepdim=True)], dim=-1)
