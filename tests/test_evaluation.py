@@ -471,10 +471,12 @@ def test_batches_shrink_with_memory_and_groups_share_a_size(
     methods = {"a": GDC(SAMPLED), "b": GDC(SAMPLED.with_changes(head="sgd")), "ncm": make_method("ncm")}
     ready = Engine(job(features, methods=methods))
     roomy = ready.batch_sizes()
+    monkeypatch.setattr(engine_module, "_LIGHT_BYTES", 0)
+    assert ready.batch_sizes()["ncm"] == engine_module._CPU_BATCH, "heavy ones go in smaller batches"
     monkeypatch.setattr(engine_module, "_CPU_BYTES", 100_000)
     tight = ready.batch_sizes()
     monkeypatch.setattr(engine_module, "_CPU_BYTES", 1)
-    assert roomy["ncm"] == engine_module._CPU_BATCH
+    assert roomy["ncm"] == engine_module._LIGHT_BATCH
     assert 1 <= tight["a"] == tight["b"] < tight["ncm"] <= roomy["ncm"]
     assert ready.batch_sizes() == {"a": 1, "b": 1, "ncm": 1}
 

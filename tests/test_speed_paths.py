@@ -14,10 +14,11 @@ from fewcal.gaussian import FactorGaussian
 from fewcal.gaussianize import Gaussianization
 from fewcal.heads import sgd as sgd_module
 from fewcal.heads.lbfgs import lbfgs_head
-from fewcal.heads.linear import class_means, class_sizes
+from fewcal.heads.linear import class_means, class_sizes, nearest_mean_head
 from fewcal.heads.sgd import sgd_head
 from fewcal.methods import make_method
-from fewcal.methods.gdc import PulledHead
+from fewcal.methods.base import score
+from fewcal.methods.gdc import FallbackHead, PulledHead
 from fewcal.randomness import TaskRandom
 
 
@@ -165,6 +166,39 @@ def test_pulled_scores_are_those_of_pulled_queries() -> None:
     query = z[None, 3:50]
     moved = method._pull(query, head.strength[:, None].expand(query.shape[:2])).mean  # type: ignore[attr-defined]
     torch.testing.assert_close(head.logits(query), head.head.logits(moved), rtol=1e-4, atol=1e-4)
+
+
+def test_what_is_known_of_rows_beforehand_changes_no_score() -> None:
+    x, y = rows(60, 8, 12)
+    bank = BaseBank().fit(x, y)
+    method = make_method("gdc", trust=1.0, k=4).prepare(bank)
+    z = method.transform(torch.from_numpy(x))
+    known = method.known(z)
+    assert known is not None
+    assert known.shape == (len(z), 60)
+    assert torch.equal((known > 0).sum(dim=1), torch.full((len(z),), 4))
+    head = method.fit(z[None, ::97][:, :4], torch.arange(4)[None], 4, TaskRandom(0))
+    at = torch.arange(3, 50)[None]
+    torch.testing.assert_close(score(head, z[at], known[at]), head.logits(z[at]), rtol=1e-5, atol=1e-6)
+    stranger = FallbackHead(head, nearest_mean_head(z[None, :4], 1.0), torch.tensor([False]), torch.eye(12))
+    torch.testing.assert_close(score(stranger, z[at], known[at]), head.logits(z[at]), rtol=1e-5, atol=1e-6)
+    for other in (make_method("gdc", query_pull=0.0, k=4), make_method("gdc", k=1), make_method("ncm")):
+        assert other.prepare(bank).known(z) is None, "nothing to know: queries stay, or their neighbours are gathered"
+
+
+def test_evaluation_gives_the_same_answers_whether_rows_recur_or_not() -> None:
+    from fewcal.engine import Engine, Job
+    from fewcal.episodes import EpisodeSpec
+
+    x, y = rows(60, 12, 12)
+    novel, labels = rows(8, 30, 12)
+    blocks = []
+    for recur in (False, True):
+        job = Job(
+            (x, y), novel, labels, {"gdc": make_method("gdc", k=4)}, EpisodeSpec(5, 1, 8), None, "cpu", "t", {}, recur
+        )
+        blocks.append(Engine(job).run(0, 40))
+    assert np.array_equal(blocks[0].correct["gdc"], blocks[1].correct["gdc"])
 
 
 def test_evenly_spaced_classes() -> None:

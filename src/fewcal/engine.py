@@ -27,6 +27,7 @@ from fewcal.bank import BaseBank
 from fewcal.episodes import Episodes, EpisodeSpec, sample_episodes
 from fewcal.errors import InputError
 from fewcal.methods import Method
+from fewcal.methods.base import score
 from fewcal.randomness import TaskRandom
 from fewcal.stats import CalibrationBins
 
@@ -38,8 +39,9 @@ CUDA_BLOCK_TASKS = 500
 # Working memory of a batch. On a CPU more than this only costs cache; on a GPU more keeps it busy.
 _CPU_BYTES = 256 << 20
 _CUDA_SHARE = 0.4
-# Tasks in a batch on a CPU, at most: a block must have enough batches for all cores.
-_CPU_BATCH = 25
+# Tasks in a batch on a CPU, at most: a block must have enough batches for all cores. Light ones are over before the
+# next can be begun, so more of them go together.
+_CPU_BATCH, _LIGHT_BATCH, _LIGHT_BYTES = 25, 50, 4 << 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +59,8 @@ class Job:
         A fixed list of tasks instead of drawn ones.
     batches : dict
         Tasks computed together, by method; part of the job so that a resumed run makes the same batches.
+    rows_recur : bool
+        Whether rows are queries so often that what methods can know of them is computed once for all of them.
     token : str
         Unlike that of any other job, so that a worker prepares this one once and no other in its place.
     """
@@ -70,6 +74,7 @@ class Job:
     device: str
     token: str
     batches: dict[str, int] = field(default_factory=dict)
+    rows_recur: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,6 +131,10 @@ class Engine:
         for method in self.methods.values():
             if method.space not in self.features:
                 self.features[method.space] = method.transform(self._raw, "features")
+        self.known = {
+            name: method.known(self.features[method.space]) if self.job.rows_recur else None
+            for name, method in self.methods.items()
+        }
 
     def with_methods(self, methods: dict[str, Method]) -> Engine:
         """An engine for other methods on the same tasks; bank, raw features and threads are shared with this one."""
@@ -157,7 +166,8 @@ class Engine:
         for name, method in self.methods.items():
             dim = self.features[method.space].shape[1]
             need = method.task_bytes(spec.way * spec.shot, spec.way, dim) + 4 * rows * dim
-            most = _CPU_BATCH if on_cpu and not method.wide else self.block_tasks
+            narrow = _LIGHT_BATCH if need <= _LIGHT_BYTES else _CPU_BATCH
+            most = narrow if on_cpu and not method.wide else self.block_tasks
             sizes[name] = int(np.clip(budget // max(need, 1), 1, most))
         for group in self._groups():
             common = min(sizes[name] for name in group)
@@ -197,7 +207,9 @@ class Engine:
                 z = self.features[method.space]
                 random = TaskRandom(spec.seed, episodes.task_ids[part].tolist(), self.device)
                 head = method.fit(z[support[part]], labels.expand(part.stop - part.start, -1), spec.way, random, shared)
-                confidence, answer = torch.softmax(head.logits(z[query[part]]), dim=-1).max(dim=-1)
+                known = self.known[name]
+                scores = score(head, z[query[part]], None if known is None else known[query[part]])
+                confidence, answer = torch.softmax(scores, dim=-1).max(dim=-1)
                 out.append((name, confidence, answer == truth, self._clock() - began + shared.found))
             return out
 

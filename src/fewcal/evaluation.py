@@ -200,7 +200,17 @@ def evaluate(
         if progress is not None:
             progress(protocol.tasks, protocol.tasks)
         return complete
-    job = Job(base, split.features, labels, named, protocol.spec, episodes, str(chosen), uuid.uuid4().hex)
+    job = Job(
+        base,
+        split.features,
+        labels,
+        named,
+        protocol.spec,
+        episodes,
+        str(chosen),
+        uuid.uuid4().hex,
+        rows_recur=protocol.tasks * protocol.way * protocol.query > len(labels),
+    )
     engine = Engine(job)  # here for its plan and its errors, before any worker is started
     plan = engine.plan() if run is None else run.plan(engine.plan)
     engine.job = job = dataclasses.replace(job, batches=plan["batches"])

@@ -19,6 +19,8 @@ from fewcal.precision import half_pays, products, rounded
 # A step is taken when the slope at its end is this small beside the slope at its start (the strong Wolfe condition).
 _CURVATURE = 0.01
 _MOST_ROUNDS = 30
+# Points that suffice to see how the data vary along a direction.
+_LOOKED_AT = 500
 # Iterations in half precision, at most; what they leave to do is done in full precision.
 _MOST_HALF = 25
 
@@ -138,6 +140,7 @@ def _shared_direction(x: Tensor) -> Tensor:
     d = x.shape[-1]
     if d == 1:  # no other direction to compare with
         return x.new_zeros(len(x), 1, 1)
+    x = x[:, :: max(1, x.shape[1] // _LOOKED_AT)]
     ones = x.sum(dim=-1).var(dim=1, correction=0) / d
     total = torch.linalg.vector_norm(x, dim=(1, 2)).square() / x.shape[1] - x.mean(dim=1).square().sum(dim=-1)
     other = (total - ones).clamp(min=0) / (d - 1)

@@ -72,10 +72,10 @@ def _train(
     """Train in place; the mean loss of the last epoch, `(T,)`. Logits are `(T, N, B)`."""
     t, m, d = x.shape
     flat = x.reshape(t * m, d)
-    target = torch.nn.functional.one_hot(labels, weight.shape[1]).mT.to(weight.dtype)  # (T, N, M)
     offset = (torch.arange(t, device=x.device) * m)[:, None]
     buffer = torch.empty(t * (min(batch_size, m) + 7), d, dtype=x.dtype, device=x.device)
     loss = torch.zeros(t, dtype=weight.dtype, device=x.device)
+    minus = -torch.ones((), dtype=weight.dtype, device=x.device).expand(t, 1, m)
     same = x.dtype == weight.dtype
     orders = torch.empty(0)
     for epoch in range(epochs):
@@ -83,7 +83,7 @@ def _train(
             orders = random.permutations(m, _ORDERS)
         shuffle = orders[:, epoch % _ORDERS]
         order = torch.cat([shuffle, shuffle[:, :7]], dim=1) + offset
-        truth = target.gather(2, shuffle[:, None].expand(-1, target.shape[1], -1))
+        truth = labels.gather(1, shuffle)[:, None]
         for begin in range(0, m, batch_size):
             size = min(batch_size, m - begin)
             wide = size if same else size + -size % 8  # see `rounded`; the rows beyond `size` count for nothing
@@ -94,9 +94,10 @@ def _train(
             z = torch.baddbmm(bias, weight, xb.mT) if same else bias + products(weight.to(x.dtype), xb.mT)
             slope = torch.softmax(z, dim=1)
             if epoch == epochs - 1:
-                loss -= (slope[..., :size] * yb).sum(dim=1).clamp(min=1e-37).log().sum(dim=1) / m
-            slope[..., :size] -= yb
-            slope[..., size:] = 0
+                loss -= slope.gather(1, yb).clamp(min=1e-37).log().sum(dim=(1, 2)) / m
+            slope.scatter_add_(1, yb, minus[..., :size])
+            if wide > size:
+                slope[..., size:] = 0
             if same:
                 weight.baddbmm_(slope, xb, alpha=-lr / size)
             else:

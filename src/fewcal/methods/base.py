@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, cast
 
 from torch import Tensor
 
@@ -22,6 +22,18 @@ class Head(Protocol):
 
     def logits(self, x: Tensor) -> Tensor:
         """Scores `(T, Q, N)` of rows `x (T, Q, D)`; their softmax are probabilities."""
+
+
+class KnowingHead(Protocol):
+    """A head that can be spared work on rows of which something is known beforehand (`Method.known`)."""
+
+    def logits(self, x: Tensor, known: Tensor | None = None) -> Tensor:
+        """Scores `(T, Q, N)` of rows `x (T, Q, D)`, with what is known of them `(T, Q, K)`."""
+
+
+def score(head: Head | KnowingHead, x: Tensor, known: Tensor | None) -> Tensor:
+    """The head's scores, with what is known of the rows where something is."""
+    return head.logits(x) if known is None else cast(KnowingHead, head).logits(x, known)
 
 
 class Method(ABC):
@@ -51,6 +63,13 @@ class Method(ABC):
     def transform(self, x: Tensor, name: str = "X") -> Tensor:
         """Map raw features `(R, D)` into the space in which `fit` and the head work."""
         return x if self._transform is None else self._transform(x, name)
+
+    def known(self, z: Tensor) -> Tensor | None:
+        """What the head wants to know of each row `z (R, D)` and no task changes, `(R, K)`; None for nothing.
+
+        Worth asking for where the same rows are queries of many tasks. The head's `logits` takes it beside the rows.
+        """
+        return None
 
     @property
     def space(self) -> Hashable:

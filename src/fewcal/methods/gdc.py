@@ -22,11 +22,15 @@ from fewcal.heads.closed_form import closed_form_head
 from fewcal.heads.lbfgs import lbfgs_head
 from fewcal.heads.linear import LinearHead, class_means, class_sizes, nearest_mean_head
 from fewcal.heads.sgd import sgd_head
-from fewcal.methods.base import Head, Method, Shared, once, require_raw, space_key
+from fewcal.methods.base import Head, Method, Shared, once, require_raw, score, space_key
 from fewcal.params import GDCParams
 from fewcal.randomness import TaskRandom
 from fewcal.trust import confidence_scale, kinship, task_trust, unwhitening, whitening_shrinkage
 
+# Heads of our own, which score linearly.
+LINEAR_HEADS = ("closed_form", "lbfgs", "sgd")
+# Rows looked at together; fixed, so that what is known of a row depends on the split alone.
+_KNOWN_ROWS = 2048
 _SPACE_FIELDS = ("beta", "kind", "eps", "center", "l2")
 # Probabilities sharpen with the number of shots by this power, because prototypes become more certain.
 _SHOT_CONFIDENCE = 0.4
@@ -129,6 +133,20 @@ class GDC(Method):
             strength=strength,
             move=move,
         )
+
+    def known(self, z: Tensor) -> Tensor | None:
+        """w of every row and base class (eq. 8), `(R, C)`, 0 for all but its k neighbours."""
+        p = self.params
+        if not p.query_pull or p.head not in LINEAR_HEADS or gathers(self.bank, p.k):
+            return None
+        with torch.no_grad():
+            parts = [self._dense_weights(part, part.new_ones(len(part))) for part in z.split(_KNOWN_ROWS)]
+        return torch.cat(parts)
+
+    def _dense_weights(self, x: Tensor, strength: Tensor) -> Tensor:
+        """Weights of all base classes in the calibration of `x (*B, D)`, `(*B, C)`."""
+        found = self._pull(x, strength, False)
+        return x.new_zeros(*x.shape[:-1], len(self.bank)).scatter_(-1, found.index, found.weights)
 
     def shrunk(self, found: Calibration) -> ShrunkCovariance:
         """Σ'ₛ of each support point (eq. 5, 9)."""
@@ -277,18 +295,19 @@ class PulledHead:
     def __init__(self, head: Head, method: GDC, strength: Tensor) -> None:
         self.head, self.method, self.strength = head, method, strength
 
-    def logits(self, x: Tensor) -> Tensor:
-        """Scores `(T, Q, N)` of rows `(T, Q, D)`."""
+    def logits(self, x: Tensor, known: Tensor | None = None) -> Tensor:
+        """Scores `(T, Q, N)` of rows `(T, Q, D)`; `known (T, Q, C)` is what `GDC.known` says of them."""
         with torch.no_grad():
-            strength = self.strength[:, None].expand(x.shape[:2])
-            bank = self.method.bank
-            if not isinstance(self.head, LinearHead) or gathers(bank, self.method.params.k):
-                return self.head.logits(self.method._pull(x, strength, True).mean)
+            method, strength = self.method, self.strength[:, None]
+            if not isinstance(self.head, LinearHead) or gathers(method.bank, method.params.k):
+                return self.head.logits(method._pull(x, strength.expand(x.shape[:2]), True).mean)
             # The scores are linear, so the base means are scored instead of moved queries: (x + Σwμ)·W = x·W + Σw(μ·W).
-            found = self.method._pull(x, strength, False)
-            every = x.new_zeros(*x.shape[:2], len(bank)).scatter_(-1, found.index, found.weights)
-            scores = torch.baddbmm(x @ self.head.weight.mT, every, bank.means @ self.head.weight.mT)
-            share = 1 + found.weights.sum(dim=-1, keepdim=True)
+            weight = self.head.weight.mT
+            if known is None:
+                known = method._dense_weights(x, torch.ones_like(x[..., 0]))
+            pulled = method.bank.means @ weight * strength[..., None]
+            scores = torch.baddbmm(x @ weight, known, pulled)
+            share = 1 + strength[..., None] * known.sum(dim=-1, keepdim=True)
             return scores.div_(share).add_(self.head.bias[:, None, :])
 
 
@@ -312,9 +331,9 @@ class FallbackHead:
     strangers: Tensor
     back: Tensor
 
-    def logits(self, x: Tensor) -> Tensor:
-        """Scores `(T, Q, N)` of rows `(T, Q, D)`."""
-        out = self.head.logits(x).clone()
+    def logits(self, x: Tensor, known: Tensor | None = None) -> Tensor:
+        """Scores `(T, Q, N)` of rows `(T, Q, D)`; `known` is for the head."""
+        out = score(self.head, x, known).clone()
         at = self.strangers
         chosen = LinearHead(self.plain.weight[at], self.plain.bias[at])
         out[at] = chosen.logits(l2_normalise(x[at] @ self.back))
