@@ -14,7 +14,7 @@ from fewcal.gaussian import FactorGaussian
 from fewcal.gaussianize import Gaussianization
 from fewcal.heads import sgd as sgd_module
 from fewcal.heads.lbfgs import lbfgs_head
-from fewcal.heads.linear import class_means, class_sizes, nearest_mean_head
+from fewcal.heads.linear import class_means, class_sizes
 from fewcal.heads.sgd import sgd_head
 from fewcal.methods import make_method
 from fewcal.methods.base import score
@@ -168,22 +168,50 @@ def test_pulled_scores_are_those_of_pulled_queries() -> None:
     torch.testing.assert_close(head.logits(query), head.head.logits(moved), rtol=1e-4, atol=1e-4)
 
 
-def test_what_is_known_of_rows_beforehand_changes_no_score() -> None:
+@pytest.mark.parametrize("changes", [{}, {"query_pull": 0.0}, {"trust": 1.0}])
+@pytest.mark.parametrize("shots", [1, 3])
+def test_what_is_known_of_rows_beforehand_changes_no_score(shots: int, changes: dict) -> None:
     x, y = rows(60, 8, 12)
     bank = BaseBank().fit(x, y)
-    method = make_method("gdc", trust=1.0, k=4).prepare(bank)
+    method = make_method("gdc", k=4, **changes).prepare(bank)
     z = method.transform(torch.from_numpy(x))
     known = method.known(z)
     assert known is not None
-    assert known.shape == (len(z), 60)
-    assert torch.equal((known > 0).sum(dim=1), torch.full((len(z),), 4))
-    head = method.fit(z[None, ::97][:, :4], torch.arange(4)[None], 4, TaskRandom(0))
-    at = torch.arange(3, 50)[None]
-    torch.testing.assert_close(score(head, z[at], known[at]), head.logits(z[at]), rtol=1e-5, atol=1e-6)
-    stranger = FallbackHead(head, nearest_mean_head(z[None, :4], 1.0), torch.tensor([False]), torch.eye(12))
-    torch.testing.assert_close(score(stranger, z[at], known[at]), head.logits(z[at]), rtol=1e-5, atol=1e-6)
-    for other in (make_method("gdc", query_pull=0.0, k=4), make_method("gdc", k=1), make_method("ncm")):
-        assert other.prepare(bank).known(z) is None, "nothing to know: queries stay, or their neighbours are gathered"
+    assert known.shape == (len(z), 61)
+    assert torch.equal((known[:, :-1] > 0).sum(dim=1), torch.full((len(z),), 4))
+    random = torch.Generator().manual_seed(0)
+    support, query = (torch.randint(len(z), (6, n), generator=random) for n in (4 * shots, 20))
+    labels = torch.arange(4).repeat_interleave(shots).expand(6, -1)
+    plain = method.fit(z[support], labels, 4, TaskRandom(0, range(6)))
+    knowing = method.fit(z[support], labels, 4, TaskRandom(0, range(6)), None, known[support])  # type: ignore[call-arg]
+    want = plain.logits(z[query])
+    torch.testing.assert_close(score(knowing, z[query], known[query]), want, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(knowing.logits(z[query]), want, rtol=1e-4, atol=1e-4)
+
+
+def test_methods_that_have_nothing_to_know_of_rows() -> None:
+    x, y = rows(60, 8, 12)
+    for method in (make_method("gdc", "paper", l2=True), make_method("gdc", k=1), make_method("ncm")):
+        ready = method.prepare(BaseBank().fit(x, y))
+        assert ready.known(ready.transform(torch.from_numpy(x))) is None
+
+
+def test_strangers_are_answered_plainly_whatever_is_known() -> None:
+    rng = np.random.default_rng(0)
+    base = np.zeros((480, 32), np.float32)  # base classes fill six directions, the tasks all others
+    base[:, :6] = np.repeat(rng.normal(size=(60, 6)), 8, axis=0)
+    base += 0.1 * rng.normal(size=base.shape).astype(np.float32)
+    other = rng.normal(size=(40, 32)).astype(np.float32)
+    other[:, :6] = 0
+    method = make_method("gdc", k=4).prepare(BaseBank().fit(base, np.repeat(np.arange(60), 8)))
+    z = method.transform(torch.from_numpy(other))
+    known, at = method.known(z), torch.arange(40).view(2, 20)
+    assert known is not None
+    labels = torch.arange(4).expand(2, -1)
+    plain = method.fit(z[at[:, :4]], labels, 4, TaskRandom(0, range(2)))
+    assert isinstance(plain, FallbackHead)
+    knowing = method.fit(z[at[:, :4]], labels, 4, TaskRandom(0, range(2)), None, known[at[:, :4]])  # type: ignore[call-arg]
+    torch.testing.assert_close(score(knowing, z[at], known[at]), plain.logits(z[at]), rtol=1e-4, atol=1e-4)
 
 
 def test_evaluation_gives_the_same_answers_whether_rows_recur_or_not() -> None:

@@ -206,8 +206,11 @@ class Engine:
                 began = self._clock()
                 z = self.features[method.space]
                 random = TaskRandom(spec.seed, episodes.task_ids[part].tolist(), self.device)
-                head = method.fit(z[support[part]], labels.expand(part.stop - part.start, -1), spec.way, random, shared)
                 known = self.known[name]
+                fit: Any = method.fit  # some take more than others
+                beside = {} if known is None else {"known": known[support[part]]}
+                each = labels.expand(part.stop - part.start, -1)
+                head = fit(z[support[part]], each, spec.way, random, shared, **beside)
                 scores = score(head, z[query[part]], None if known is None else known[query[part]])
                 confidence, answer = torch.softmax(scores, dim=-1).max(dim=-1)
                 out.append((name, confidence, answer == truth, self._clock() - began + shared.found))

@@ -140,10 +140,19 @@ def base_resemblance(prototypes: Tensor, bank: BaseBank) -> Tensor:
 
 def kinship(support: Tensor, bank: BaseBank) -> Tensor:
     """h of each task, `(T,)`, for support points `(T, S, D)` in the space of a whitened bank."""
+    return kinship_of(likeness(support, bank), bank)
+
+
+def likeness(x: Tensor, bank: BaseBank) -> Tensor:
+    """Mean cosine of rows `(*B, D)` with their nearest base classes, `(*B)`."""
+    return (x @ bank.means.T).topk(min(NEAREST, len(bank)), dim=-1).values.mean(dim=-1)
+
+
+def kinship_of(like: Tensor, bank: BaseBank) -> Tensor:
+    """h of each task, `(T,)`, from the likeness `(T, S)` of its support points."""
     if len(bank) < 2:
-        return support.new_zeros(len(support))
-    similarity = (support @ bank.means.T).topk(min(NEAREST, len(bank)), dim=-1).values.mean(dim=(1, 2))
-    ratio = similarity / held_out_similarity(bank)
+        return like.new_zeros(len(like))
+    ratio = like.mean(dim=1) / held_out_similarity(bank)
     return ((ratio - _LOW) / (_HIGH - _LOW)).clamp(0, 1)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable
-from typing import Any, ClassVar, Protocol, cast
+from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
@@ -24,16 +24,17 @@ class Head(Protocol):
         """Scores `(T, Q, N)` of rows `x (T, Q, D)`; their softmax are probabilities."""
 
 
-class KnowingHead(Protocol):
-    """A head that can be spared work on rows of which something is known beforehand (`Method.known`)."""
+class KnowingHead(ABC):
+    """A head that is spared work on rows of which something is known beforehand (`Method.known`)."""
 
+    @abstractmethod
     def logits(self, x: Tensor, known: Tensor | None = None) -> Tensor:
         """Scores `(T, Q, N)` of rows `x (T, Q, D)`, with what is known of them `(T, Q, K)`."""
 
 
-def score(head: Head | KnowingHead, x: Tensor, known: Tensor | None) -> Tensor:
-    """The head's scores, with what is known of the rows where something is."""
-    return head.logits(x) if known is None else cast(KnowingHead, head).logits(x, known)
+def score(head: Head, x: Tensor, known: Tensor | None) -> Tensor:
+    """The head's scores of rows `(T, Q, D)`; what is known of them, `(T, Q, K)`, is for a head that can use it."""
+    return head.logits(x, known) if isinstance(head, KnowingHead) else head.logits(x)
 
 
 class Method(ABC):
@@ -65,9 +66,10 @@ class Method(ABC):
         return x if self._transform is None else self._transform(x, name)
 
     def known(self, z: Tensor) -> Tensor | None:
-        """What the head wants to know of each row `z (R, D)` and no task changes, `(R, K)`; None for nothing.
+        """What the method wants to know of each row `z (R, D)` and no task changes, `(R, K)`; None for nothing.
 
-        Worth asking for where the same rows are queries of many tasks. The head's `logits` takes it beside the rows.
+        Worth asking for where the same rows play a part in many tasks. `fit` then takes it as `known (T, S, K)` beside
+        the support, and a `KnowingHead` beside the queries.
         """
         return None
 

@@ -22,13 +22,19 @@ from fewcal.heads.closed_form import closed_form_head
 from fewcal.heads.lbfgs import lbfgs_head
 from fewcal.heads.linear import LinearHead, class_means, class_sizes, nearest_mean_head
 from fewcal.heads.sgd import sgd_head
-from fewcal.methods.base import Head, Method, Shared, once, require_raw, score, space_key
+from fewcal.methods.base import Head, KnowingHead, Method, Shared, once, require_raw, score, space_key
 from fewcal.params import GDCParams
 from fewcal.randomness import TaskRandom
-from fewcal.trust import confidence_scale, kinship, task_trust, unwhitening, whitening_shrinkage
+from fewcal.trust import (
+    confidence_scale,
+    kinship,
+    kinship_of,
+    likeness,
+    task_trust,
+    unwhitening,
+    whitening_shrinkage,
+)
 
-# Heads of our own, which score linearly.
-LINEAR_HEADS = ("closed_form", "lbfgs", "sgd")
 # Rows looked at together; fixed, so that what is known of a row depends on the split alone.
 _KNOWN_ROWS = 2048
 _SPACE_FIELDS = ("beta", "kind", "eps", "center", "l2")
@@ -112,12 +118,16 @@ class GDC(Method):
 
         `labels (T, S)` tell how many shots share a class; without them every point is taken as a single shot.
         """
+        return self._pull(support, self._strength(support, labels, shared))
+
+    def _strength(self, support: Tensor, labels: Tensor | None, shared: Shared) -> Tensor:
+        """How far each support point is moved, `(T, S)`."""
         p = self.params
         strength = p.strength * self.trust(support, shared)[:, None].expand(support.shape[:2])
         if labels is not None and p.shot_decay:
             shots = class_sizes(labels).to(support.dtype)
             strength = strength / shots**p.shot_decay
-        return self._pull(support, strength)
+        return strength
 
     def _pull(self, x: Tensor, strength: Tensor, move: bool = True) -> Calibration:
         p = self.params
@@ -135,17 +145,23 @@ class GDC(Method):
         )
 
     def known(self, z: Tensor) -> Tensor | None:
-        """w of every row and base class (eq. 8), `(R, C)`, 0 for all but its k neighbours."""
-        p = self.params
-        if not p.query_pull or p.head not in LINEAR_HEADS or gathers(self.bank, p.k):
+        """w of every row and base class (eq. 8), 0 for all but its k neighbours, and its likeness to them: `(R, C+1)`.
+
+        Only for the discriminant in a whitened space, which needs no more than these.
+        """
+        p, bank = self.params, self.bank
+        if p.head != "closed_form" or not bank.is_whitened or gathers(bank, p.k):
             return None
         with torch.no_grad():
-            parts = [self._dense_weights(part, part.new_ones(len(part))) for part in z.split(_KNOWN_ROWS)]
+            parts = [
+                torch.cat([self._dense_weights(part), likeness(part, bank)[:, None]], dim=1)
+                for part in z.split(_KNOWN_ROWS)
+            ]
         return torch.cat(parts)
 
-    def _dense_weights(self, x: Tensor, strength: Tensor) -> Tensor:
-        """Weights of all base classes in the calibration of `x (*B, D)`, `(*B, C)`."""
-        found = self._pull(x, strength, False)
+    def _dense_weights(self, x: Tensor) -> Tensor:
+        """w of all base classes for `x (*B, D)`, `(*B, C)`."""
+        found = self._pull(x, torch.ones_like(x[..., 0]), False)
         return x.new_zeros(*x.shape[:-1], len(self.bank)).scatter_(-1, found.index, found.weights)
 
     def shrunk(self, found: Calibration) -> ShrunkCovariance:
@@ -161,12 +177,19 @@ class GDC(Method):
         n_classes: int,
         random: TaskRandom,
         shared: Shared = None,
+        known: Tensor | None = None,
     ) -> Head:
         p = self.params
         shared = {} if shared is None else shared
         with torch.no_grad():
-            found, shrunk = self.calibrated(support, labels, shared)
-            head = self._head(support, labels, n_classes, found, shrunk, random, shared)
+            if known is not None:
+                shared["kinship", self._space] = kinship_of(known[..., -1], self.bank)
+                weights = known[..., :-1] * self._strength(support, labels, shared)[..., None]
+                mean = (support + weights @ self.bank.means) / (1 + weights.sum(dim=-1, keepdim=True))
+                head: Head = self._nearest_mean(mean, labels, n_classes)
+            else:
+                found, shrunk = self.calibrated(support, labels, shared)
+                head = self._head(support, labels, n_classes, found, shrunk, random, shared)
             if p.query_pull:
                 head = PulledHead(head, self, p.query_pull * self.trust(support, shared))
             strangers = self.strangers(support, shared)
@@ -189,10 +212,7 @@ class GDC(Method):
     ) -> Head:
         p = self.params
         if p.head == "closed_form" and self.bank.is_whitened:
-            # The shared covariance is the unit matrix here, so the discriminant is the nearest calibrated mean.
-            prototypes = class_means(found.mean, labels, n_classes)
-            shots = labels.shape[1] / n_classes
-            return nearest_mean_head(prototypes, 1 / (confidence_scale(self.bank) * shots**_SHOT_CONFIDENCE))
+            return self._nearest_mean(found.mean, labels, n_classes)
         if p.head == "closed_form":
             return closed_form_head(found.mean, labels, n_classes, shrunk)
         # Heads that train on the same points get the same points: each stage has a stream of its own.
@@ -206,6 +226,12 @@ class GDC(Method):
         if p.head == "sgd":
             return sgd_head(x, y, n_classes, TaskRandom(random.seed, random.tasks, random.device, stream=1))
         return SklearnHead(p.head, x, y, n_classes)
+
+    def _nearest_mean(self, mean: Tensor, labels: Tensor, n_classes: int) -> LinearHead:
+        """The discriminant in a whitened space, where the shared covariance is the unit matrix."""
+        shots = labels.shape[1] / n_classes
+        scale = confidence_scale(self.bank) * shots**_SHOT_CONFIDENCE
+        return nearest_mean_head(class_means(mean, labels, n_classes), 1 / scale)
 
     def calibrated(self, support: Tensor, labels: Tensor, shared: Shared) -> tuple[Calibration, ShrunkCovariance]:
         """`calibrate` and `shrunk`, once for all who share."""
@@ -289,30 +315,28 @@ def augment(
     return x, torch.cat([labels, labels[0].repeat_interleave(repeats)[None]], dim=1)
 
 
-class PulledHead:
+class PulledHead(KnowingHead):
     """A head whose queries are calibrated as the support was, each task with its own strength `(T,)`."""
 
     def __init__(self, head: Head, method: GDC, strength: Tensor) -> None:
         self.head, self.method, self.strength = head, method, strength
 
     def logits(self, x: Tensor, known: Tensor | None = None) -> Tensor:
-        """Scores `(T, Q, N)` of rows `(T, Q, D)`; `known (T, Q, C)` is what `GDC.known` says of them."""
+        """Scores `(T, Q, N)` of rows `(T, Q, D)`; `known (T, Q, C+1)` is what `GDC.known` says of them."""
         with torch.no_grad():
             method, strength = self.method, self.strength[:, None]
             if not isinstance(self.head, LinearHead) or gathers(method.bank, method.params.k):
                 return self.head.logits(method._pull(x, strength.expand(x.shape[:2]), True).mean)
             # The scores are linear, so the base means are scored instead of moved queries: (x + Σwμ)·W = x·W + Σw(μ·W).
             weight = self.head.weight.mT
-            if known is None:
-                known = method._dense_weights(x, torch.ones_like(x[..., 0]))
-            pulled = method.bank.means @ weight * strength[..., None]
-            scores = torch.baddbmm(x @ weight, known, pulled)
-            share = 1 + strength[..., None] * known.sum(dim=-1, keepdim=True)
+            every = method._dense_weights(x) if known is None else known[..., :-1]
+            scores = torch.baddbmm(x @ weight, every, method.bank.means @ weight * strength[..., None])
+            share = 1 + strength[..., None] * every.sum(dim=-1, keepdim=True)
             return scores.div_(share).add_(self.head.bias[:, None, :])
 
 
 @dataclass(frozen=True, eq=False)
-class FallbackHead:
+class FallbackHead(KnowingHead):
     """A head in a whitened space that leaves some tasks to the plain nearest centroid.
 
     Attributes
