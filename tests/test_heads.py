@@ -314,7 +314,7 @@ def test_conjugate_gradients_solve_and_skip_what_is_solved() -> None:
 
 
 def test_sgd_of_a_whole_batch_is_that_of_each_task() -> None:
-    """All tasks at once, as on a GPU, two by two, as on a CPU, or one by one."""
+    """All tasks at once, as on a GPU, two by two, or one by one."""
     x, y = points(3, rows=90, d=6)
     x = torch.nn.functional.normalize(x, dim=-1)
     start = torch.randn(len(x), 3, 7) * 0.1

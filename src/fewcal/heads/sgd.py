@@ -50,8 +50,8 @@ def sgd_head(
     loss = x.new_zeros(t)
     if half_pays(x, x.shape[1] * d):
         x = x.bfloat16()  # points are read 400 times: half the bytes are half the time; weights stay in float32
-    # On a CPU two tasks at a time, whose batches the cache holds; on a GPU all at once, which keeps it busy.
-    some = 2 if x.device.type == "cpu" else t
+    # On a CPU three tasks at a time, whose batches the cache holds; on a GPU all at once, which keeps it busy.
+    some = 3 if x.device.type == "cpu" else t
     for begin in range(0, t, some):
         part = slice(begin, begin + some)
         loss[part] = _train(x[part], labels[part], weight[part], bias[part], random.part(part), batch_size, epochs, lr)
