@@ -77,7 +77,7 @@ class Effort:
         if device.startswith("cuda"):
             usual = (asked, asked, asked, 20 if quick else 100, 50 if quick else 200)
         else:
-            usual = (40, 4, 50, 5, 40) if quick else (300, 30, 250, 16, 100)
+            usual = (40, 4, 50, 5, 40) if quick else (1000, 40, 300, 16, 100)
         made = cls(
             asked,
             min(asked, usual[0] if sampled is None else sampled),
