@@ -219,7 +219,9 @@ def test_minutes_lay_the_schedule_over_the_budget(tmp_path: Path) -> None:
     """A clock on which a step takes two seconds and nothing else takes any time."""
     t: list[Training] = []
     now = [0.0]
-    training = standing(tmp_path, clock=lambda: now[0], minutes=1.0, epochs=1, mixup_epochs=1, validations=1)
+    training = standing(
+        tmp_path, clock=lambda: now[0], minutes=1.0, epochs=1, mixup_epochs=1, validations=1, warmup=0.9
+    )
     step = training.train_step
 
     def timed(rows: torch.Tensor, progress: float) -> None:
@@ -230,6 +232,8 @@ def test_minutes_lay_the_schedule_over_the_budget(tmp_path: Path) -> None:
     training.train_step = timed  # type: ignore[method-assign]
     training.run(1e9)
     assert training.spent() == pytest.approx(60, abs=2.1)
+    assert training.lost == 16, "eight steps of rehearsal"
+    assert training.curve[0]["rate"] < 0.2 * training.settings.lr, "the warm-up is there whatever came before it"
     stages = [row["stage"] for row in training.curve]
     assert stages == sorted(stages)
     assert set(stages) == {1, 2}

@@ -155,6 +155,7 @@ class Training:
         self.curve: list[dict[str, Any]] = []
         self.validations: list[dict[str, Any]] = []
         self.elapsed = self.step_seconds = 0.0
+        self.lost = 0.0  # seconds before the first step; the schedule begins with it, or the warm-up would be skipped
         self.ended = ""
         self.unsaved = False  # whether the best weights are newer than the saved state
 
@@ -190,12 +191,14 @@ class Training:
             total = s.epochs + s.mixup_epochs
             begin, end = self.epoch / total, (self.epoch + 1) / total
         else:
-            budget = 60 * s.minutes
             if self.step_seconds == 0:
                 self.step_seconds = self.rehearse()
-            begin = self.spent() / budget
-            if begin >= 1 and self.step == 0:
+            if self.step == 0:
+                self.lost = self.spent()
+            budget = 60 * s.minutes - self.lost
+            if budget <= 0:
                 raise InputError(f"minutes={s.minutes:g} are over before the first step; give more")
+            begin = (self.spent() - self.lost) / budget
             end = begin + self.steps * self.step_seconds / budget
         self.plan = tuple(self.world.agreed([begin, end]))  # type: ignore[assignment]
 
@@ -445,6 +448,7 @@ class Training:
             "validations": self.validations,
             "elapsed": self.spent(),
             "step_seconds": self.step_seconds,
+            "lost": self.lost,
             "processes": self.world.size,
             "ended": self.ended,
         }
@@ -470,7 +474,7 @@ class Training:
             self.plan, self.ended = tuple(header["plan"]), header["ended"]
             self.sums = torch.tensor(header["sums"], device=self.world.device)
             self.curve, self.validations = header["curve"], header["validations"]
-            self.elapsed, self.step_seconds = header["elapsed"], header["step_seconds"]
+            self.elapsed, self.step_seconds, self.lost = header["elapsed"], header["step_seconds"], header["lost"]
             processes = header["processes"]
         except (SafetensorError, OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
             reason = " ".join(str(error).split())[:160]
