@@ -440,6 +440,14 @@ def test_verdicts_need_an_interval_with_one_sign() -> None:
     assert Verdict.of("", "", difference(acc, "a", "b")).holds is True
     assert Verdict.of("", "", difference(acc, "b", "a")).holds is False
     assert Verdict.of("", "", difference(acc, "c", "a")).holds is None
+    few = np.zeros(1000, int)
+    few[:9] = 1  # all of them wins, and a t-test would be sure
+    acc = {"per_task": 10, "correct": {"a": (5 + few).tolist(), "b": [5] * 1000}}
+    assert difference(acc, "a", "b").difference > difference(acc, "a", "b").ci95
+    assert Verdict.of("", "", difference(acc, "a", "b")).holds is None
+    few[:30] = 1
+    acc["correct"] = {"a": (5 + few).tolist(), "b": [5] * 1000}
+    assert Verdict.of("", "", difference(acc, "a", "b")).holds is True
     verdicts = [Verdict("x", "here", "+1", True), Verdict("y", "there", "−1", False)]
     table = claims_table(verdicts, "c")
     assert [len(r) for r in table.rows] == [3, 3]

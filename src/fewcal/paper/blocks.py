@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,12 +50,12 @@ class Verdict:
     @classmethod
     def of(cls, claim: str, where: str, gain: Paired) -> Verdict:
         """The statement that a is above b, from their paired difference."""
-        from fewcal.paper.measured import gain_text
+        from fewcal.paper.measured import beyond, gain_text
 
         if gain.won + gain.lost == 0:
             return cls(claim, where, f"no task changes ({gain.n} tasks)", None)
-        sure = math.isfinite(gain.ci95) and abs(gain.difference) > gain.ci95
-        return cls(claim, where, f"{gain_text(gain)} ({gain.n} tasks)", gain.difference > 0 if sure else None)
+        found = f"{gain_text(gain)} ({gain.n} tasks)"
+        return cls(claim, where, found, gain.difference > 0 if beyond(gain) else None)
 
 
 Block = str | Table | Picture

@@ -23,6 +23,7 @@ from fewcal.paper.measured import (
     LARGEST,
     Effort,
     accuracy,
+    beyond,
     difference,
     gain_text,
     join,
@@ -288,8 +289,7 @@ def _change(record: Record, preset: str, question: str, answer: str, at: str) ->
     for row in record["rows"]:
         if (row["preset"], row["question"], row["answer"], row["at"]) == (preset, question, answer, at):
             gain = difference(record, row["variant"], row["reference"])
-            sure = abs(gain.difference) > gain.ci95
-            mark = ("good" if gain.difference > 0 else "bad") if sure else ""
+            mark = ("good" if gain.difference > 0 else "bad") if beyond(gain) else ""
             return Cell(gain_text(gain), sort=gain.difference, mark=mark, title=f"{gain.n} tasks")
     return None
 

@@ -28,6 +28,8 @@ WAY, QUERY = 5, 15
 # More features than this are many: work that grows with D² or D³ is cut down then. Eigenvalues of a D×D matrix for each
 # support point, as the authors' script takes them, are for so many tasks at most, on any device.
 LARGEST, EIGEN_TASKS = 700, 100
+# Tasks in which two methods must differ, of many, for an interval by the normal distribution.
+FEWEST = 20
 
 
 @dataclass(frozen=True)
@@ -152,12 +154,18 @@ def mean_text(record: Mapping[str, Any], name: str) -> str:
     return f"{100 * s.mean:.2f}" + (f" ± {100 * s.ci95:.2f}" if math.isfinite(s.ci95) else "")
 
 
+def beyond(p: Paired) -> bool:
+    """Whether a difference lies beyond its interval, which a handful of tasks among many equal ones cannot make."""
+    enough = round((p.won + p.lost) * p.n) >= min(FEWEST, p.n / 2)
+    return enough and math.isfinite(p.ci95) and abs(p.difference) > p.ci95
+
+
 def gain_text(p: Paired) -> str:
     """A difference ± its 95% half-width in percentage points.
 
     Many tasks can tell a thousandth of a point from nothing; then it is shown as one, not as 0.00 ± 0.00.
     """
-    digits = 4 if 0 < p.ci95 < 0.5e-4 and abs(p.difference) > p.ci95 else 2
+    digits = 4 if 0 < p.ci95 < 0.5e-4 and beyond(p) else 2
     return points(p.difference, digits) + (f" ± {100 * p.ci95:.{digits}f}" if math.isfinite(p.ci95) else "")
 
 

@@ -27,6 +27,7 @@ from fewcal.paper.measured import (
     LARGEST,
     Effort,
     accuracy,
+    beyond,
     choose_on_val,
     difference,
     gain_text,
@@ -212,7 +213,7 @@ def _mean(record: Record, name: str) -> float:
 def _gain_cell(gain: Any) -> Cell:
     if gain is None:
         return Cell(None)
-    mark = ("good" if gain.difference > 0 else "bad") if abs(gain.difference) > gain.ci95 else ""
+    mark = ("good" if gain.difference > 0 else "bad") if beyond(gain) else ""
     return Cell(gain_text(gain), sort=gain.difference, mark=mark, title=f"{gain.n} tasks")
 
 
