@@ -28,7 +28,7 @@ from fewcal.heads.sgd import sgd_head
 from fewcal.methods import make_method
 from fewcal.methods.gdc import augment
 from fewcal.precision import half_pays
-from fewcal.randomness import TaskRandom
+from fewcal.randomness import TaskRandom, fill_normal
 from fewcal.synthetic import make_features
 
 WAY, QUERY, POINTS, EPOCHS = 5, 15, 750, 200
@@ -73,7 +73,8 @@ def measure_rates(clock: Clock) -> Rates:
     for dtype in (torch.float32, torch.bfloat16):
         m = torch.randn(side, side, device=device).to(dtype)
         rates[dtype] = 2 * side**3 / clock.best(lambda m=m: m @ m)  # type: ignore[misc]
-    normals = a.numel() / clock.best(lambda: a.normal_())
+    random = torch.Generator(device).manual_seed(0)
+    normals = a.numel() / clock.best(lambda: fill_normal(a, random))
     return Rates(copied, rates[torch.float32], rates[torch.bfloat16], normals)
 
 

@@ -188,6 +188,21 @@ def test_the_memory_counter_counts() -> None:
     assert (memory.now, memory.peak) == (4000, 8000)
 
 
+@pytest.mark.parametrize("isotropic", [True, False])
+def test_all_distributions_at_once_as_on_a_gpu(isotropic: bool) -> None:
+    """The work of a GPU on this CPU: two tasks of two points each, in one piece."""
+    random = torch.Generator().manual_seed(0)
+    mean, factor = torch.randn(2, 2, 4, generator=random), torch.randn(2, 2, 3, 4, generator=random)
+    a = torch.rand(2, 2, generator=random) if isotropic else None
+    g = FactorGaussian(mean, factor, a, torch.rand(2, 2, generator=random))
+    out = torch.empty(2, 2, 50_000, 4)
+    root, along = (v[..., None, None] for v in g._base_root())
+    g._draw(out, mean[..., None, :], factor, root, along, TaskRandom(0, [0, 1]))
+    torch.testing.assert_close(out.mean(dim=2), mean, rtol=0, atol=0.08)
+    centred = out - out.mean(dim=2, keepdim=True)
+    torch.testing.assert_close(centred.mT @ centred / 50_000, g.dense(), rtol=0.03, atol=0.12)
+
+
 def test_peak_memory_of_sampling() -> None:
     """The samples themselves and little more, though a covariance would take 10 MB for each support point."""
     d, p, n, s = 1600, 600, 750, 5
