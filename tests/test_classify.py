@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import warnings
 from pathlib import Path
@@ -84,6 +85,13 @@ def test_plain_and_with_a_bank(album: Path, bank: Path) -> None:
             assert first >= next_
             assert second != name
     assert "8 base classes" in answers.method
+
+
+def test_features_are_rooted_for_the_extractor_that_asks_for_it(album: Path) -> None:
+    for beta in (1.0, 0.5):
+        asking = dataclasses.replace(colours(), beta=beta)
+        classifier = classify(album / "photos", album / "new", asking).classifier
+        assert classifier[0].get_params()["beta"] == beta
 
 
 def test_three_right_answers_are_no_certainty(album: Path) -> None:

@@ -140,7 +140,7 @@ def classify(
     if lost := sorted(set(classes) - set(known.classes)):
         raise InputError(f"no example of class {lost[0]!r} can be read; add one that can")
     z, asked = embed(asked, model, progress=offset(total - len(asked)), **how)
-    classifier = _fitted(x, known.labels or [], loaded, preset, changes, device, seed)
+    classifier = _fitted(x, known.labels or [], model.beta, loaded, preset, changes, device, seed)
     table = predict_features(classifier, z, reject)
     shown = asked.texts if isinstance(asked, Texts) else asked.names
     table = {"item": shown, **{k: v for k, v in table.items() if k != "row"}}
@@ -162,6 +162,7 @@ def _listed(source: str | os.PathLike[str] | Items, model: Extractor, labelled: 
 def _fitted(
     x: np.ndarray,
     labels: list[str],
+    beta: float,
     bank: BaseBank | None,
     preset: str,
     changes: dict[str, Any],
@@ -174,8 +175,7 @@ def _fitted(
 
     classifier = GDCClassifier(bank=bank, preset=preset, device=device, random_state=seed, **changes)
     if bank is None:
-        # Chosen on EfficientNet features of birds: 66.0% at one shot against 64.1 without the root and 56.7 raw.
-        classifier = make_pipeline(Gaussianizer(beta=0.5 if x.min() >= 0 else 1.0, l2=True), classifier)
+        classifier = make_pipeline(Gaussianizer(beta=beta, l2=True), classifier)
     return classifier.fit(x, np.array(labels))
 
 

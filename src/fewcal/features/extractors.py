@@ -50,6 +50,7 @@ class Extractor:
     dim : D
     fingerprint : a digest of weights and preprocessing; features of equal fingerprints may be mixed, others may not
     size, crop : pictures are made squares of `size`; see `pictures.fitted`
+    beta : power that brings its features nearer to normal where there are no base classes to tell
     """
 
     name: str
@@ -59,6 +60,7 @@ class Extractor:
     embed: Callable[[Any], Any]
     size: int | None = None
     crop: float | None = 1.0
+    beta: float = 1.0
 
     @property
     def stamp(self) -> str:
@@ -169,9 +171,11 @@ def _efficientnet(name: str, device: torch.device) -> Extractor:
     size = model.size
     mean, std = [127 / 255] * 3, [128 / 255] * 3
     crop = size / (size + 32)
-    return Extractor(
-        name, "picture", 1280, _digest(path.read_bytes(), size, crop), _normalised(model, mean, std, device), size, crop
-    )
+    fingerprint = _digest(path.read_bytes(), size, crop)
+    # The root brings 1.4 points at one shot and 0.6 at five on 30 validation classes of CUB. On those of ResNet-12 and
+    # Conv-4 it costs 0.8 to 4.3, so it is for this network alone.
+    embed = _normalised(model, mean, std, device)
+    return Extractor(name, "picture", 1280, fingerprint, embed, size, crop, beta=0.5)
 
 
 def _minilm(name: str, device: torch.device) -> Extractor:
