@@ -124,7 +124,8 @@ def test_fewer_tasks_are_the_first_of_the_same() -> None:
     ("changed", "text"),
     [
         ({}, "+0.00 ± 0.00"),
-        (dict.fromkeys(range(10), 1), "+0.0027 ± 0.0017"),  # 10 answers of 375,000: next to nothing, and it says so
+        (dict.fromkeys(range(30), 1), "+0.0080 ± 0.0029"),  # 30 answers of 375,000: next to nothing, and it says so
+        (dict.fromkeys(range(10), 1), "+0.00 ± 0.00"),  # too few tasks to tell
         (dict.fromkeys(range(2), 1), "+0.00 ± 0.00"),  # within its interval
         (dict.fromkeys(range(5000), 3), "+4.00 ± 0.00"),
         (dict.fromkeys(range(2500), -3), "−2.00 ± 0.06"),
