@@ -110,8 +110,7 @@ def main() -> None:
                 evaluate({label: method}, features, Protocol(shot=shot, tasks=min(tasks, 20)), options.device)
             protocol = Protocol(shot=shot, tasks=tasks)
             results = evaluate({label: method}, features, protocol, options.device, n_jobs=processes)
-            results.seconds[label] /= processes  # they are those of all processes together
-            speed = tasks / results.seconds[label]
+            speed = tasks * processes / results.seconds[label]  # seconds are those of all processes together
             asked = TARGETS.get(label)
             note = f"{asked[column]:8d}" if asked else ""
             print(f"{label:36s} {speed:10.2f} {speed / rate:7.1f}{note}", flush=True)

@@ -178,6 +178,15 @@ def gathers(bank: BaseBank, k: int) -> bool:
     return len(bank) > _MANY * k
 
 
+def spread(index: Tensor, values: Tensor, size: int) -> Tensor:
+    """Values `(*B, k)` at their places `index (*B, k)` among `size`, zero elsewhere, `(*B, size)`.
+
+    >>> spread(torch.tensor([[2, 0]]), torch.tensor([[0.5, 0.25]]), 4).tolist()
+    [[0.25, 0.0, 0.5, 0.0]]
+    """
+    return values.new_zeros(*values.shape[:-1], size).scatter_(-1, index, values)
+
+
 def weights_from_distances(d: Tensor, m: float) -> Tensor:
     """w = 1/(1 + d^m) (eq. 8): 1 on top of the base class, falling with distance, faster for larger m.
 
@@ -255,6 +264,6 @@ def calibrate(
     if gathers(bank, k):
         pull = (weights[..., None, :] @ bank.means[index]).squeeze(-2)
     else:  # a product with all of the few means instead of a gather of most
-        pull = torch.zeros_like(every).scatter_(-1, index, weights) @ bank.means
+        pull = spread(index, weights, len(bank)) @ bank.means
     mean = (x + pull) / (1 + weights.sum(dim=-1, keepdim=True))
     return Calibration(index, nearest, weights, mean)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fewcal.bank import BaseBank
-from fewcal.calibrate import Calibration
+from fewcal.calibrate import Calibration, spread
 from fewcal.errors import InputError
 from fewcal.gaussian import FactorGaussian, shrink
 from fewcal.precision import half_pays
@@ -104,9 +104,7 @@ class CalibratedCovariance:
         index, size = self.index, len(self.bank)
         if self._union is not None:
             index, size = torch.searchsorted(self._union, index), len(self._union)
-        return torch.zeros(*index.shape[:-1], size, dtype=self.c.dtype, device=self.c.device).scatter_(
-            -1, index, self.c
-        )
+        return spread(index, self.c, size)
 
     @property
     def rows(self) -> int:

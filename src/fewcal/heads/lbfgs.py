@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fewcal.errors import InputError
-from fewcal.heads.linear import LinearHead
+from fewcal.heads.linear import LinearHead, minus_one_hot
 from fewcal.precision import half_pays, products, rounded
 
 # A step is taken when the slope at its end is this small beside the slope at its start (the strong Wolfe condition).
@@ -120,10 +120,8 @@ def _dot(a: Tensor, b: Tensor) -> Tensor:
 
 def _gradient(x: Tensor, labels: Tensor, probabilities: Tensor, w: Tensor, ridge: float) -> Tensor:
     """∂f/∂w, `(T, N, D+1)`, from the class probabilities `(T, N, M)`, which are used up."""
-    residual = probabilities
-    m = residual.shape[2]
-    residual.scatter_add_(1, labels[:, None, :], residual.new_full((1, 1, 1), -1.0).expand(len(x), 1, m))
-    residual /= m
+    residual = minus_one_hot(probabilities, labels)
+    residual /= residual.shape[2]
     aligned = torch.nn.functional.pad(residual.to(x.dtype), (0, x.shape[1] - residual.shape[2]))
     weight = products(aligned, x).to(w.dtype)
     if ridge:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fewcal.errors import FewcalWarning, InputError
-from fewcal.heads.linear import LinearHead
+from fewcal.heads.linear import LinearHead, minus_one_hot
 from fewcal.precision import half_pays, products
 from fewcal.randomness import TaskRandom
 
@@ -75,7 +75,6 @@ def _train(
     offset = (torch.arange(t, device=x.device) * m)[:, None]
     buffer = torch.empty(t * (min(batch_size, m) + 7), d, dtype=x.dtype, device=x.device)
     loss = torch.zeros(t, dtype=weight.dtype, device=x.device)
-    minus = -torch.ones((), dtype=weight.dtype, device=x.device).expand(t, 1, m)
     same = x.dtype == weight.dtype
     orders = torch.empty(0)
     for epoch in range(epochs):
@@ -83,19 +82,19 @@ def _train(
             orders = random.permutations(m, _ORDERS)
         shuffle = orders[:, epoch % _ORDERS]
         order = torch.cat([shuffle, shuffle[:, :7]], dim=1) + offset
-        truth = labels.gather(1, shuffle)[:, None]
+        truth = labels.gather(1, shuffle)
         for begin in range(0, m, batch_size):
             size = min(batch_size, m - begin)
             wide = size if same else size + -size % 8  # see `rounded`; the rows beyond `size` count for nothing
             index = order[:, begin : begin + wide].reshape(-1)
             xb = torch.index_select(flat, 0, index, out=buffer[: len(index)]).view(t, wide, d)
-            yb = truth[..., begin : begin + size]
+            yb = truth[:, begin : begin + size]
             # Cross entropy and its gradient by hand: softmax − one-hot, averaged over the batch.
             z = torch.baddbmm(bias, weight, xb.mT) if same else bias + products(weight.to(x.dtype), xb.mT)
             slope = torch.softmax(z, dim=1)
             if epoch == epochs - 1:
-                loss -= slope.gather(1, yb).clamp(min=1e-37).log().sum(dim=(1, 2)) / m
-            slope.scatter_add_(1, yb, minus[..., :size])
+                loss -= slope.gather(1, yb[:, None]).clamp(min=1e-37).log().sum(dim=(1, 2)) / m
+            minus_one_hot(slope, yb)
             if wide > size:
                 slope[..., size:] = 0
             if same:

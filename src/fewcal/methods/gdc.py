@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fewcal.bank import BaseBank
-from fewcal.calibrate import Calibration, calibrate, gathers
+from fewcal.calibrate import Calibration, calibrate, gathers, spread
 from fewcal.covariance import CalibratedCovariance, ShrunkCovariance, shares, shrink_covariance
 from fewcal.gaussianize import l2_normalise
 from fewcal.heads.closed_form import closed_form_head
@@ -162,7 +162,7 @@ class GDC(Method):
     def _dense_weights(self, x: Tensor) -> Tensor:
         """w of all base classes for `x (*B, D)`, `(*B, C)`."""
         found = self._pull(x, torch.ones_like(x[..., 0]), False)
-        return x.new_zeros(*x.shape[:-1], len(self.bank)).scatter_(-1, found.index, found.weights)
+        return spread(found.index, found.weights, len(self.bank))
 
     def shrunk(self, found: Calibration) -> ShrunkCovariance:
         """Σ'ₛ of each support point (eq. 5, 9)."""

@@ -23,16 +23,14 @@ from fewcal.paper.measured import (
     LARGEST,
     Effort,
     accuracy,
-    beyond,
     difference,
-    gain_text,
     join,
     mean_text,
     measure,
     points,
 )
 from fewcal.paper.published import dataset_title
-from fewcal.paper.tables import Record, Records, paper_params, unit_scale
+from fewcal.paper.tables import Record, Records, gain_cell, paper_params, unit_scale
 from fewcal.params import GDCParams
 from fewcal.presets import get_preset
 from fewcal.report import Cell
@@ -288,9 +286,7 @@ def _level(record: Record, name: str) -> Value:
 def _change(record: Record, preset: str, question: str, answer: str, at: str) -> Value:
     for row in record["rows"]:
         if (row["preset"], row["question"], row["answer"], row["at"]) == (preset, question, answer, at):
-            gain = difference(record, row["variant"], row["reference"])
-            mark = ("good" if gain.difference > 0 else "bad") if beyond(gain) else ""
-            return Cell(gain_text(gain), sort=gain.difference, mark=mark, title=f"{gain.n} tasks")
+            return gain_cell(difference(record, row["variant"], row["reference"]))
     return None
 
 

@@ -41,6 +41,7 @@ from fewcal.paper.published import candidate, dataset_title, published
 from fewcal.params import GDCParams
 from fewcal.presets import get_preset, list_presets
 from fewcal.report import Cell
+from fewcal.stats import Paired
 from fewcal.tune.trials import TrialRunner
 
 Record = Mapping[str, Any]
@@ -185,7 +186,7 @@ def show_comparison(records: Records, table: str | None = None) -> Shown:
             if name != DC_ROW:
                 gains.append((name, (d, s), difference(record, name, DC_ROW)))
     table_rows: list[list[Value]] = [
-        [name, *(_gain_cell(next((g for n, at, g in gains if n == name and at == c), None)) for c in columns)]
+        [name, *(gain_cell(next((g for n, at, g in gains if n == name and at == c), None)) for c in columns)]
         for name in names
         if name != DC_ROW
     ]
@@ -210,7 +211,8 @@ def _mean(record: Record, name: str) -> float:
     return float(accuracy(record, name).mean())
 
 
-def _gain_cell(gain: Any) -> Cell:
+def gain_cell(gain: Paired | None) -> Cell:
+    """A difference, marked where it lies beyond its interval."""
     if gain is None:
         return Cell(None)
     mark = ("good" if gain.difference > 0 else "bad") if beyond(gain) else ""
@@ -346,7 +348,7 @@ def show_ablation(records: Records) -> Shown:
                         title,
                         told,
                         Cell(mean_text(record, key), sort=_mean(record, key)),
-                        _gain_cell(gain),
+                        gain_cell(gain),
                         cited(cite["accuracy"], cite["plus_minus"], "Table 4"),
                         Cell(None) if cite["gain"] is None else Cell(f"+{cite['gain']:.1f}", mark="cited"),
                         Cell(cite["tuned"], mark="cited"),
@@ -436,7 +438,7 @@ def show_distances(records: Records) -> Shown:
                     title,
                     _setting(record["chosen"][name]["chosen"]),
                     Cell(mean_text(record, name), sort=_mean(record, name)),
-                    _gain_cell(gain),
+                    gain_cell(gain),
                     cited(cites[name], None, "Appendix A"),
                 ]
             )
