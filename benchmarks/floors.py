@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from fewcal import BaseBank
-from fewcal.engine import reuse_memory
+from fewcal.engine import BLOCK_TASKS, reuse_memory
 from fewcal.features import FeatureSet
 from fewcal.heads import lbfgs as lbfgs_module
 from fewcal.heads.closed_form import closed_form_head
@@ -176,6 +176,11 @@ def stages(features: FeatureSet, bank: BaseBank, shot: int, tasks: int, rates: R
     x = y = x[:0]
     many = 500 if device.type == "cpu" else t
     closed = make_method("gdc", f"paper/mini/{shot}shot", head="closed_form").prepare(bank)
+    # As evaluation does it: a whole block of tasks, which share the reading of the base rows.
+    t = BLOCK_TASKS if device.type == "cpu" else t
+    block = torch.randint(len(novel), (t, s), generator=torch.Generator().manual_seed(2)).to(device)
+    found, labels = closed.calibrate(z[block]), labels[:1].expand(t, -1)
+    shrunk = closed.shrunk(found)
     used = float((shrunk.covariance._shares != 0).any(dim=1).float().mean()) * c
     applications = 2
     report(

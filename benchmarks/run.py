@@ -76,6 +76,7 @@ def main() -> None:
     parser.add_argument("--features", help="a feature folder instead of made-up features")
     parser.add_argument("--naive-tasks", type=int, default=10, help="tasks for the baseline (seconds each)")
     parser.add_argument("--tasks", type=int, default=40, help="tasks in tens for the closed form, in hundreds whitened")
+    parser.add_argument("--jobs", type=int, help="processes of sampled methods, 1 for threads (one for each core)")
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -94,7 +95,7 @@ def main() -> None:
         naive = naive_dc(features, protocol)
         rate = options.naive_tasks / naive_dc.seconds  # type: ignore[attr-defined]
         name = f"paper/{preset}/{shot}shot"
-        jobs = torch.get_num_threads() if options.device == "cpu" else 1
+        jobs = options.jobs or (torch.get_num_threads() if options.device == "cpu" else 1)
         many = BLOCK_TASKS * jobs if options.device == "cpu" else 500
         runs = {
             "dc": (make_method("dc"), many, jobs),
