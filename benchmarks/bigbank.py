@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from fewcal import BaseBank, GDCClassifier
-from fewcal.engine import reuse_memory
+from fewcal.evaluation.engine import reuse_memory
 from fewcal.gaussianize import GaussianizationFitter
 from fewcal.presets import get_preset
 
@@ -33,7 +33,7 @@ NUISANCE = 64
 FAMILIES = 200
 
 
-class World:
+class ProcessGroup:
     """Classes in families, rows that differ along directions all classes share: any row again from its number."""
 
     def __init__(self, classes: int, rows: int, dim: int, device: str = "cpu") -> None:
@@ -75,7 +75,7 @@ def peak_gib() -> float:
 
 
 def build(options: argparse.Namespace) -> None:
-    world = World(options.classes, options.rows, options.dim, options.device)
+    world = ProcessGroup(options.classes, options.rows, options.dim, options.device)
     p = get_preset("default")
     fitter = GaussianizationFitter(p.beta, p.kind, p.center, p.l2, p.eps)
     spent = dict.fromkeys(("rows", "transform", "bank"), 0.0)
@@ -117,7 +117,7 @@ def query(options: argparse.Namespace) -> None:
     began = time.perf_counter()
     bank = BaseBank.load(options.out, device=None if options.device == "cpu" else options.device)
     print(f"load: {time.perf_counter() - began:.3f} s (memory-mapped)")
-    world = World(options.classes, options.rows, options.dim)
+    world = ProcessGroup(options.classes, options.rows, options.dim)
     strangers = torch.arange(5) * 11 + options.classes  # classes that the bank has not seen
     support = world.draw(strangers, 1).numpy()
     queries = world.draw(strangers.repeat_interleave(15), 2).numpy()

@@ -20,16 +20,16 @@ from typing import Any
 import torch
 
 from fewcal import BaseBank
-from fewcal.engine import BLOCK_TASKS, reuse_memory
+from fewcal._utils.bfloat16 import half_pays
+from fewcal._utils.randomness import TaskRandom, fill_normal
+from fewcal.evaluation.engine import BLOCK_TASKS, reuse_memory
 from fewcal.features import FeatureSet
+from fewcal.features.synthetic import make_features
 from fewcal.heads import lbfgs as lbfgs_module
 from fewcal.heads.closed_form import closed_form_head
 from fewcal.heads.sgd import sgd_head
 from fewcal.methods import make_method
 from fewcal.methods.gdc import augment
-from fewcal.precision import half_pays
-from fewcal.randomness import TaskRandom, fill_normal
-from fewcal.synthetic import make_features
 
 WAY, QUERY, POINTS, EPOCHS = 5, 15, 750, 200
 

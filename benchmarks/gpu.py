@@ -18,8 +18,8 @@ import torch
 
 from fewcal.evaluation import Protocol, evaluate
 from fewcal.features import FeatureSet
+from fewcal.features.synthetic import make_features
 from fewcal.methods import make_method
-from fewcal.synthetic import make_features
 
 
 def kinds(shot: int) -> dict:

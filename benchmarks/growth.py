@@ -21,8 +21,8 @@ import numpy as np
 import torch
 
 from fewcal import BaseBank
+from fewcal._utils.randomness import TaskRandom
 from fewcal.methods import Method, make_method
-from fewcal.randomness import TaskRandom
 
 BASE = {"C": 64, "D": 256, "P": 100, "N": 5, "K": 1, "n": 200}
 AXES = {

@@ -13,11 +13,11 @@ import warnings
 
 import torch
 
-from fewcal.engine import Engine, Job
 from fewcal.episodes import EpisodeSpec, sample_episodes
+from fewcal.evaluation.engine import Engine, Job
 from fewcal.features import FeatureSet
+from fewcal.features.synthetic import make_features
 from fewcal.methods import make_method
-from fewcal.synthetic import make_features
 
 
 def main() -> None:

@@ -20,13 +20,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fewcal.engine import BLOCK_TASKS
 from fewcal.episodes import sample_episodes
 from fewcal.evaluation import Protocol, evaluate
+from fewcal.evaluation.engine import BLOCK_TASKS
+from fewcal.evaluation.stats import paired
 from fewcal.features import FeatureSet
+from fewcal.features.synthetic import make_features
 from fewcal.methods import make_method
-from fewcal.stats import paired
-from fewcal.synthetic import make_features
 
 TARGETS = {  # asked ratios at 1 and 5 shots, on two CPU cores
     "gdc sampled + L-BFGS": (25, 40),

@@ -16,8 +16,8 @@ import torch
 from fewcal import BaseBank, GDCClassifier
 from fewcal.evaluation import Protocol, evaluate
 from fewcal.features import FeatureSet
+from fewcal.features.synthetic import make_features
 from fewcal.methods import Method, make_method
-from fewcal.synthetic import make_features
 
 KINDS = {
     "whitened (default)": {},

@@ -14,7 +14,7 @@ from threadpoolctl import threadpool_limits
 from browser import CHROMIUM, Browser
 from fewcal.bank import BaseBank
 
-# Started in the background, as some runners do, a process and its children are deaf to Ctrl-C, which tests send.
+# Started in the background, as some runners do, a process and its children are ignore_sigint to Ctrl-C, which tests send.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # Tests are small and run side by side: more threads than cores make them many times slower.
 torch.set_num_threads(1)
@@ -22,7 +22,7 @@ threadpool_limits(1)
 
 
 @dataclass(frozen=True, eq=False)
-class World:
+class ProcessGroup:
     """Base rows by class, and one batch of tasks from novel classes, all as raw float32 features."""
 
     base: list[np.ndarray]
@@ -60,7 +60,7 @@ def make_world(
     shots: int = 2,
     queries: int = 8,
     spread: float = 0.35,
-) -> World:
+) -> ProcessGroup:
     """Classes are Gaussian clouds with a common covariance; without `signed` features go through a ReLU."""
     rng = np.random.default_rng(seed)
     mix = np.eye(dim) + 0.5 * rng.normal(size=(dim, dim)) / np.sqrt(dim)
@@ -76,27 +76,27 @@ def make_world(
         support.append(np.concatenate([cloud(m, shots) for m in means]))
         query.append(np.concatenate([cloud(m, queries) for m in means]))
     labels = np.tile(np.repeat(np.arange(ways), shots), (tasks, 1))
-    return World(
+    return ProcessGroup(
         base, np.stack(support), labels, np.stack(query), np.tile(np.repeat(np.arange(ways), queries), (tasks, 1)), ways
     )
 
 
 @pytest.fixture(scope="session")
-def relu_world() -> World:
+def relu_world() -> ProcessGroup:
     """Features ≥ 0 with exact zeros, more rows than features."""
     return make_world(1)
 
 
 @pytest.fixture(scope="session")
-def signed_world() -> World:
+def signed_world() -> ProcessGroup:
     """Features of both signs, fewer rows than features."""
     return make_world(2, signed=True, dim=20, rows=(6, 12))
 
 
 @pytest.fixture(scope="session", params=["relu, P>D", "signed, P<D"])
-def world(request: pytest.FixtureRequest) -> World:
+def world(request: pytest.FixtureRequest) -> ProcessGroup:
     name = "relu_world" if request.param.startswith("relu") else "signed_world"
-    found: World = request.getfixturevalue(name)
+    found: ProcessGroup = request.getfixturevalue(name)
     return found
 
 

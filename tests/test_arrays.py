@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from fewcal.arrays import as_features, check_finite, encode_labels, pick_device
+from fewcal._utils.arrays import as_features, check_finite, encode_labels, pick_device
 from fewcal.errors import FewcalError, InputError
 
 # ---- features -------------------------------------------------------------------------------------------------

@@ -17,8 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import reference
-from conftest import World, make_world
-from fewcal.bank import FORMAT_VERSION, BaseBank
+from conftest import ProcessGroup, make_world
+from fewcal.bank import BaseBank
+from fewcal.bank.core import FORMAT_VERSION
 from fewcal.calibrate import calibrate
 from fewcal.errors import FileFormatError, InputError
 from fewcal.gaussianize import Gaussianization, fit_gaussianization
@@ -39,7 +40,7 @@ def assert_same(a: BaseBank, b: BaseBank, *, rows: bool = True, tol: float = 1e-
     at = [b.classes.index(c) for c in a.classes]
     assert a.counts.tolist() == b.counts[at].tolist()
     torch.testing.assert_close(a.means, b.means[at], rtol=tol, atol=tol)
-    torch.testing.assert_close(a.spread, b.spread[at], rtol=tol, atol=tol)
+    torch.testing.assert_close(a.within_scatter, b.within_scatter[at], rtol=tol, atol=tol)
     torch.testing.assert_close(a.scatter, b.scatter, rtol=tol, atol=tol * float(a.scatter.abs().max()))
     if rows:
         for i, j in enumerate(at):
@@ -49,7 +50,7 @@ def assert_same(a: BaseBank, b: BaseBank, *, rows: bool = True, tol: float = 1e-
 # ---- moments --------------------------------------------------------------------------------------------------
 
 
-def test_moments_are_those_of_the_rows(world: World) -> None:
+def test_moments_are_those_of_the_rows(world: ProcessGroup) -> None:
     bank = world.bank()
     assert bank.classes == [f"class {i}" for i in range(len(world.base))]
     assert bank.counts.tolist() == [len(r) for r in world.base]
@@ -57,7 +58,9 @@ def test_moments_are_those_of_the_rows(world: World) -> None:
     for i, rows in enumerate(world.base):
         assert np.array_equal(bank.rows(i).numpy(), rows)
         np.testing.assert_allclose(bank.means[i], rows.mean(axis=0, dtype=np.float64), rtol=1e-5, atol=1e-6)
-        assert float(bank.spread[i]) == pytest.approx(rows.var(axis=0, dtype=np.float64).sum() * len(rows), rel=1e-5)
+        assert float(bank.within_scatter[i]) == pytest.approx(
+            rows.var(axis=0, dtype=np.float64).sum() * len(rows), rel=1e-5
+        )
     pooled = reference.pooled_covariance([r.astype(np.float64) for r in world.base])
     np.testing.assert_allclose(bank.pooled_covariance(), pooled, atol=1e-5 * pooled.max())
     covariances = np.array([reference.covariance(r.astype(np.float64)) for r in world.base])
@@ -75,7 +78,7 @@ def test_moments_far_from_the_origin_keep_their_precision() -> None:
     torch.testing.assert_close(far.scatter, near.scatter, rtol=1e-2, atol=1e-2)
 
 
-def test_paired_rows_are_cut_to_the_smallest_class_or_less(world: World) -> None:
+def test_paired_rows_are_cut_to_the_smallest_class_or_less(world: ProcessGroup) -> None:
     bank = world.bank()
     smallest = min(len(r) for r in world.base)
     for size in (0, 2, smallest - 1, smallest):
@@ -90,12 +93,12 @@ def test_paired_rows_are_cut_to_the_smallest_class_or_less(world: World) -> None
             bank.paired_rows(size)
 
 
-def test_repr_says_what_is_kept(relu_world: World) -> None:
+def test_repr_says_what_is_kept(relu_world: ProcessGroup) -> None:
     assert repr(BaseBank()) == "BaseBank(empty)"
     assert "rows kept as float32, raw" in repr(relu_world.bank())
     assert "rank 3" in repr(relu_world.bank(rank=3))
     assert "moments only" in repr(relu_world.bank(rank=0))
-    assert "transformed" in repr(relu_world.bank().in_space(beta=0.5))
+    assert "transformed" in repr(relu_world.bank().transformed(beta=0.5))
 
 
 # ---- building in pieces ---------------------------------------------------------------------------------------
@@ -169,11 +172,11 @@ def test_fit_forgets() -> None:
 def test_partial_fit_refreshes_what_was_derived() -> None:
     x, y = toy()
     bank = BaseBank().fit(x[:30], y[:30])
-    stale = bank.fingerprint, bank.pooled_eigen()[0], bank.in_space(beta=0.5).n_rows
+    stale = bank.fingerprint, bank.pooled_eigen()[0], bank.transformed(beta=0.5).n_rows
     bank.partial_fit(x[30:], y[30:])
     assert bank.fingerprint != stale[0]
     assert not torch.equal(bank.pooled_eigen()[0], stale[1])
-    assert (stale[2], bank.in_space(beta=0.5).n_rows) == (30, 40)
+    assert (stale[2], bank.transformed(beta=0.5).n_rows) == (30, 40)
 
 
 @pytest.mark.parametrize("label", ["text", 3, -1, True, 2.5, None, ("a", 1), (("x",), b"raw"), b"bytes"])
@@ -202,7 +205,7 @@ def test_a_label_without_a_text_form_is_refused_on_saving(tmp_path: Path) -> Non
 # ---- storage and compression ----------------------------------------------------------------------------------
 
 
-def test_float16_storage(relu_world: World, tmp_path: Path) -> None:
+def test_float16_storage(relu_world: ProcessGroup, tmp_path: Path) -> None:
     exact = relu_world.bank()
     for bank in (
         relu_world.bank(dtype="float16"),
@@ -222,7 +225,7 @@ def test_float16_storage(relu_world: World, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rank", [1, 3, 8])
-def test_low_rank_is_the_best_of_its_rank(world: World, rank: int) -> None:
+def test_low_rank_is_the_best_of_its_rank(world: ProcessGroup, rank: int) -> None:
     bank = world.bank(rank=rank)
     got = bank.class_covariances().double().numpy()
     for i, rows in enumerate(world.base):
@@ -239,14 +242,14 @@ def test_low_rank_is_the_best_of_its_rank(world: World, rank: int) -> None:
         bank.paired_rows()
 
 
-def test_enough_rank_is_exact(world: World) -> None:
+def test_enough_rank_is_exact(world: ProcessGroup) -> None:
     bank, exact = world.bank(rank=64), world.bank()
     assert bank.explained.tolist() == pytest.approx([1.0] * len(bank), rel=1e-5)
     scale = float(exact.class_covariances().abs().max())
     torch.testing.assert_close(bank.class_covariances(), exact.class_covariances(), rtol=0, atol=1e-5 * scale)
 
 
-def test_moments_only(relu_world: World) -> None:
+def test_moments_only(relu_world: ProcessGroup) -> None:
     bank = relu_world.bank(rank=0)
     assert bank.explained.tolist() == [0.0] * len(bank)
     with pytest.raises(InputError, match=r"no class covariances \(rank=0\).*'pooled'"):
@@ -266,9 +269,9 @@ SPACES = [
 
 
 @pytest.mark.parametrize("space", SPACES, ids=str)
-def test_a_bank_seen_through_a_transform(world: World, space: dict) -> None:
+def test_a_bank_seen_through_a_transform(world: ProcessGroup, space: dict) -> None:
     raw = world.bank()
-    seen = raw.in_space(**space)
+    seen = raw.transformed(**space)
     g = fit_gaussianization(
         torch.from_numpy(world.x), space.get("beta", 1.0), *(space.get(f, v) for f, v in (("kind", "auto"),)),
         center=space.get("center", False), l2=space.get("l2", False),
@@ -276,33 +279,33 @@ def test_a_bank_seen_through_a_transform(world: World, space: dict) -> None:
     built = BaseBank(transform=g).fit(world.x, world.y)
     assert_same(seen, built, rows=False)
     torch.testing.assert_close(seen.rows(1), g(raw.rows(1)))
-    assert raw.in_space(**space) is seen  # derived once
-    assert seen.in_space(**space) is seen
-    assert built.in_space(**space) is built
+    assert raw.transformed(**space) is seen  # derived once
+    assert seen.transformed(**space) is seen
+    assert built.transformed(**space) is built
 
 
-def test_another_space_than_the_banks_is_refused(relu_world: World) -> None:
+def test_another_space_than_the_banks_is_refused(relu_world: ProcessGroup) -> None:
     built = relu_world.bank(transform=fit_gaussianization(torch.from_numpy(relu_world.x), 0.5, l2=True))
     with pytest.raises(InputError, match=r"another space.*beta=0.5.*l2=True.*ask for.*beta=1.0.*rebuild"):
-        built.in_space(beta=1.0, l2=True)
+        built.transformed(beta=1.0, l2=True)
     with pytest.raises(InputError, match="another space"):
-        built.in_space(beta=0.5)
+        built.transformed(beta=0.5)
     with pytest.raises(InputError, match="another space"):
-        built.in_space(beta=0.5, l2=True, kind="yeo-johnson")
+        built.transformed(beta=0.5, l2=True, kind="yeo-johnson")
 
 
-def test_a_bank_without_rows_stays_where_it_is(relu_world: World) -> None:
+def test_a_bank_without_rows_stays_where_it_is(relu_world: ProcessGroup) -> None:
     bank = relu_world.bank(rank=0)
-    identity = bank.in_space(beta=1.0).transform
+    identity = bank.transformed(beta=1.0).transform
     assert identity is not None
     x = torch.randn(2, bank.dim)
     assert torch.equal(identity(x), x)
     with pytest.raises(InputError, match="kept no rows, so no transform"):
-        bank.in_space(beta=0.5)
+        bank.transformed(beta=0.5)
 
 
 @pytest.mark.parametrize("shrink", [0.1, 1.0, 3.0])
-def test_whitening_whitens(world: World, shrink: float) -> None:
+def test_whitening_whitens(world: ProcessGroup, shrink: float) -> None:
     bank = world.bank()
     w = bank.whitening(shrink).double()
     pooled = bank.pooled_covariance().double()
@@ -312,7 +315,7 @@ def test_whitening_whitens(world: World, shrink: float) -> None:
 
 
 @pytest.mark.parametrize("rank", [None, 0, 4])
-def test_the_whitened_bank(world: World, rank: int | None) -> None:
+def test_the_whitened_bank(world: ProcessGroup, rank: int | None) -> None:
     bank = world.bank(rank=rank)
     white = bank.whitened(2.0)
     assert white.is_whitened
@@ -328,15 +331,15 @@ def test_the_whitened_bank(world: World, rank: int | None) -> None:
     torch.testing.assert_close(white.transform(bank.means), white.means)
 
 
-def test_whitening_is_derived_once_per_strength(relu_world: World) -> None:
+def test_whitening_is_derived_once_per_strength(relu_world: ProcessGroup) -> None:
     bank = relu_world.bank()
-    one = bank.in_space(center=True, l2=True, whiten=1.0)
-    assert bank.in_space(center=True, l2=True, whiten=1.0) is one
-    assert bank.in_space(center=True, l2=True, whiten=2.0) is not one
+    one = bank.transformed(center=True, l2=True, whiten=1.0)
+    assert bank.transformed(center=True, l2=True, whiten=1.0) is one
+    assert bank.transformed(center=True, l2=True, whiten=2.0) is not one
     assert one.transform is not None
     assert one.transform.settings()["whitened"]
     with pytest.raises(InputError, match=r"whiten=-1.0 must be ≥ 0"):
-        bank.in_space(whiten=-1.0)
+        bank.transformed(whiten=-1.0)
 
 
 # ---- files ----------------------------------------------------------------------------------------------------
@@ -350,12 +353,12 @@ def test_whitening_is_derived_once_per_strength(relu_world: World) -> None:
         lambda w: w.bank(rank=3),
         lambda w: w.bank(rank=3, dtype="float16"),
         lambda w: w.bank(rank=0),
-        lambda w: w.bank().in_space(beta=0.5, center=True, l2=True),
-        lambda w: w.bank().in_space(beta=0.5, center=True, l2=True, whiten=2.0),
+        lambda w: w.bank().transformed(beta=0.5, center=True, l2=True),
+        lambda w: w.bank().transformed(beta=0.5, center=True, l2=True, whiten=2.0),
     ],
     ids=["rows", "rows float16", "rank", "rank float16", "moments", "transform", "whitened"],
 )
-def test_round_trip(relu_world: World, make: object, tmp_path: Path) -> None:
+def test_round_trip(relu_world: ProcessGroup, make: object, tmp_path: Path) -> None:
     bank: BaseBank = make(relu_world)  # type: ignore[operator]
     bank.source = "a synthetic world"
     path = bank.save(tmp_path / "new" / "bank.safetensors")
@@ -588,7 +591,7 @@ def test_pickles_leave_derived_data_behind() -> None:
     world = make_world(5)
     bank = world.bank()
     bare = len(pickle.dumps(bank))
-    bank.in_space(beta=0.5)
+    bank.transformed(beta=0.5)
     bank.class_covariances()
     bank.pooled_eigen()
     assert bank._cache
@@ -620,7 +623,7 @@ def test_fingerprints_tell_banks_apart() -> None:
         BaseBank().fit(x + 0.01, y),
         BaseBank().fit(x, [f"{v}!" for v in y]),
         BaseBank().fit(x[:-1], y[:-1]),
-        one.in_space(beta=1.0),
+        one.transformed(beta=1.0),
     ]
     assert len({one.fingerprint, *(b.fingerprint for b in others)}) == 5
 
@@ -643,7 +646,7 @@ def test_whitening_without_shrinkage_needs_enough_rows() -> None:
 def test_a_power_that_overflows_is_refused() -> None:
     x = np.random.default_rng(0).random((8, 3)).astype(np.float32) * 1e6
     with pytest.raises(InputError, match="beta=9 makes the base features overflow"):
-        BaseBank().fit(x, [0, 1] * 4).in_space(beta=9.0)
+        BaseBank().fit(x, [0, 1] * 4).transformed(beta=9.0)
 
 
 def test_a_saved_bank_can_be_read_by_others(tmp_path: Path) -> None:
@@ -657,15 +660,15 @@ def test_a_saved_bank_can_be_read_by_others(tmp_path: Path) -> None:
 
 def test_a_space_of_moments_alone_is_that_of_the_rows() -> None:
     bank = make_world(3).bank()
-    small = bank.in_space(beta=0.5, center=True, l2=True, moments=True)
-    whole = bank.in_space(beta=0.5, center=True, l2=True)
+    small = bank.transformed(beta=0.5, center=True, l2=True, moments=True)
+    whole = bank.transformed(beta=0.5, center=True, l2=True)
     assert whole.has_rows
     assert not small.has_rows
     assert small._bytes() < whole._bytes()
     for name in ("means", "scatter", "spread", "counts"):
         torch.testing.assert_close(getattr(small, name), getattr(whole, name))
     # Where rows are there already, nothing is derived again.
-    assert bank.in_space(beta=0.5, center=True, l2=True, moments=True) is whole
+    assert bank.transformed(beta=0.5, center=True, l2=True, moments=True) is whole
 
 
 def test_classes_without_any_variation_cannot_be_whitened() -> None:

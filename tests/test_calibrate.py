@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import reference
-from conftest import World, make_world
+from conftest import ProcessGroup, make_world
 from fewcal.bank import BaseBank
 from fewcal.calibrate import (
     METRICS,
@@ -40,7 +40,7 @@ def bank_at(*means: list[float]) -> BaseBank:
 
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("delta", [0.5, 1.0, 1.7])
-def test_distances(world: World, metric: str, delta: float) -> None:
+def test_distances(world: ProcessGroup, metric: str, delta: float) -> None:
     bases = [r.astype(np.float64) for r in world.base]
     means = np.array([r.mean(axis=0) for r in bases])
     got = distances(torch.from_numpy(world.support), world.bank(), metric, delta=delta)
@@ -51,7 +51,7 @@ def test_distances(world: World, metric: str, delta: float) -> None:
     np.testing.assert_allclose(got, expected, rtol=2e-4, atol=2e-4)
 
 
-def test_mahalanobis_of_a_low_rank_bank_uses_what_it_keeps(signed_world: World) -> None:
+def test_mahalanobis_of_a_low_rank_bank_uses_what_it_keeps(signed_world: ProcessGroup) -> None:
     x = torch.from_numpy(signed_world.support)
     torch.testing.assert_close(
         distances(x, signed_world.bank(rank=64), "mahalanobis"),
@@ -62,7 +62,7 @@ def test_mahalanobis_of_a_low_rank_bank_uses_what_it_keeps(signed_world: World) 
 
 
 @pytest.mark.parametrize("metric", METRICS)
-def test_the_unit_of_a_bank(world: World, metric: str) -> None:
+def test_the_unit_of_a_bank(world: ProcessGroup, metric: str) -> None:
     bases = [r.astype(np.float64) for r in world.base]
     means = np.array([r.mean(axis=0) for r in bases])
     expected = reference.unit_distance(bases, means, metric, 0.8)
@@ -72,7 +72,7 @@ def test_the_unit_of_a_bank(world: World, metric: str) -> None:
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("m", [0.0, 0.5, 1.0, 3.0])
 @pytest.mark.parametrize("k", [1, 4, 9])
-def test_neighbours_weights_and_mean(world: World, metric: str, m: float, k: int) -> None:
+def test_neighbours_weights_and_mean(world: ProcessGroup, metric: str, m: float, k: int) -> None:
     bases = [r.astype(np.float64) for r in world.base]
     means = np.array([r.mean(axis=0) for r in bases])
     found = calibrate(torch.from_numpy(world.support), world.bank(), k=k, m=m, metric=metric, delta=0.9)
@@ -91,7 +91,7 @@ def test_neighbours_weights_and_mean(world: World, metric: str, m: float, k: int
             )
 
 
-def test_a_bank_kept_in_pieces_gives_the_same(relu_world: World) -> None:
+def test_a_bank_kept_in_pieces_gives_the_same(relu_world: ProcessGroup) -> None:
     x = torch.from_numpy(relu_world.support[0])
     pieces = BaseBank()
     for i in range(0, len(relu_world.x), 13):
@@ -185,7 +185,7 @@ def test_the_figures_shapes() -> None:
 
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("scale", [0.01, 3.0, 200.0])
-def test_with_a_unit_the_scale_of_the_features_does_not_matter(world: World, metric: str, scale: float) -> None:
+def test_with_a_unit_the_scale_of_the_features_does_not_matter(world: ProcessGroup, metric: str, scale: float) -> None:
     """With Mahalanobis it never does; with the others the unit takes it out."""
     x = torch.from_numpy(world.support)
     scaled = BaseBank().fit(world.x * np.float32(scale), world.y)
@@ -196,7 +196,7 @@ def test_with_a_unit_the_scale_of_the_features_does_not_matter(world: World, met
     torch.testing.assert_close(plain.mean * scale, other.mean, rtol=2e-3, atol=2e-3 * scale)
 
 
-def test_without_a_unit_the_scale_does_matter(relu_world: World) -> None:
+def test_without_a_unit_the_scale_does_matter(relu_world: ProcessGroup) -> None:
     x = torch.from_numpy(relu_world.support)
     scaled = BaseBank().fit(relu_world.x * np.float32(3), relu_world.y)
     plain, other = (calibrate(*v, k=4, m=2) for v in ((x, relu_world.bank()), (3 * x, scaled)))
@@ -204,7 +204,7 @@ def test_without_a_unit_the_scale_does_matter(relu_world: World) -> None:
 
 
 @pytest.mark.parametrize("metric", METRICS)
-def test_the_order_of_base_classes_does_not_matter(world: World, metric: str) -> None:
+def test_the_order_of_base_classes_does_not_matter(world: ProcessGroup, metric: str) -> None:
     order = np.random.default_rng(0).permutation(len(world.base))
     shuffled = BaseBank().fit(
         np.concatenate([world.base[i] for i in order]),
@@ -217,7 +217,7 @@ def test_the_order_of_base_classes_does_not_matter(world: World, metric: str) ->
     assert torch.equal(plain.index, torch.from_numpy(order)[other.index])
 
 
-def test_batches_do_not_matter(relu_world: World) -> None:
+def test_batches_do_not_matter(relu_world: ProcessGroup) -> None:
     x, bank = torch.from_numpy(relu_world.support), relu_world.bank()
     at_once = calibrate(x, bank, k=4, m=2)
     for t in range(len(x)):
@@ -239,7 +239,7 @@ def test_all_base_classes_can_be_neighbours() -> None:
     assert before.index.sort(dim=-1).values.tolist() == [list(range(len(world.base)))] * len(x)
 
 
-def test_equal_weights(relu_world: World) -> None:
+def test_equal_weights(relu_world: ProcessGroup) -> None:
     found = calibrate(torch.from_numpy(relu_world.support), relu_world.bank(), k=3, equal=True)
     assert (found.weights == 1).all()
     torch.testing.assert_close(found.normalised, torch.full_like(found.weights, 0.25))
@@ -271,7 +271,7 @@ def test_bad_parameters(changes: dict, words: str) -> None:
         calibrate(torch.zeros(1, 2), bank_at([0.0, 1.0], [2.0, 2.0]), **{"k": 1, **changes})
 
 
-def test_other_refusals(relu_world: World) -> None:
+def test_other_refusals(relu_world: ProcessGroup) -> None:
     with pytest.raises(InputError, match="support has 3 features, but the bank has 2"):
         calibrate(torch.zeros(1, 3), bank_at([0.0, 1.0]), k=1)
     with pytest.raises(InputError, match="unit needs at least two base classes; use unit=False"):

@@ -13,13 +13,13 @@ import pytest
 import torch
 from PIL import Image
 
+from fewcal.apply.classify import check_same_extractor, classify
 from fewcal.bank import BaseBank
-from fewcal.classify import check_same_extractor, classify
 from fewcal.cli import main
 from fewcal.errors import FewcalWarning, InputError
 from fewcal.features.extract import embed
 from fewcal.features.extractors import Extractor, as_extractor
-from fewcal.features.pictures import find_pictures
+from fewcal.features.sources.pictures import find_pictures
 
 HUES = {"leaf": (40, 160, 50), "sky": (70, 120, 220), "brick": (170, 60, 40)}
 
@@ -169,7 +169,7 @@ def test_bad_input(album: Path) -> None:
 
 
 def test_a_long_sheet_is_cut(album: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fewcal.classify.MOST_ON_SHEET", 4)
+    monkeypatch.setattr("fewcal.apply.classify.MOST_ON_SHEET", 4)
     answers = classify(album / "photos", album / "new", colours())
     answers.write_html(album / "sheet.html")
     page = (album / "sheet.html").read_text(encoding="utf-8")
@@ -218,7 +218,7 @@ def test_command_with_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_two_shots_that_fail_when_left_out_are_no_coin() -> None:
-    from fewcal.estimators import plain_discriminant
+    from fewcal.estimators.classifier import plain_discriminant
 
     rng = np.random.default_rng(0)
     centres = rng.normal(size=(6, 60))

@@ -19,13 +19,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from fewcal._utils.terminal import ProgressBar
 from fewcal.bank import BaseBank
 from fewcal.cli import _told, main
-from fewcal.engine import BLOCK_TASKS
+from fewcal.evaluation.engine import BLOCK_TASKS
 from fewcal.features import FeatureSplit
 from fewcal.methods import METHODS
 from fewcal.presets import get_preset, list_presets
-from fewcal.progress import ProgressBar
 from small_features import Broken, feature_set, save_features, split
 
 
@@ -448,7 +448,7 @@ def test_a_full_disk_is_the_surroundings_fault(
     def full(*args, **kwargs):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("fewcal.runs.np.savez", full)
+    monkeypatch.setattr("fewcal.evaluation.run_folder.np.savez", full)
     answer = fewcal("evaluate", data, "--methods", "ncm", *SHORT, "--out", tmp_path / "run")
     refused(answer, "cannot write", "No space left on device", code=3)
 
@@ -493,7 +493,7 @@ def test_warnings_are_one_line_on_stderr(fewcal, data: Path) -> None:
 
 def test_lines_in_a_pipe_come_now_and_then(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr("fewcal.progress.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("fewcal._utils.terminal.time.monotonic", lambda: now[0])
     with ProgressBar("tasks") as report:
         for done in range(200, 1001, 100):
             report(done, 1000)

@@ -10,19 +10,19 @@ import pytest
 import torch
 
 import reference
-from conftest import World, make_world
-from fewcal import covariance as module
+from conftest import ProcessGroup, make_world
 from fewcal.bank import BaseBank
 from fewcal.calibrate import Calibration, calibrate
 from fewcal.covariance import COVARIANCES, SHARES, CalibratedCovariance, shares, shrink_covariance
+from fewcal.covariance import calibrated as module
 from fewcal.errors import FewcalWarning, InputError
 
 
-def found_in(world: World, bank: BaseBank, k: int = 4) -> Calibration:
+def found_in(world: ProcessGroup, bank: BaseBank, k: int = 4) -> Calibration:
     return calibrate(torch.from_numpy(world.support), bank, k=k, m=0.5)
 
 
-def expected_sigma(world: World, mode: str, index: torch.Tensor, c: torch.Tensor, size: int = 0) -> np.ndarray:
+def expected_sigma(world: ProcessGroup, mode: str, index: torch.Tensor, c: torch.Tensor, size: int = 0) -> np.ndarray:
     """Dense Σ' of every support point, `(T, S, D, D)`."""
     bases = [r.astype(np.float64) for r in world.base]
     size = size or min(map(len, bases))
@@ -46,7 +46,7 @@ def assert_near(got: torch.Tensor, expected: np.ndarray, tol: float = 2e-5) -> N
 @pytest.mark.parametrize(("mode", "weights", "k"), list(itertools.product(COVARIANCES, SHARES, [1, 4])))
 @pytest.mark.parametrize("whole", [True, False], ids=["all classes", "classes in play"])
 def test_every_mode_and_share(
-    world: World, mode: str, weights: str, k: int, whole: bool, monkeypatch: pytest.MonkeyPatch
+    world: ProcessGroup, mode: str, weights: str, k: int, whole: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not whole:
         monkeypatch.setattr(module, "_ALL_CLASSES", 3)
@@ -76,7 +76,7 @@ def test_every_mode_and_share(
 
 
 @pytest.mark.parametrize("size", [2, 5])
-def test_joint_with_a_common_size(world: World, size: int) -> None:
+def test_joint_with_a_common_size(world: ProcessGroup, size: int) -> None:
     bank = world.bank()
     found = found_in(world, bank)
     c = shares(found)
@@ -97,7 +97,7 @@ def test_joint_counts_the_covariance_between_classes() -> None:
 
 
 @pytest.mark.parametrize("rank", [2, 64])
-def test_independent_from_a_low_rank_bank(signed_world: World, rank: int) -> None:
+def test_independent_from_a_low_rank_bank(signed_world: ProcessGroup, rank: int) -> None:
     bank = signed_world.bank(rank=rank)
     found = found_in(signed_world, bank)
     c = shares(found)
@@ -112,7 +112,7 @@ def test_independent_from_a_low_rank_bank(signed_world: World, rank: int) -> Non
         CalibratedCovariance(bank, "joint", found.index, c).factor()
 
 
-def test_whitened_pooled(world: World) -> None:
+def test_whitened_pooled(world: ProcessGroup) -> None:
     bank = world.bank().whitened(2.0)
     assert bank.transform is not None
     found = calibrate(bank.transform(torch.from_numpy(world.support)), bank, k=3)
@@ -135,7 +135,7 @@ def test_whitened_pooled(world: World) -> None:
     list(itertools.product(COVARIANCES, ["pairs", "all"], ["clip", "eigen"], [0.0, 0.5, 100.0])),
 )
 @pytest.mark.parametrize("alpha1", [0.01, 3000.0])
-def test_shrinkage(world: World, mode: str, off_diagonal: str, psd: str, ratio: float, alpha1: float) -> None:
+def test_shrinkage(world: ProcessGroup, mode: str, off_diagonal: str, psd: str, ratio: float, alpha1: float) -> None:
     bank = world.bank()
     found = found_in(world, bank)
     c = shares(found)
@@ -166,7 +166,7 @@ def test_the_clip_warns_once_for_a_batch() -> None:
         shrink_covariance(covariance, 10.0, 1e6, psd="eigen")
 
 
-def test_a_constant_on_every_entry(world: World) -> None:
+def test_a_constant_on_every_entry(world: ProcessGroup) -> None:
     bank = world.bank()
     found = found_in(world, bank, 2)
     c = shares(found, "average")
@@ -191,7 +191,7 @@ def test_shares_of_classes_infinitely_far() -> None:
         assert shares(nothing, kind).tolist() == [[0.0, 0.0]]
 
 
-def test_refusals(relu_world: World) -> None:
+def test_refusals(relu_world: ProcessGroup) -> None:
     bank = relu_world.bank()
     found = found_in(relu_world, bank)
     with pytest.raises(InputError, match="cov='diagonal' is unknown; use one of joint"):

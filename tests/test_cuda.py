@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from fewcal._utils.randomness import TaskRandom
 from fewcal.bank import BaseBank
 from fewcal.evaluation import Protocol, evaluate
-from fewcal.gaussian import FactorGaussian
+from fewcal.factor_gaussian import FactorGaussian
+from fewcal.features.synthetic import make_features
 from fewcal.methods import make_method
-from fewcal.randomness import TaskRandom
-from fewcal.synthetic import make_features
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -73,4 +73,6 @@ def test_tasks_do_not_depend_on_the_batch_on_a_gpu() -> None:
 def test_a_bank_moves_and_answers_alike(features) -> None:
     bank = BaseBank().fit(features.base.features, features.base.require_labels())
     there = bank.to("cuda")
-    torch.testing.assert_close(there.in_space(beta=0.5, l2=True).means.cpu(), bank.in_space(beta=0.5, l2=True).means)
+    torch.testing.assert_close(
+        there.transformed(beta=0.5, l2=True).means.cpu(), bank.transformed(beta=0.5, l2=True).means
+    )

@@ -12,7 +12,7 @@ from fewcal.cli import main
 from fewcal.errors import FileFormatError, InputError
 from fewcal.features import datasets
 from fewcal.features.datasets import CATEGORIES, RECIPES, prepare
-from fewcal.features.tables import read_csv
+from fewcal.features.io.tables import read_csv
 
 
 def touch(path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from fewcal.estimators import Gaussianizer, GDCClassifier
-from fewcal.sampler import GDCSampler
+from fewcal.estimators.sampler import GDCSampler
 
 # No expected failures. scikit-learn itself skips check_array_api_input unless SCIPY_ARRAY_API is set.
 ESTIMATORS = [

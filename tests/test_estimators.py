@@ -22,20 +22,20 @@ from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.svm import LinearSVC
 
-from conftest import World, make_world
+from conftest import ProcessGroup, make_world
 from fewcal import BaseBank, Gaussianizer, GDCClassifier, GDCParams
+from fewcal._utils.randomness import TaskRandom
 from fewcal.errors import FewcalWarning, InputError
-from fewcal.estimators import plain_discriminant
+from fewcal.estimators.classifier import plain_discriminant
 from fewcal.gaussianize import fit_gaussianization
 from fewcal.methods.gdc import GDC
 from fewcal.presets import get_preset
-from fewcal.randomness import TaskRandom
 
 WORLD = make_world(1, signed=True, tasks=1, ways=4, shots=3)
 NAMES = np.array(["ant", "bee", "cat", "dog"])
 
 
-def task(world: World = WORLD) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def task(world: ProcessGroup = WORLD) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Support rows and names, query rows and names."""
     return world.support[0], NAMES[world.labels[0]], world.query[0], NAMES[world.query_labels[0]]
 

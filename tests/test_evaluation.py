@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 import torch
 
-from fewcal import engine as engine_module
-from fewcal.engine import Engine, Job, run_block
 from fewcal.episodes import Episodes, EpisodeSpec, sample_episodes
 from fewcal.errors import InputError
 from fewcal.evaluation import Protocol, Results, evaluate
+from fewcal.evaluation import engine as engine_module
+from fewcal.evaluation.engine import Engine, Job, run_block
+from fewcal.evaluation.stats import expected_calibration_error
 from fewcal.features import FeatureSet, FeatureSplit
 from fewcal.methods import GDC, Method, make_method, parse_methods
 from fewcal.methods.ncm import NearestCentroid
 from fewcal.presets import get_preset
-from fewcal.stats import expected_calibration_error
 from small_features import Broken, feature_set, save_features, split
 
 PROTOCOL = Protocol(way=4, shot=2, query=6, tasks=40, seed=3)

@@ -23,7 +23,7 @@ from fewcal.features import FeatureSet, load_split
 from fewcal.features import extract as module
 from fewcal.features.extract import bank_source, embed, extract, extractor_of, find_splits
 from fewcal.features.extractors import Extractor, as_extractor
-from fewcal.features.pictures import Pictures, find_pictures
+from fewcal.features.sources.pictures import Pictures, find_pictures
 
 
 def colours(batch: np.ndarray) -> np.ndarray:
@@ -105,7 +105,7 @@ def test_a_killed_process_loses_nothing(photos: Path, tmp_path: Path) -> None:
         import numpy as np
         from fewcal.features import extract as module
         from fewcal.features.extractors import as_extractor
-        from fewcal.features.pictures import find_pictures
+        from fewcal.features.sources.pictures import find_pictures
         module.SAVE_EVERY = 0.0
         seen = 0
         def slow(batch):

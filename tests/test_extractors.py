@@ -16,7 +16,7 @@ from torch import nn
 from fewcal.errors import FileFormatError, InputError
 from fewcal.features.efficientnet_lite import EfficientNetLite, _Same
 from fewcal.features.extractors import Extractor, as_extractor, get_extractor, list_extractors
-from fewcal.features.texts import Texts
+from fewcal.features.sources.texts import Texts
 
 PAIRS = [
     "the football match was won by a late goal",
@@ -161,7 +161,7 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
         with pytest.raises(InputError, match=f"needs the package {package}: pip install.*{remedy}|{remedy}"):
             get_extractor(name)
     monkeypatch.setitem(sys.modules, "PIL", None)
-    from fewcal.features.pictures import decode
+    from fewcal.features.sources.pictures import decode
 
     with pytest.raises(InputError, match=r"fewcal\[images\]"):
         decode(b"x")

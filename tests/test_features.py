@@ -21,7 +21,7 @@ from safetensors.numpy import save_file
 
 from fewcal.errors import FewcalWarning, FileFormatError, InputError
 from fewcal.features import FeatureSet, FeatureSplit, load_split
-from fewcal.features.info import features_info
+from fewcal.features.describe import features_info
 
 FORMATS = ("npz", "parquet", "safetensors")
 
@@ -234,7 +234,7 @@ def test_forged_arrays_cannot_pass_bytes_for_objects_or_lie_about_their_size(tmp
 
 
 def test_a_pickle_cannot_set_attributes_of_what_it_may_name(tmp_path: Path) -> None:
-    from fewcal.features import plk
+    from fewcal.features.io import plk
 
     before = {key: dict(vars(value)) for key, value in plk._ADMITTED.items()}
     for module, name in plk._ADMITTED:

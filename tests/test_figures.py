@@ -18,7 +18,7 @@ from fewcal.evaluation import Protocol, evaluate
 from fewcal.features import FeatureSet
 from fewcal.methods import make_method
 from fewcal.paper import figures as paper
-from fewcal.report import figures
+from fewcal.render import figures
 from small_features import feature_set
 
 

@@ -14,9 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
 import reference
+from fewcal._utils.randomness import TaskRandom
 from fewcal.errors import FewcalWarning, InputError
-from fewcal.gaussian import CLIP_MARGIN, FactorGaussian, shrink
-from fewcal.randomness import TaskRandom
+from fewcal.factor_gaussian import CLIP_MARGIN, FactorGaussian, shrink
 
 
 def make(

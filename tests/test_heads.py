@@ -13,14 +13,14 @@ from sklearn.linear_model import LogisticRegression
 
 import fewcal.heads.sgd as sgd_module
 import reference
-from conftest import World, make_world
+from conftest import ProcessGroup, make_world
+from fewcal._utils.randomness import TaskRandom
 from fewcal.calibrate import calibrate
 from fewcal.covariance import COVARIANCES, CalibratedCovariance, ShrunkCovariance, shares, shrink_covariance
 from fewcal.errors import FewcalWarning, InputError
 from fewcal.heads import closed_form_head, lbfgs_head, sgd_head
 from fewcal.heads.closed_form import conjugate_gradients
 from fewcal.heads.linear import LinearHead, class_means, nearest_mean_head
-from fewcal.randomness import TaskRandom
 
 
 def points(
@@ -214,7 +214,7 @@ def test_sgd_bad_settings(bad: dict) -> None:
 
 
 def calibrated(
-    world: World, mode: str, alpha1: float, ratio: float = 0.1, whiten: bool = False
+    world: ProcessGroup, mode: str, alpha1: float, ratio: float = 0.1, whiten: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, ShrunkCovariance]:
     """Calibrated means, labels, queries and covariances of a world's tasks."""
     support, labels, query = world.tensors
@@ -244,7 +244,7 @@ def centred(scores: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("alpha1", [1e-3, 0.1, 1.0, 1e4])
 @pytest.mark.parametrize("mode", [*COVARIANCES, "whitened"])
-def test_the_closed_form_is_discriminant_analysis(world: World, mode: str, alpha1: float) -> None:
+def test_the_closed_form_is_discriminant_analysis(world: ProcessGroup, mode: str, alpha1: float) -> None:
     mean, labels, query, shrunk = calibrated(
         world, "pooled" if mode == "whitened" else mode, alpha1, whiten=mode == "whitened"
     )
@@ -257,7 +257,7 @@ def test_the_closed_form_is_discriminant_analysis(world: World, mode: str, alpha
 
 
 @pytest.mark.parametrize("mode", COVARIANCES)
-def test_the_closed_form_does_not_depend_on_the_batch(world: World, mode: str) -> None:
+def test_the_closed_form_does_not_depend_on_the_batch(world: ProcessGroup, mode: str) -> None:
     support, labels, query = world.tensors
     bank = world.bank()
 
@@ -287,7 +287,7 @@ def test_samples_tend_to_the_closed_form() -> None:
     assert gaps[2] < 0.02
 
 
-def test_the_closed_form_refuses_what_has_no_inverse(relu_world: World) -> None:
+def test_the_closed_form_refuses_what_has_no_inverse(relu_world: ProcessGroup) -> None:
     mean, labels, _, shrunk = calibrated(relu_world, "joint", 0.0)
     with pytest.raises(InputError, match="needs an invertible covariance; use alpha1 > 0"):
         closed_form_head(mean, labels, 3, shrunk)

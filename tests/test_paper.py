@@ -19,18 +19,18 @@ from browser import Browser
 from fewcal.cli import app, main
 from fewcal.errors import FewcalError, FileFormatError, InputError
 from fewcal.features import FeatureSet
+from fewcal.features.synthetic import make_features
 from fewcal.methods import make_method
 from fewcal.paper import fidelity, tables
 from fewcal.paper.blocks import Table, Verdict, cited, claims_table, to_markdown
 from fewcal.paper.experiments import EXPERIMENTS, Experiment, choose
 from fewcal.paper.figures import FIGURES
-from fewcal.paper.measured import Effort, choose_on_val, difference, gain_text, grid, join, measure
+from fewcal.paper.measured import Budget, choose_on_val, difference, gain_text, grid, join, measure
 from fewcal.paper.published import candidate, published
 from fewcal.paper.run import dataset_of, draw_report, find_features, kept_records, read_config, run_experiments
 from fewcal.presets import PAPER_ROWS, get_preset
-from fewcal.synthetic import make_features
 
-EFFORT = Effort(tasks=4, sampled=3, sgd=1, study=3, trials=2, trial_tasks=3)
+EFFORT = Budget(tasks=4, sampled=3, sgd=1, study=3, trials=2, trial_tasks=3)
 
 
 def small(seed: int = 0, relu: bool = True, base: int = 33) -> FeatureSet:
@@ -172,11 +172,11 @@ def test_a_search_takes_the_best_of_its_settings_on_validation() -> None:
 
 
 def test_effort_is_bounded_by_the_tasks_asked_for() -> None:
-    assert Effort.of(10).to_dict() == Effort(10, 10, 10, 10, 16, 100).to_dict()
-    assert Effort.of(quick=True).sgd < Effort.of().sgd < Effort.of(device="cuda:0").sgd == 1000
-    assert Effort.of(500, sgd=70, sampled=80, trials=3).to_dict()["trials"] == 3
+    assert Budget.of(10).to_dict() == Budget(10, 10, 10, 10, 16, 100).to_dict()
+    assert Budget.of(quick=True).sgd < Budget.of().sgd < Budget.of(device="cuda:0").sgd == 1000
+    assert Budget.of(500, sgd=70, sampled=80, trials=3).to_dict()["trials"] == 3
     with pytest.raises(InputError, match="trials is 0"):
-        Effort.of(trials=0)
+        Budget.of(trials=0)
 
 
 # ---- tables ---------------------------------------------------------------------------------------------------------
@@ -347,7 +347,7 @@ def test_a_run_is_continued_with_its_own_settings_only(folders: Path, tmp_path: 
     wanted = choose(["mean-curve"])
     features = {"mini": small(1)}
     run_experiments(wanted, features, tmp_path / "a", EFFORT)
-    other = Effort(5, 3, 1, 3, 2, 3)
+    other = Budget(5, 3, 1, 3, 2, 3)
     with pytest.raises(InputError, match="begun with tasks=4, not 5"):
         run_experiments(wanted, features, tmp_path / "a", other, resume=True)
     with pytest.raises(InputError, match="other features of mini"):
@@ -393,11 +393,11 @@ real = importlib.util.find_spec
 importlib.util.find_spec = lambda name, *a: None if name in {blocked!r} else real(name, *a)
 from fewcal.paper.experiments import choose
 from fewcal.paper.figures import FIGURES
-from fewcal.paper.measured import Effort
+from fewcal.paper.measured import Budget
 from fewcal.paper.run import find_features, run_experiments
 left = run_experiments(
     choose(["table2", "table4", "distances", "candidates", "weights", "fidelity", "mean-curve", "tsne", "alphas"]),
-    find_features([{str(folders / "mini-tiny")!r}]), {str(tmp_path / "out")!r}, Effort(2, 2, 1, 2, 1, 2))
+    find_features([{str(folders / "mini-tiny")!r}]), {str(tmp_path / "out")!r}, Budget(2, 2, 1, 2, 1, 2))
 print(len(left))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

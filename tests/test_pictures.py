@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from fewcal.errors import FileFormatError, InputError
-from fewcal.features.items import decoded
-from fewcal.features.pictures import MOST_PIXELS, decode, encoded, find_pictures, fitted, write_pack
+from fewcal.features.sources.items import decoded
+from fewcal.features.sources.pictures import MOST_PIXELS, decode, encoded, find_pictures, fitted, write_pack
 
 RED, BLUE = (200, 30, 40), (20, 40, 210)
 

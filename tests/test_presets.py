@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from sklearn.svm import SVC
 
 import reference
-from conftest import World
+from conftest import ProcessGroup
+from fewcal._utils.randomness import TaskRandom
+from fewcal.domain_match import held_out_similarity
 from fewcal.errors import FewcalWarning, InputError
 from fewcal.methods.gdc import GDC
 from fewcal.params import GDCParams, nearest_names
 from fewcal.presets import PAPER_ROWS, describe_preset, get_preset, list_presets
-from fewcal.randomness import TaskRandom
-from fewcal.trust import held_out_similarity
 
 
-def against_reference(world: World, params: GDCParams, tasks: int) -> None:
+def against_reference(world: ProcessGroup, params: GDCParams, tasks: int) -> None:
     """Weights, means, covariances and, where there are any, closed-form scores of the first tasks."""
     p = params.with_changes(k=min(params.k, len(world.base)))
     support, labels, query = (t[:tasks] for t in world.tensors)
@@ -70,7 +70,7 @@ def against_reference(world: World, params: GDCParams, tasks: int) -> None:
 
 
 @pytest.mark.parametrize("name", list_presets())
-def test_every_preset_is_the_reference(name: str, world: World) -> None:
+def test_every_preset_is_the_reference(name: str, world: ProcessGroup) -> None:
     against_reference(world, get_preset(name), 1)
 
 
@@ -100,7 +100,7 @@ def test_every_preset_is_the_reference(name: str, world: World) -> None:
     ],
     ids=lambda c: " ".join(str(v) for v in c.values()),
 )
-def test_every_choice_is_the_reference(changes: dict, world: World) -> None:
+def test_every_choice_is_the_reference(changes: dict, world: ProcessGroup) -> None:
     against_reference(world, GDCParams(**changes), 3)
 
 
@@ -287,7 +287,7 @@ def test_as_dict_names_every_field() -> None:
     assert GDCParams(head=SVC(C=7.0)).as_dict()["head"] == "SVC(C=7.0)"
 
 
-def test_the_preset_dc_has_the_moments_of_dc(relu_world: World) -> None:
+def test_the_preset_dc_has_the_moments_of_dc(relu_world: ProcessGroup) -> None:
     """Neighbours weigh 1, as much as the support point; α on every entry is the method's own."""
     method = GDC(get_preset("dc"))
     method.prepare(relu_world.bank())
@@ -301,7 +301,7 @@ def test_the_preset_dc_has_the_moments_of_dc(relu_world: World) -> None:
         np.testing.assert_allclose(sigma[0, s], expected, atol=1e-5)
 
 
-def test_float32_weights_of_the_authors_settings_do_not_vanish(relu_world: World) -> None:
+def test_float32_weights_of_the_authors_settings_do_not_vanish(relu_world: ProcessGroup) -> None:
     """m = 3 on plain distances: the shares of the covariance are still normalised."""
     method = GDC(get_preset("authors/mini/5shot").with_changes(k=3))
     method.prepare(relu_world.bank())

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fewcal import randomness
-from fewcal.randomness import TaskRandom, mix
+from fewcal._utils import randomness
+from fewcal._utils.randomness import TaskRandom, mix
 
 whole = st.integers(-(2**70), 2**70)
 

@@ -19,8 +19,8 @@ from fewcal.cli import app, main
 from fewcal.errors import InputError
 from fewcal.evaluation import Protocol, evaluate
 from fewcal.features import FeatureSet
-from fewcal.report import Cell, Page
-from fewcal.report.page import image_uri
+from fewcal.render import Cell, Page
+from fewcal.render.page import image_uri
 from fewcal.report.run_report import explain_tasks, group_runs, run_report
 from small_features import feature_set, save_features, split
 

@@ -16,13 +16,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from fewcal import engine as engine_module
-from fewcal.engine import Engine
 from fewcal.episodes import sample_episodes
 from fewcal.errors import FewcalError, FileFormatError, InputError
 from fewcal.evaluation import Protocol, Results, evaluate
+from fewcal.evaluation import engine as engine_module
+from fewcal.evaluation.engine import Engine
+from fewcal.evaluation.run_folder import Run, compare_runs, load_run, markdown
 from fewcal.features import FeatureSet, FeatureSplit
-from fewcal.runs import Run, compare_runs, load_run, markdown
 from small_features import feature_set, save_features, split
 
 PROTOCOL = Protocol(way=3, shot=1, query=5, tasks=50, seed=1)
@@ -157,7 +157,11 @@ def test_stopped_within_a_block_and_while_writing(
     def refuse(*args, **kwargs):
         raise Stop
 
-    for target in ("fewcal.runs.np.savez", "fewcal.runs.markdown", "fewcal.runs._write_parquet"):
+    for target in (
+        "fewcal.evaluation.run_folder.np.savez",
+        "fewcal.evaluation.run_folder.markdown",
+        "fewcal.evaluation.run_folder._write_parquet",
+    ):
         with monkeypatch.context() as patch:
             patch.setattr(target, refuse)
             with pytest.raises(Stop):
@@ -357,7 +361,7 @@ def test_a_full_disk_keeps_the_blocks_there_are(
         true(file, **arrays)
 
     with monkeypatch.context() as patch:
-        patch.setattr("fewcal.runs.np.savez", savez)
+        patch.setattr("fewcal.evaluation.run_folder.np.savez", savez)
         with pytest.raises(FewcalError, match="No space left on device") as caught:
             evaluate(METHODS, features, PROTOCOL, out=folder)
     assert "\n" not in str(caught.value)

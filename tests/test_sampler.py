@@ -22,8 +22,8 @@ from sklearn.model_selection import GridSearchCV
 
 from fewcal import BaseBank, GDCParams
 from fewcal.errors import FewcalWarning, InputError
+from fewcal.estimators.sampler import GDCSampler
 from fewcal.gaussianize import Gaussianization, fit_gaussianization
-from fewcal.sampler import GDCSampler
 
 
 def rare(rows: int = 1, *, signed: bool = True, dim: int = 6, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -194,9 +194,9 @@ def test_a_preset_with_too_large_k_says_so() -> None:
 def test_without_imbalanced_learn_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [m for m in sys.modules if m.split(".")[0] == "imblearn"]:
         monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.delitem(sys.modules, "fewcal.sampler")
+    monkeypatch.delitem(sys.modules, "fewcal.estimators.sampler")
     with pytest.raises(ImportError, match=r"pip install 'fewcal\[imblearn\]'"):
-        importlib.import_module("fewcal.sampler")
+        importlib.import_module("fewcal.estimators.sampler")
 
 
 @pytest.mark.parametrize("kind", ["tukey", "yeo-johnson", "none"])

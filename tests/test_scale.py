@@ -15,13 +15,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fewcal import engine as engine_module
 from fewcal.errors import FewcalError, InputError
 from fewcal.evaluation import Protocol, Results, evaluate
+from fewcal.evaluation import engine as engine_module
+from fewcal.evaluation.executors import _local_workers
+from fewcal.evaluation.run_folder import load_run
 from fewcal.features import FeatureSet
 from fewcal.methods import Method, make_method
-from fewcal.runs import load_run
-from fewcal.scale import _local_workers
 from small_features import Broken, Slow, feature_set
 
 distributed = pytest.importorskip("distributed")
@@ -141,7 +141,7 @@ def test_an_error_on_a_worker_comes_back_as_it_is(features: FeatureSet, cluster:
 def test_a_scheduler_that_goes_away_keeps_the_blocks_there_are(
     features: FeatureSet, serial: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fewcal.scale._WORKERS", 5)
+    monkeypatch.setattr("fewcal.evaluation.executors._WORKERS", 5)
     own = distributed.LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=":0")
     closing = threading.Thread(target=own.close)
 
@@ -163,7 +163,7 @@ def test_a_scheduler_that_is_not_there(
 ) -> None:
     from fewcal.cli import main
 
-    monkeypatch.setattr("fewcal.scale._CONNECT", 1)
+    monkeypatch.setattr("fewcal.evaluation.executors._CONNECT", 1)
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))  # bound and never listening, so nobody else answers there
         address = f"tcp://127.0.0.1:{closed.getsockname()[1]}"

@@ -15,10 +15,10 @@ from fewcal.cli import main
 from fewcal.errors import InputError
 from fewcal.estimators import GDCClassifier
 from fewcal.evaluation import Protocol, evaluate
+from fewcal.features.synthetic import make_features
 from fewcal.gaussianize import fit_gaussianization
 from fewcal.presets import get_preset
-from fewcal.selftune import Candidate, blend, candidates, described_means, narrowed, selftune
-from fewcal.synthetic import make_features
+from fewcal.selftune import Candidate, blend, candidates, described_means, selftune, subset
 
 
 @pytest.fixture(autouse=True)
@@ -115,13 +115,13 @@ def test_candidates_stay_near_the_preset() -> None:
 
 
 def test_a_narrowed_bank_has_the_same_space_and_fewer_classes() -> None:
-    whole = bank_of().in_space(beta=1.0, center=True, l2=True, whiten=2.0)
-    part = narrowed(whole, torch.tensor([1, 5, 30]))
+    whole = bank_of().transformed(beta=1.0, center=True, l2=True, whiten=2.0)
+    part = subset(whole, torch.tensor([1, 5, 30]))
     assert part.classes == [whole.classes[i] for i in (1, 5, 30)]
     torch.testing.assert_close(part.means, whole.means[[1, 5, 30]])
     torch.testing.assert_close(part.pooled_covariance(), whole.pooled_covariance())
-    assert part.origin is not None
-    torch.testing.assert_close(part.origin.pooled_covariance(), whole.origin.pooled_covariance())
+    assert part.unwhitened is not None
+    torch.testing.assert_close(part.unwhitened.pooled_covariance(), whole.unwhitened.pooled_covariance())
 
 
 def test_banks_without_rows_are_tuned_in_their_own_space() -> None:

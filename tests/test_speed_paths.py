@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from fewcal import BaseBank, GDCClassifier, precision
-from fewcal.calibrate import calibrate, distances, evenly, gathers, squared_distances
-from fewcal.gaussian import FactorGaussian
+from fewcal import BaseBank, GDCClassifier
+from fewcal._utils import bfloat16 as precision
+from fewcal._utils.randomness import TaskRandom
+from fewcal.calibrate import calibrate, distances, spaced_indices, squared_distances, uses_gather
+from fewcal.factor_gaussian import FactorGaussian
 from fewcal.gaussianize import Gaussianization
 from fewcal.heads import sgd as sgd_module
 from fewcal.heads.lbfgs import lbfgs_head
@@ -18,8 +20,7 @@ from fewcal.heads.linear import class_means, class_sizes
 from fewcal.heads.sgd import sgd_head
 from fewcal.methods import make_method
 from fewcal.methods.base import score
-from fewcal.methods.gdc import FallbackHead, PulledHead
-from fewcal.randomness import TaskRandom
+from fewcal.methods.gdc import FallbackHead, QueryCalibratedHead
 
 
 @pytest.fixture
@@ -139,7 +140,7 @@ def test_class_means_of_many_classes_are_those_of_few(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("whiten", [False, 1.0])
 def test_distances_from_what_a_bank_remembers(delta: float, whiten: float | bool) -> None:
     x, y = rows(9, 6, 5)
-    bank = BaseBank().fit(x, y).in_space(center=True, l2=True, whiten=whiten)
+    bank = BaseBank().fit(x, y).transformed(center=True, l2=True, whiten=whiten)
     points = torch.randn(2, 4, 5)
     want = squared_distances(points, delta * bank.means)
     torch.testing.assert_close(distances(points, bank, "delta", delta=delta), want, rtol=1e-4, atol=1e-5)
@@ -149,8 +150,8 @@ def test_means_are_gathered_from_many_classes_and_multiplied_with_few(monkeypatc
     x, y = rows(70, 3, 4)
     bank = BaseBank().fit(x, y)
     points = torch.rand(3, 2, 4) * 3
-    assert gathers(bank, 2)
-    assert not gathers(bank, 3)
+    assert uses_gather(bank, 2)
+    assert not uses_gather(bank, 3)
     gathered = calibrate(points, bank, k=2)
     monkeypatch.setattr("fewcal.calibrate._MANY", 1000)
     torch.testing.assert_close(calibrate(points, bank, k=2).mean, gathered.mean)
@@ -162,7 +163,7 @@ def test_pulled_scores_are_those_of_pulled_queries() -> None:
     method = make_method("gdc", trust=1.0, k=4).prepare(BaseBank().fit(x, y))
     z = method.transform(torch.from_numpy(x))
     head = method.fit(z[None, ::97][:, :4], torch.arange(4)[None], 4, TaskRandom(0))
-    assert isinstance(head, PulledHead)
+    assert isinstance(head, QueryCalibratedHead)
     query = z[None, 3:50]
     moved = method._pull(query, head.strength[:, None].expand(query.shape[:2])).mean  # type: ignore[attr-defined]
     torch.testing.assert_close(head.logits(query), head.head.logits(moved), rtol=1e-4, atol=1e-4)
@@ -215,8 +216,8 @@ def test_strangers_are_answered_plainly_whatever_is_known() -> None:
 
 
 def test_evaluation_gives_the_same_answers_whether_rows_recur_or_not() -> None:
-    from fewcal.engine import Engine, Job
     from fewcal.episodes import EpisodeSpec
+    from fewcal.evaluation.engine import Engine, Job
 
     x, y = rows(60, 12, 12)
     novel, labels = rows(8, 30, 12)
@@ -230,8 +231,8 @@ def test_evaluation_gives_the_same_answers_whether_rows_recur_or_not() -> None:
 
 
 def test_evenly_spaced_classes() -> None:
-    assert evenly(7, 10).tolist() == list(range(7))
-    some = evenly(1000, 10)
+    assert spaced_indices(7, 10).tolist() == list(range(7))
+    some = spaced_indices(1000, 10)
     assert (int(some[0]), int(some[-1]), len(set(some.tolist()))) == (0, 999, 10)
 
 
@@ -291,7 +292,7 @@ def test_a_large_bank_fits_and_explains_like_a_small_one(monkeypatch: pytest.Mon
     bank = BaseBank(rank=4, transform=Gaussianization("none", l2=True)).fit(x, y)
     settings = {"preset": "paper", "beta": 1.0, "l2": True, "cov": "independent", "head": "closed_form", "k": 2}
     plain = GDCClassifier(bank, **settings).fit(support, [0, 1, 2])
-    monkeypatch.setattr("fewcal.covariance._ALL_CLASSES", 0)
+    monkeypatch.setattr("fewcal.covariance.calibrated._ALL_CLASSES", 0)
     monkeypatch.setattr("fewcal.calibrate._MANY", 0)
     large = GDCClassifier(copy.copy(bank), **settings).fit(support, [0, 1, 2])
     np.testing.assert_allclose(large.predict_proba(query), plain.predict_proba(query), atol=1e-3)
@@ -302,8 +303,8 @@ def test_a_large_bank_fits_and_explains_like_a_small_one(monkeypatch: pytest.Mon
 
 
 def write_parts(folder, x: np.ndarray, y: np.ndarray) -> list:
+    from fewcal.apply.build_bank import find_parts
     from fewcal.features import FeatureSplit
-    from fewcal.parts import find_parts
 
     names = [f"class {c:02d}" for c in range(int(y.max()) + 1)]
     for i, at in enumerate(np.array_split(np.random.default_rng(0).permutation(len(x)), 3)):
@@ -314,7 +315,7 @@ def write_parts(folder, x: np.ndarray, y: np.ndarray) -> list:
 
 
 def test_a_bank_from_parts_is_the_bank_of_all_rows(tmp_path) -> None:
-    from fewcal.parts import bank_from_parts
+    from fewcal.apply.build_bank import bank_from_parts
     from fewcal.presets import get_preset
 
     x, y = rows(10, 9, 6)
@@ -322,7 +323,7 @@ def test_a_bank_from_parts_is_the_bank_of_all_rows(tmp_path) -> None:
     parts = write_parts(tmp_path, x, y)
     bank = bank_from_parts(parts, params, rank=6)
     raw = BaseBank().fit(x, [f"class {c:02d}" for c in y])
-    space = raw.in_space(beta=params.beta, kind=params.kind, center=params.center, l2=params.l2, eps=params.eps)
+    space = raw.transformed(beta=params.beta, kind=params.kind, center=params.center, l2=params.l2, eps=params.eps)
     at = [bank.classes.index(c) for c in space.classes]
     torch.testing.assert_close(bank.means[at], space.means, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(bank.class_covariances()[at], space.class_covariances(), rtol=1e-2, atol=1e-5)
@@ -331,7 +332,7 @@ def test_a_bank_from_parts_is_the_bank_of_all_rows(tmp_path) -> None:
 @pytest.mark.slow
 def test_a_dask_cluster_builds_the_same_bank(tmp_path) -> None:
     pytest.importorskip("distributed")
-    from fewcal.parts import bank_from_parts
+    from fewcal.apply.build_bank import bank_from_parts
     from fewcal.presets import get_preset
 
     parts = write_parts(tmp_path, *rows(10, 9, 6))
@@ -343,8 +344,8 @@ def test_a_dask_cluster_builds_the_same_bank(tmp_path) -> None:
 
 
 def test_parts_that_are_not_there(tmp_path) -> None:
+    from fewcal.apply.build_bank import bank_from_parts, find_parts
     from fewcal.errors import InputError
-    from fewcal.parts import bank_from_parts, find_parts
     from fewcal.presets import get_preset
 
     with pytest.raises(InputError, match="holds no parts"):

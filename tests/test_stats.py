@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fewcal.errors import InputError
-from fewcal.stats import (
+from fewcal.evaluation.stats import (
     CalibrationBins,
     class_bootstrap,
     expected_calibration_error,

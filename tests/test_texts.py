@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fewcal.errors import FileFormatError, InputError
-from fewcal.features.texts import find_texts
+from fewcal.features.sources.texts import find_texts
 
 
 def test_csv_and_json_lines_hold_the_same(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from fewcal.errors import FewcalWarning, FileFormatError, InputError
 from fewcal.features import FeatureSet
 from fewcal.features.backbones import load_checkpoint, make_backbone, save_checkpoint
-from fewcal.features.training import PixelSplit, TrainSettings, load_pixels, train
-from fewcal.features.training.augment import (
+from fewcal.training import PixelSplit, TrainSettings, load_pixels, train
+from fewcal.training.augment import (
     augment,
     erase_rectangles,
     jitter_colours,
@@ -29,10 +29,10 @@ from fewcal.features.training.augment import (
     random_crop_flip,
     rotate,
 )
-from fewcal.features.training.loop import BEST, RECORD, STATE, Training
-from fewcal.features.training.model import Average, CosineClassifier, DropBlock, Learner, Mixing, chained
-from fewcal.features.training.validate import extract, few_shot_accuracy
-from fewcal.features.training.world import World
+from fewcal.training.distributed import ProcessGroup
+from fewcal.training.loop import BEST, RECORD, STATE, Training
+from fewcal.training.model import Average, CosineClassifier, DropBlock, Learner, Mixing, chained
+from fewcal.training.validate import extract, few_shot_accuracy
 
 SIZE = 20
 TINY: dict[str, Any] = {
@@ -202,7 +202,7 @@ def test_linear_classifier() -> None:
 
 def standing(tmp_path: Path, clock: Any = None, **changes: Any) -> Training:
     extra = {} if clock is None else {"clock": clock}
-    return Training(small_data(), small(**changes), tmp_path, World(0, 1, torch.device("cpu")), **extra)
+    return Training(small_data(), small(**changes), tmp_path, ProcessGroup(0, 1, torch.device("cpu")), **extra)
 
 
 def test_rates_of_both_stages(tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_minutes_lay_the_schedule_over_the_budget(tmp_path: Path) -> None:
 def test_a_rehearsal_leaves_no_trace(tmp_path: Path) -> None:
     training = standing(tmp_path)
     before = {k: v.clone() for k, v in training.learner.state_dict().items()}
-    assert training.rehearse(1, 1) > 0
+    assert training.time_step(1, 1) > 0
     assert all(torch.equal(v, before[k]) for k, v in training.learner.state_dict().items())
     assert not training.optimizer.state
     assert float(training.sums.sum()) == 0
@@ -326,7 +326,7 @@ sys.path.insert(0, {str(Path(__file__).parent)!r})
 import torch
 torch.set_num_threads(1)
 import test_training as t
-from fewcal.features.training.loop import Training
+from fewcal.training.loop import Training
 step = Training.train_step
 def killing(self, rows, progress):
     if self.step == 5:
@@ -406,7 +406,7 @@ sys.path.insert(0, {tests!r})
 import torch
 torch.set_num_threads(1)
 import test_training as t
-from fewcal.features.training import loop
+from fewcal.training import loop
 kept = []
 make = loop.Training.__init__
 def remember(self, *a, **k):
@@ -458,7 +458,7 @@ def save_pictures(split: PixelSplit, folder: Path) -> None:
 
 
 def test_folders_and_packs_are_read(tmp_path: Path) -> None:
-    from fewcal.features.pictures import write_pack
+    from fewcal.features.sources.pictures import write_pack
 
     data = small_data()
     save_pictures(data["base"], tmp_path / "base")
@@ -622,7 +622,7 @@ def test_trainings_that_cannot_begin(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(InputError, match="built for pictures of 84"):
         train(data, small(backbone_settings={}), tmp_path / "d")
     with pytest.raises(InputError, match="too small for 8 processes"):
-        Training(data, small(), tmp_path, World(0, 8, torch.device("cpu")))
+        Training(data, small(), tmp_path, ProcessGroup(0, 8, torch.device("cpu")))
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(InputError, match=r"fewcal\[train\]"):
         train(data, small(), tmp_path / "e", tensorboard=True)
@@ -663,7 +663,7 @@ def test_minutes_that_are_over_at_once(tmp_path: Path) -> None:
 def test_resuming_with_another_number_of_processes(tmp_path: Path) -> None:
     training = standing(tmp_path)
     training.save_state()
-    training.world = World(0, 2, torch.device("cpu"))
+    training.world = ProcessGroup(0, 2, torch.device("cpu"))
     with pytest.raises(InputError, match="1 processes and now in 2"):
         training.load_state()
 

@@ -7,25 +7,25 @@ import pytest
 import torch
 
 import reference
+from fewcal._utils.randomness import TaskRandom
 from fewcal.bank import BaseBank
-from fewcal.errors import InputError
-from fewcal.estimators import GDCClassifier
-from fewcal.gaussianize import l2_normalise
-from fewcal.methods import make_method
-from fewcal.methods.gdc import GDC
-from fewcal.params import GDCParams
-from fewcal.presets import get_preset
-from fewcal.randomness import TaskRandom
-from fewcal.synthetic import make_features
-from fewcal.trust import (
+from fewcal.domain_match import (
+    domain_match,
     enough_classes,
     held_out_similarity,
-    kinship,
     oas_share,
     reliability,
     task_trust,
     whitening_shrinkage,
 )
+from fewcal.errors import InputError
+from fewcal.estimators import GDCClassifier
+from fewcal.features.synthetic import make_features
+from fewcal.gaussianize import l2_normalise
+from fewcal.methods import make_method
+from fewcal.methods.gdc import GDC
+from fewcal.params import GDCParams
+from fewcal.presets import get_preset
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def related() -> tuple[BaseBank, list[np.ndarray], np.ndarray, np.ndarray]:
 
 
 def space_of(bank: BaseBank) -> BaseBank:
-    return bank.in_space(beta=1.0, center=True, l2=True)
+    return bank.transformed(beta=1.0, center=True, l2=True)
 
 
 def tasks(novel: np.ndarray, labels: np.ndarray, shot: int, seed: int = 0) -> tuple[torch.Tensor, ...]:
@@ -207,7 +207,7 @@ def test_strangers_are_answered_by_the_plain_classifier(related) -> None:
     gdc, plain = make_method("gdc"), make_method("simpleshot")
     gdc.prepare(bank)
     plain.prepare(bank)
-    centre = bank.in_space(beta=1.0, center=True, l2=True).transform.mean
+    centre = bank.transformed(beta=1.0, center=True, l2=True).transform.mean
     support, y, query = tasks(novel, labels, 2)
     support, query = support.repeat(2, 1, 1), query.repeat(2, 1, 1)
     support[1], query[1] = 2 * centre - support[1], 2 * centre - query[1]  # the other side of the sphere
@@ -218,7 +218,7 @@ def test_strangers_are_answered_by_the_plain_classifier(related) -> None:
         return method.fit(z, y, 5, TaskRandom(0, [0, 1])).logits(q)
 
     space = gdc.transform(support.reshape(-1, 20)).view_as(support)
-    assert (kinship(space, gdc.bank) > 0).tolist() == [True, False]
+    assert (domain_match(space, gdc.bank) > 0).tolist() == [True, False]
     assert torch.equal(answers(gdc)[1].argmax(-1), answers(plain)[1].argmax(-1))
     assert not torch.equal(answers(gdc)[0].argmax(-1), answers(plain)[0].argmax(-1))
 

@@ -31,14 +31,14 @@ from fewcal.params import GDCParams
 from fewcal.presets import describe_preset, get_preset, save_preset
 from fewcal.tune import Search, Tuning, tune
 from fewcal.tune.run import _write
-from fewcal.tune.search import Material, run_trial, start_points
-from fewcal.tune.selection import Finalist, behind, choose, contenders, meet
+from fewcal.tune.search import SearchData, run_trial, start_points
+from fewcal.tune.selection import Finalist, behind, choose, contenders, rerun_finalists
 from fewcal.tune.show import draw
 from fewcal.tune.spaces import default_space, make_space, paper_space, space_names
 from fewcal.tune.storage import _alive, count, drop_lost, give_up, me, open_storage
 from fewcal.tune.study import open_study
 from fewcal.tune.trials import TrialRunner, steps
-from fewcal.tune.workers import deaf
+from fewcal.tune.workers import ignore_sigint
 from small_features import feature_set, save_features, split
 
 QUICK = Search(trials=8, tasks=20, query=5, heads=("closed_form",), finalists=3, final_tasks=20)
@@ -129,7 +129,7 @@ def test_unknown_spaces_and_heads(name: str, heads: tuple[str, ...], message: st
 
 
 def runner(search: Search = QUICK) -> TrialRunner:
-    return Material.of(feature_set(), search).runner(search, "cpu")
+    return SearchData.of(feature_set(), search).runner(search, "cpu")
 
 
 def test_a_trial_has_the_accuracy_that_evaluate_gives() -> None:
@@ -164,9 +164,9 @@ def test_spaces_of_the_bank_do_not_pile_up() -> None:
 def test_the_newest_spaces_stay_while_there_is_room() -> None:
     bank = runner().bank
     for beta in (0.25, 0.5, 0.75):
-        bank.in_space(beta=beta, l2=True, whiten=1.0)
-    bank.in_space(beta=0.25, l2=True)  # used again
-    size = bank.in_space(beta=0.25, l2=True)._bytes()
+        bank.transformed(beta=beta, l2=True, whiten=1.0)
+    bank.transformed(beta=0.25, l2=True)  # used again
+    size = bank.transformed(beta=0.25, l2=True)._bytes()
     bank.forget_spaces(size + size // 2)
     kept = {key[1] for key in bank._cache if isinstance(key, tuple) and key[0] == "space"}
     assert 0.25 in kept
@@ -444,12 +444,12 @@ def test_a_preset_that_is_no_complete_trial_has_no_accuracy_on_the_tasks_of_the_
         space.suggest(trial)
         trial.report(0.9, 0)
         study.tell(trial, *((None, TrialState.PRUNED) if other is values else (0.5,)))
-    [preset] = [f for f in meet(study, space, r, QUICK) if f.number == -1]
+    [preset] = [f for f in rerun_finalists(study, space, r, QUICK) if f.number == -1]
     assert preset.tuned is None
     # And what is written of it, and of one novel task, which has no interval, can be read.
     result = quick(tmp_path / "s", novel_tasks=1)
     odd = dataclasses.replace(result, chosen=preset, finalists=[preset])
-    _write(tmp_path / "s", odd, space, QUICK, Material.of(feature_set(), QUICK), None, "fewcal")
+    _write(tmp_path / "s", odd, space, QUICK, SearchData.of(feature_set(), QUICK), None, "fewcal")
     draw(tmp_path / "s", odd, QUICK)
     assert strict(tmp_path / "s" / "tuning.json")["finalists"][0]["search tasks"] is None
     assert strict(tmp_path / "s" / "preset.json")["provenance"]["accuracy"]["search tasks"] is None
@@ -572,7 +572,7 @@ def test_four_processes_two_of_them_killed_lose_no_finished_trial(tmp_path: Path
     features = save_features(tmp_path / "features", **feature_set().splits())
     folder, trials = tmp_path / "s", 60
     # The first one makes the study, so that the others can join it.
-    open_study(folder, None, "fewcal", QUICK, Material.of(feature_set(), QUICK), resume=False)
+    open_study(folder, None, "fewcal", QUICK, SearchData.of(feature_set(), QUICK), resume=False)
     context = multiprocessing.get_context("spawn")
     processes = [context.Process(target=_join, args=(folder, features, trials)) for _ in range(4)]
     for process in processes:
@@ -609,10 +609,10 @@ def test_four_processes_two_of_them_killed_lose_no_finished_trial(tmp_path: Path
 def test_workers_leave_ctrl_c_to_their_parent() -> None:
     before = signal.getsignal(signal.SIGINT)
     ask = [sys.executable, "-c", "import signal; print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)"]
-    with deaf():
+    with ignore_sigint():
         assert subprocess.run(ask, capture_output=True, text=True, check=True).stdout.strip() == "True"
     assert signal.getsignal(signal.SIGINT) is before
-    thread = threading.Thread(target=deaf().__enter__)  # where signals cannot be set, nothing is
+    thread = threading.Thread(target=ignore_sigint().__enter__)  # where signals cannot be set, nothing is
     thread.start()
     thread.join()
     assert signal.getsignal(signal.SIGINT) is before

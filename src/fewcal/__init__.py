@@ -17,10 +17,10 @@ from fewcal._version import __version__
 # Public name -> module that defines it.
 _EXPORTS = {
     "BaseBank": "fewcal.bank",
-    "FactorGaussian": "fewcal.gaussian",
+    "FactorGaussian": "fewcal.factor_gaussian",
     "GDCClassifier": "fewcal.estimators",
     "GDCParams": "fewcal.params",
-    "GDCSampler": "fewcal.sampler",
+    "GDCSampler": "fewcal.estimators.sampler",
     "Gaussianization": "fewcal.gaussianize",
     "Gaussianizer": "fewcal.estimators",
     "FeatureSet": "fewcal.features",

@@ -155,7 +155,7 @@ def unit_distance(bank: BaseBank, metric: str = "sqeuclidean", *, delta: float =
 
     def make() -> float:
         nearest = []
-        for some in evenly(len(bank), _LOOKED_AT, bank.device).split(512):
+        for some in spaced_indices(len(bank), _LOOKED_AT, bank.device).split(512):
             block = distances(bank.means[some], bank, metric, delta=delta)
             block[torch.arange(len(some), device=block.device), some] = torch.inf
             nearest.append(block.amin(dim=1))
@@ -164,24 +164,24 @@ def unit_distance(bank: BaseBank, metric: str = "sqeuclidean", *, delta: float =
     return cast(float, bank._cached(("unit", metric, delta), make))
 
 
-def evenly(size: int, most: int, device: torch.device | str = "cpu") -> Tensor:
+def spaced_indices(size: int, most: int, device: torch.device | str = "cpu") -> Tensor:
     """All of `0..size-1`, or `most` of them, evenly spaced.
 
-    >>> evenly(10, 4).tolist(), evenly(3, 4).tolist()
+    >>> spaced_indices(10, 4).tolist(), spaced_indices(3, 4).tolist()
     ([0, 3, 6, 9], [0, 1, 2])
     """
     return torch.linspace(0, size - 1, min(size, most), dtype=torch.float64).long().to(device)
 
 
-def gathers(bank: BaseBank, k: int) -> bool:
+def uses_gather(bank: BaseBank, k: int) -> bool:
     """Whether the k nearest means are fetched one by one, rather than all means multiplied by mostly zero weights."""
     return len(bank) > _MANY * k
 
 
-def spread(index: Tensor, values: Tensor, size: int) -> Tensor:
+def scatter_dense(index: Tensor, values: Tensor, size: int) -> Tensor:
     """Values `(*B, k)` at their places `index (*B, k)` among `size`, zero elsewhere, `(*B, size)`.
 
-    >>> spread(torch.tensor([[2, 0]]), torch.tensor([[0.5, 0.25]]), 4).tolist()
+    >>> scatter_dense(torch.tensor([[2, 0]]), torch.tensor([[0.5, 0.25]]), 4).tolist()
     [[0.25, 0.0, 0.5, 0.0]]
     """
     return values.new_zeros(*values.shape[:-1], size).scatter_(-1, index, values)
@@ -261,9 +261,9 @@ def calibrate(
     weights = weights * (strength[..., None] if isinstance(strength, Tensor) else strength)
     if not move:
         return Calibration(index, nearest, weights, x)
-    if gathers(bank, k):
+    if uses_gather(bank, k):
         pull = (weights[..., None, :] @ bank.means[index]).squeeze(-2)
     else:  # a product with all of the few means instead of a gather of most
-        pull = spread(index, weights, len(bank)) @ bank.means
+        pull = scatter_dense(index, weights, len(bank)) @ bank.means
     mean = (x + pull) / (1 + weights.sum(dim=-1, keepdim=True))
     return Calibration(index, nearest, weights, mean)

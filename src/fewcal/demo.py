@@ -18,20 +18,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fewcal.atomic import atomic_path
+from fewcal._utils.atomic import atomic_path
+from fewcal._utils.terminal import ProgressBar
 from fewcal.bank import BaseBank
 from fewcal.episodes import sample_episodes
 from fewcal.errors import FewcalError, InputError
 from fewcal.evaluation import Protocol, Results, evaluate
+from fewcal.evaluation.run_folder import markdown
 from fewcal.features import FeatureSet
 from fewcal.methods import parse_methods
-from fewcal.progress import ProgressBar
-from fewcal.runs import markdown
 
 if TYPE_CHECKING:
-    from fewcal.explain import Explanation
+    from fewcal.estimators.explain import Explanation
     from fewcal.features.glyphs import GlyphPictures
-    from fewcal.report import Page
+    from fewcal.render import Page
 
 METHODS = ("ncm", "simpleshot", "lr", "dc", "gdc")
 REFERENCE = "simpleshot"
@@ -87,7 +87,7 @@ def write_report(
     path: Path, features: FeatureSet, pictures: dict[str, GlyphPictures], runs: Sequence[Results], task: ShownTask
 ) -> None:
     """One HTML file: results, the task in pictures, what shaped its classes, and its samples in the plane."""
-    from fewcal.report import Page
+    from fewcal.render import Page
 
     base, novel = pictures["base"], pictures["novel"]
     page = Page(
@@ -119,7 +119,7 @@ def write_report(
 
 
 def _results_table(page: Page, results: Results) -> None:
-    from fewcal.report import Cell
+    from fewcal.render import Cell
 
     summary, p = results.summary(REFERENCE), results.protocol
     best = max(m["accuracy"] for m in summary["methods"].values())
@@ -238,7 +238,7 @@ def picture_png(picture: np.ndarray, side: int = 128) -> bytes:
 
 def _small_gallery(page: Page, items: Sequence[tuple[bytes, str, str]]) -> None:
     """Like `Page.gallery`, six to a row, three on a phone."""
-    from fewcal.report.page import image_uri
+    from fewcal.render.page import image_uri
 
     figures = "".join(
         f'<figure><img src="{image_uri(png)}" alt="{escape(alt)}"><figcaption>{escape(caption)}</figcaption></figure>'

@@ -29,7 +29,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fewcal.atomic import atomic_path
+from fewcal._utils.atomic import atomic_path
 from fewcal.errors import FileFormatError, InputError
 
 _FORMAT = "fewcal-episodes-1"

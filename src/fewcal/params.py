@@ -24,7 +24,7 @@ class GDCParams:
         divided by), unit_of ("bank": in multiples of the bank's own nearest-class distance, "one").
     Beyond the paper: how much the base classes may say
         strength multiplies every weight, shot_decay divides it by K^shot_decay; trust: a number from 0 to 1, or "auto"
-        to judge it from bank and support (`fewcal.trust`); query_pull: queries are calibrated too, with this strength.
+        to judge it from bank and support (`fewcal.domain_match`); query_pull: queries are calibrated too, this much.
     Covariance (eq. 5, 9)
         cov ("joint", "independent", "pooled"), cov_weights ("with-support", "bases-only", "average"), common_size
         (rows per class in joint; 0: the smallest class), alpha1, alpha2_ratio (α2/α1), off_diagonal ("pairs": D(D−1)

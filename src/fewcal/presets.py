@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from fewcal._utils.atomic import write_json
 from fewcal._version import __version__
-from fewcal.atomic import write_json
 from fewcal.errors import FileFormatError, InputError
 from fewcal.params import GDCParams, nearest_names
 

@@ -28,8 +28,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fewcal._utils.randomness import TaskRandom
 from fewcal._version import __version__
 from fewcal.bank import BaseBank
+from fewcal.domain_match import held_out_similarity
 from fewcal.episodes import Episodes, EpisodeSpec, sample_episodes
 from fewcal.errors import FewcalError, InputError
 from fewcal.gaussianize import l2_normalise
@@ -37,8 +39,6 @@ from fewcal.methods.base import Method
 from fewcal.methods.gdc import GDC
 from fewcal.params import GDCParams
 from fewcal.presets import get_preset, load_preset, save_preset
-from fewcal.randomness import TaskRandom
-from fewcal.trust import held_out_similarity
 
 # Base classes that describe a pseudo-novel class, the shares of what they leave undescribed that it keeps, and the
 # accuracy of the plain nearest centroid on 1-shot tasks that its spread is scaled to, within bounds.
@@ -113,7 +113,7 @@ def selftune(bank: BaseBank, *, shot: int = 1, way: int = 5, seed: int = 0) -> S
 
     Examples
     --------
-    >>> from fewcal.synthetic import make_features
+    >>> from fewcal.features.synthetic import make_features
     >>> base = make_features(base=12, val=0, novel=0, rows=12, dim=8).split("base")
     >>> selftune(BaseBank().fit(base.features, base.labels)).why
     'the bank has 12 classes, fewer than 24: the preset default'
@@ -320,7 +320,7 @@ class _World:
                 keep = torch.ones(len(whole), dtype=torch.bool)
                 keep[held] = False
                 part = copy.copy(method)
-                part.bank = narrowed(whole, keep.nonzero().flatten())
+                part.bank = subset(whole, keep.nonzero().flatten())
                 part.params = method.params.with_changes(k=min(method.params.k, len(part.bank)))
                 out.append(_answers(part, z, begin, episodes))
                 if "unwhitening" in part.bank._cache:  # an inverse that only some tasks ask for: for other folds too
@@ -416,20 +416,20 @@ def _nonnegative(bank: BaseBank) -> bool:
 
 def _stripped(bank: BaseBank) -> BaseBank:
     """The bank's moments, with its space taken for raw."""
-    out = narrowed(bank, torch.arange(len(bank)))
+    out = subset(bank, torch.arange(len(bank)))
     out.transform = None
     return out
 
 
-def narrowed(bank: BaseBank, keep: Tensor) -> BaseBank:
+def subset(bank: BaseBank, keep: Tensor) -> BaseBank:
     """The bank with some of its classes `keep (H,)` only, in the same space and with the same S_w; moments alone."""
     at = keep.to(bank.device)
     out = BaseBank(0)
     out.classes = [bank.classes[i] for i in keep.tolist()]
-    out.counts, out.means, out.spread = bank.counts[at], bank.means[at], bank.spread[at]
+    out.counts, out.means, out.within_scatter = bank.counts[at], bank.means[at], bank.within_scatter[at]
     out.scatter = bank.scatter * ((out.n_rows - len(out)) / max(bank.n_rows - len(bank), 1))
     out.transform, out.source = bank.transform, bank.source
-    out.origin = None if bank.origin is None else narrowed(bank.origin, keep)
+    out.unwhitened = None if bank.unwhitened is None else subset(bank.unwhitened, keep)
     # Shared: what is the same by construction, and what hardly changes with a few classes less.
     for name in ("eigen", "unwhitening", "held-out similarity"):
         if name in bank._cache:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from fewcal.cli import evaluate, extract, features, paper, report, train, tune, use
+from fewcal.cli import evaluate, extract, features, paper, predict, report, train, tune
 from fewcal.cli.options import Json, Quiet
 from fewcal.cli.printing import write_json
 from fewcal.errors import FewcalError, FileFormatError, InputError
@@ -59,7 +59,7 @@ def version(json_file: Json = None, quiet: Quiet = False) -> None:
         print("\n".join(f"{k} {v if v is not None else 'none'}" for k, v in facts.items()))
 
 
-for commands in (features, evaluate, tune, use, extract, report, paper, train):
+for commands in (features, evaluate, tune, predict, extract, report, paper, train):
     commands.register(app)
 
 

@@ -53,13 +53,13 @@ def evaluate(
     quiet: Quiet = False,
 ) -> None:
     """Run methods on the same few-shot tasks and compare them."""
+    from fewcal._utils.terminal import ProgressBar
     from fewcal.episodes import Episodes, sample_episodes
     from fewcal.evaluation import Protocol
     from fewcal.evaluation import evaluate as run
+    from fewcal.evaluation.run_folder import markdown
     from fewcal.features import FeatureSet
     from fewcal.methods import parse_methods
-    from fewcal.progress import ProgressBar
-    from fewcal.runs import markdown
 
     if resume and out is None:
         raise InputError("--resume needs --out: the folder of the run to continue")
@@ -105,7 +105,7 @@ def compare(
     quiet: Quiet = False,
 ) -> None:
     """Paired statistics across finished runs on the same tasks."""
-    from fewcal.runs import compare_runs, markdown
+    from fewcal.evaluation.run_folder import compare_runs, markdown
 
     summary = compare_runs(runs, reference)
     write_json(json_file, summary)

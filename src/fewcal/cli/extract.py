@@ -70,11 +70,11 @@ def extract(
     quiet: Quiet = False,
 ) -> None:
     """Turn pictures or texts into features that every other command reads."""
+    from fewcal._utils.terminal import ProgressBar
     from fewcal.features.extract import extract as run
     from fewcal.features.extract import find_splits
     from fewcal.features.extractors import get_extractor
     from fewcal.features.featureset import SPLITS
-    from fewcal.progress import ProgressBar
 
     if split is not None and split not in SPLITS:
         raise InputError(f"--split {split!r} is unknown; the splits are {', '.join(SPLITS)}")
@@ -136,8 +136,8 @@ def classify(
     quiet: Quiet = False,
 ) -> None:
     """Classify pictures or texts from a few examples of each class, with probabilities."""
-    from fewcal.classify import classify as run
-    from fewcal.progress import ProgressBar
+    from fewcal._utils.terminal import ProgressBar
+    from fewcal.apply.classify import classify as run
 
     if out is not None and out.suffix not in (".csv", ".parquet"):
         raise InputError(f"{out}: predictions are written as .parquet or .csv")

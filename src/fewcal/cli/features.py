@@ -31,7 +31,7 @@ def features_info_command(
 ) -> None:
     """Classes, rows, dimension, sign, sparsity, scale, duplicates and class leaks of a feature set."""
     from fewcal.features import FeatureSet
-    from fewcal.features.info import features_info
+    from fewcal.features.describe import features_info
 
     facts = features_info(FeatureSet.load(folder, allow_leaks=True))
     write_json(json_file, facts)
@@ -90,7 +90,7 @@ def bank_build(
 def _bank_of_parts(
     folder: Path, preset: str | None, rank: int | None, dtype: str | None, scheduler: str | None, device: str
 ) -> Any:
-    from fewcal.parts import bank_from_parts, find_parts
+    from fewcal.apply.build_bank import bank_from_parts, find_parts
     from fewcal.presets import get_preset
 
     parts = find_parts(folder)
@@ -100,7 +100,7 @@ def _bank_of_parts(
 
 
 def _bank_of_split(source: Path, preset: str | None, rank: int | None, dtype: str | None, device: str) -> Any:
-    from fewcal.arrays import pick_device
+    from fewcal._utils.arrays import pick_device
     from fewcal.bank import BaseBank
     from fewcal.features import FeatureSet, load_split
     from fewcal.features.extract import bank_source

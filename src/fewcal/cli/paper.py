@@ -69,9 +69,9 @@ def run(
     quiet: Quiet = False,
 ) -> None:
     """Compute experiments on your features and write one report with the paper's figures beside them."""
-    from fewcal.arrays import pick_device
+    from fewcal._utils.arrays import pick_device
     from fewcal.paper.experiments import choose
-    from fewcal.paper.measured import Effort
+    from fewcal.paper.measured import Budget
     from fewcal.paper.run import draw_report, find_features, run_experiments
 
     def say(line: str) -> None:
@@ -86,7 +86,7 @@ def run(
         if not features:
             raise InputError("--features is missing: the folder with your features, or --draw-only for what is there")
         where = str(pick_device(device))
-        effort = Effort.of(
+        effort = Budget.of(
             tasks, quick=quick, device=where, seed=seed, sampled=sampled_tasks, sgd=sgd_tasks, trials=trials
         )
         left_out = run_experiments(

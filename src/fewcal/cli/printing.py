@@ -8,7 +8,7 @@ from typing import Any
 
 
 def write_json(path: Path | None, value: Any) -> None:
-    from fewcal.atomic import write_json
+    from fewcal._utils.atomic import write_json
 
     if path is not None:
         write_json(path, value)

@@ -50,9 +50,9 @@ def train(
     quiet: Quiet = False,
 ) -> None:
     """Train a backbone on base classes (S2M2) and keep the weights that tell validation classes apart best."""
-    from fewcal.features.training import TrainSettings, load_pixels
-    from fewcal.features.training import train as run
-    from fewcal.progress import ProgressBar
+    from fewcal._utils.terminal import ProgressBar
+    from fewcal.training import TrainSettings, load_pixels
+    from fewcal.training import train as run
 
     given = {"epochs": epochs, "mixup_epochs": mixup_epochs, "batch": batch, "size": size}
     changes, inner = _settings(set_ or [])
@@ -80,9 +80,9 @@ def _settings(items: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """`--set key=value` for the training, `--set backbone.key=value` for the backbone."""
     from dataclasses import fields
 
-    from fewcal.features.training import TrainSettings
     from fewcal.methods import parse_settings
     from fewcal.params import nearest_names
+    from fewcal.training import TrainSettings
 
     parsed = parse_settings(items)
     own, inner = parsed.pop("gdc", {}), parsed.pop("backbone", {})

@@ -159,7 +159,7 @@ def tune(
 def _self_tune(
     folder: Path, out: Path, way: int, shot: int, seed: int, device: str, json_file: Path | None, quiet: bool
 ) -> None:
-    from fewcal.arrays import pick_device
+    from fewcal._utils.arrays import pick_device
     from fewcal.bank import BaseBank
     from fewcal.features import FeatureSet
     from fewcal.selftune import selftune

@@ -24,11 +24,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fewcal._utils.atomic import atomic_path
+from fewcal._utils.safetensors_io import read_tensors
 from fewcal._version import __version__
-from fewcal.atomic import atomic_path
 from fewcal.errors import FileFormatError, InputError
 from fewcal.params import nearest_names
-from fewcal.tensorfile import read_tensors
 
 FORMAT = "fewcal-backbone"
 FORMAT_VERSION = 1

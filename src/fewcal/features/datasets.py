@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fewcal.atomic import atomic_path
+from fewcal._utils.atomic import atomic_path
 from fewcal.errors import FileFormatError, InputError
 from fewcal.features.featureset import SPLITS
-from fewcal.features.pictures import class_folders, picture_files
-from fewcal.features.tables import class_name, read_csv
+from fewcal.features.io.tables import class_name, read_csv
+from fewcal.features.sources.pictures import class_folders, picture_files
 from fewcal.params import nearest_names
 
 Rows = list[tuple[Path, str]]

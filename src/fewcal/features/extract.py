@@ -20,13 +20,13 @@ from typing import Any
 
 import numpy as np
 
-from fewcal.atomic import atomic_path, write_json
+from fewcal._utils.atomic import atomic_path, write_json
 from fewcal.errors import FileFormatError, InputError
 from fewcal.features.extractors import Extractor
 from fewcal.features.featureset import SPLITS, FeatureSplit
-from fewcal.features.items import Items, decoded, refuse_bad
-from fewcal.features.pictures import class_folders, find_pictures
-from fewcal.features.texts import find_texts
+from fewcal.features.sources.items import Items, decoded, refuse_bad
+from fewcal.features.sources.pictures import class_folders, find_pictures
+from fewcal.features.sources.texts import find_texts
 
 # Seconds between the moments from which a killed run can go on.
 SAVE_EVERY = 5.0
@@ -91,7 +91,7 @@ def embed(
     """Features `(R, D)` of the items, and the items they belong to: all, or with `skip_bad` those that can be read.
 
     >>> from fewcal.features.extractors import as_extractor
-    >>> from fewcal.features.texts import Texts
+    >>> from fewcal.features.sources.texts import Texts
     >>> length = as_extractor(lambda texts: [[len(t)] for t in texts], name="length", kind="text")
     >>> embed(Texts(["a", "b"], None, None, "here", ["one", "three"]), length)[0].tolist()
     [[3.0], [5.0]]

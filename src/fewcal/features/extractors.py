@@ -28,10 +28,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from fewcal.arrays import pick_device
+from fewcal._utils.arrays import pick_device
 from fewcal.errors import InputError
-from fewcal.features.items import Items
-from fewcal.features.pictures import fitted
+from fewcal.features.sources.items import Items
+from fewcal.features.sources.pictures import fitted
 from fewcal.params import nearest_names
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -217,7 +217,7 @@ def list_extractors() -> list[str]:
 
 def _checkpoint(name: str, device: torch.device) -> Extractor:
     from fewcal.features.backbones import load_checkpoint
-    from fewcal.features.training.validate import mean_features
+    from fewcal.training.validate import mean_features
 
     model, meta = load_checkpoint(name)
     model = model.to(device)

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from fewcal.errors import FewcalWarning, FileFormatError, InputError
-from fewcal.features.files import EXTENSIONS, WRITABLE, RawSplit, read_file, write_file
+from fewcal.features.io.files import EXTENSIONS, WRITABLE, RawSplit, read_file, write_file
 
 SPLITS = ("base", "val", "novel")
 _CHUNK = 4096  # rows converted at a time, so that float16 data is never held twice as float32

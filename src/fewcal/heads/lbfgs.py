@@ -12,9 +12,9 @@ import math
 import torch
 from torch import Tensor
 
+from fewcal._utils.bfloat16 import half_pays, products, rounded
 from fewcal.errors import InputError
 from fewcal.heads.linear import LinearHead, minus_one_hot
-from fewcal.precision import half_pays, products, rounded
 
 # A step is taken when the slope at its end is this small beside the slope at its start (the strong Wolfe condition).
 _CURVATURE = 0.01

@@ -12,10 +12,10 @@ import warnings
 import torch
 from torch import Tensor
 
+from fewcal._utils.bfloat16 import half_pays, products
+from fewcal._utils.randomness import TaskRandom
 from fewcal.errors import FewcalWarning, InputError
 from fewcal.heads.linear import LinearHead, minus_one_hot
-from fewcal.precision import half_pays, products
-from fewcal.randomness import TaskRandom
 
 # Epochs whose shuffles are drawn together: few launches on a GPU, little memory anywhere.
 _ORDERS = 20

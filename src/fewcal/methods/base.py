@@ -8,10 +8,10 @@ from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
+from fewcal._utils.randomness import TaskRandom
 from fewcal.bank import BaseBank
 from fewcal.errors import InputError
 from fewcal.gaussianize import Gaussianization
-from fewcal.randomness import TaskRandom
 
 # What methods with the same settings computed on the same batch, by a key that says what it is.
 Shared = dict[Hashable, Any] | None
@@ -24,7 +24,7 @@ class Head(Protocol):
         """Scores `(T, Q, N)` of rows `x (T, Q, D)`; their softmax are probabilities."""
 
 
-class KnowingHead(ABC):
+class PrecomputedHead(ABC):
     """A head that is spared work on rows of which something is known beforehand (`Method.known`)."""
 
     @abstractmethod
@@ -34,7 +34,7 @@ class KnowingHead(ABC):
 
 def score(head: Head, x: Tensor, known: Tensor | None) -> Tensor:
     """The head's scores of rows `(T, Q, D)`; what is known of them, `(T, Q, K)`, is for a head that can use it."""
-    return head.logits(x, known) if isinstance(head, KnowingHead) else head.logits(x)
+    return head.logits(x, known) if isinstance(head, PrecomputedHead) else head.logits(x)
 
 
 class Method(ABC):
@@ -69,7 +69,7 @@ class Method(ABC):
         """What the method wants to know of each row `z (R, D)` and no task changes, `(R, K)`; None for nothing.
 
         Worth asking for where the same rows play a part in many tasks. `fit` then takes it as `known (T, S, K)` beside
-        the support, and a `KnowingHead` beside the queries.
+        the support, and a `PrecomputedHead` beside the queries.
         """
         return None
 
@@ -79,12 +79,12 @@ class Method(ABC):
         return self._space
 
     @property
-    def group(self) -> Hashable | None:
+    def sampling_key(self) -> Hashable | None:
         """Methods of one group share work on a batch and are run together; `None` for a method on its own."""
         return None
 
     @property
-    def wide(self) -> bool:
+    def intraop_parallel(self) -> bool:
         """Whether its work is a few large products, which all cores share best, rather than many small ones."""
         return False
 

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fewcal._utils.randomness import TaskRandom
 from fewcal.gaussianize import l2_normalise
 from fewcal.heads.linear import LinearHead, class_means
 from fewcal.methods.base import Method
-from fewcal.randomness import TaskRandom
 
 
 class CosineClassifier(Method):

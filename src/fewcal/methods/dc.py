@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fewcal._utils.randomness import TaskRandom
 from fewcal.bank import BaseBank
 from fewcal.calibrate import calibrate
 from fewcal.covariance import CalibratedCovariance, shares, shrink_covariance
@@ -22,7 +23,6 @@ from fewcal.heads.lbfgs import lbfgs_head
 from fewcal.heads.linear import LinearHead
 from fewcal.methods.base import Method, require_raw, space_key
 from fewcal.methods.gdc import augment, sampled_bytes
-from fewcal.randomness import TaskRandom
 
 
 class DC(Method):
@@ -45,7 +45,7 @@ class DC(Method):
         assert bank is not None
         bank.check()
         require_raw(bank, "DC")
-        transform = bank.in_space(beta=self.beta, moments=True).transform
+        transform = bank.transformed(beta=self.beta, moments=True).transform
         assert transform is not None
         self.bank, self._transform, self._space = bank, transform, space_key(transform, bank)
         return self

@@ -14,26 +14,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fewcal._utils.randomness import TaskRandom
 from fewcal.bank import BaseBank
-from fewcal.calibrate import Calibration, calibrate, gathers, spread
+from fewcal.calibrate import Calibration, calibrate, scatter_dense, uses_gather
 from fewcal.covariance import CalibratedCovariance, ShrunkCovariance, shares, shrink_covariance
+from fewcal.domain_match import (
+    confidence_scale,
+    domain_match,
+    domain_match_of,
+    nearest_base_cosine,
+    task_trust,
+    unwhitening,
+    whitening_shrinkage,
+)
 from fewcal.gaussianize import l2_normalise
 from fewcal.heads.closed_form import closed_form_head
 from fewcal.heads.lbfgs import lbfgs_head
 from fewcal.heads.linear import LinearHead, class_means, class_sizes, nearest_mean_head
 from fewcal.heads.sgd import sgd_head
-from fewcal.methods.base import Head, KnowingHead, Method, Shared, once, require_raw, score, space_key
+from fewcal.methods.base import Head, Method, PrecomputedHead, Shared, once, require_raw, score, space_key
 from fewcal.params import GDCParams
-from fewcal.randomness import TaskRandom
-from fewcal.trust import (
-    confidence_scale,
-    kinship,
-    kinship_of,
-    likeness,
-    task_trust,
-    unwhitening,
-    whitening_shrinkage,
-)
 
 # Rows looked at together; fixed, so that what is known of a row depends on the split alone.
 _KNOWN_ROWS = 2048
@@ -72,10 +72,10 @@ class GDC(Method):
         space: dict[str, Any] = {f: getattr(p, f) for f in _SPACE_FIELDS}
         # Rows in the new space are for class covariances; without transform_base only the transform is taken from it.
         space["moments"] = p.cov == "pooled" or not p.transform_base
-        seen = bank.in_space(**space)
+        seen = bank.transformed(**space)
         whiten = whitening_shrinkage(seen, p.k) if p.whiten == "auto" else p.whiten
         if whiten is not False:
-            seen = bank.in_space(**space, whiten=float(whiten))
+            seen = bank.transformed(**space, whiten=float(whiten))
         assert seen.transform is not None
         if not p.transform_base:
             require_raw(bank, "transform_base=False")
@@ -84,13 +84,13 @@ class GDC(Method):
         return self
 
     @property
-    def group(self) -> Hashable | None:
+    def sampling_key(self) -> Hashable | None:
         if self.params.head == "closed_form":
             return None
         return ("samples", *self._stage_key(), self.params.n, self.params.n_per)
 
     @property
-    def wide(self) -> bool:
+    def intraop_parallel(self) -> bool:
         return bool(self.params.head == "closed_form" and not self.bank.is_whitened)
 
     def trust(self, support: Tensor, shared: Shared = None) -> Tensor:
@@ -100,7 +100,7 @@ class GDC(Method):
         return support.new_full((len(support),), float(self.params.trust))
 
     def _kinship(self, support: Tensor, shared: Shared) -> Tensor:
-        return cast(Tensor, once(shared, ("kinship", self._space), lambda: kinship(support, self.bank)))
+        return cast(Tensor, once(shared, ("domain_match", self._space), lambda: domain_match(support, self.bank)))
 
     def strangers(self, support: Tensor, shared: Shared = None) -> Tensor | None:
         """Tasks left to the plain nearest centroid, `(T,)` bool; `None` where no task can be."""
@@ -145,16 +145,16 @@ class GDC(Method):
         )
 
     def known(self, z: Tensor) -> Tensor | None:
-        """w of every row and base class (eq. 8), 0 for all but its k neighbours, and its likeness to them: `(R, C+1)`.
+        """w of every row and base class (eq. 8), 0 for all but its k neighbours, and its nearest_base_cosine to them: `(R, C+1)`.
 
         Only for the discriminant in a whitened space, which needs no more than these.
         """
         p, bank = self.params, self.bank
-        if p.head != "closed_form" or not bank.is_whitened or gathers(bank, p.k):
+        if p.head != "closed_form" or not bank.is_whitened or uses_gather(bank, p.k):
             return None
         with torch.no_grad():
             parts = [
-                torch.cat([self._dense_weights(part), likeness(part, bank)[:, None]], dim=1)
+                torch.cat([self._dense_weights(part), nearest_base_cosine(part, bank)[:, None]], dim=1)
                 for part in z.split(_KNOWN_ROWS)
             ]
         return torch.cat(parts)
@@ -162,7 +162,7 @@ class GDC(Method):
     def _dense_weights(self, x: Tensor) -> Tensor:
         """w of all base classes for `x (*B, D)`, `(*B, C)`."""
         found = self._pull(x, torch.ones_like(x[..., 0]), False)
-        return spread(found.index, found.weights, len(self.bank))
+        return scatter_dense(found.index, found.weights, len(self.bank))
 
     def shrunk(self, found: Calibration) -> ShrunkCovariance:
         """Σ'ₛ of each support point (eq. 5, 9)."""
@@ -183,7 +183,7 @@ class GDC(Method):
         shared = {} if shared is None else shared
         with torch.no_grad():
             if known is not None:
-                shared["kinship", self._space] = kinship_of(known[..., -1], self.bank)
+                shared["domain_match", self._space] = domain_match_of(known[..., -1], self.bank)
                 weights = known[..., :-1] * self._strength(support, labels, shared)[..., None]
                 mean = (support + weights @ self.bank.means) / (1 + weights.sum(dim=-1, keepdim=True))
                 head: Head = self._nearest_mean(mean, labels, n_classes)
@@ -191,7 +191,7 @@ class GDC(Method):
                 found, shrunk = self.calibrated(support, labels, shared)
                 head = self._head(support, labels, n_classes, found, shrunk, random, shared)
             if p.query_pull:
-                head = PulledHead(head, self, p.query_pull * self.trust(support, shared))
+                head = QueryCalibratedHead(head, self, p.query_pull * self.trust(support, shared))
             strangers = self.strangers(support, shared)
             if strangers is None or not bool(strangers.any()):
                 return head
@@ -218,7 +218,7 @@ class GDC(Method):
         # Heads that train on the same points get the same points: each stage has a stream of its own.
         x, y = once(
             shared,
-            self.group,
+            self.sampling_key,
             lambda: augment(support, labels, found.mean, shrunk, p.n, p.n_per, random),
         )
         if p.head == "lbfgs":
@@ -315,7 +315,7 @@ def augment(
     return x, torch.cat([labels, labels[0].repeat_interleave(repeats)[None]], dim=1)
 
 
-class PulledHead(KnowingHead):
+class QueryCalibratedHead(PrecomputedHead):
     """A head whose queries are calibrated as the support was, each task with its own strength `(T,)`."""
 
     def __init__(self, head: Head, method: GDC, strength: Tensor) -> None:
@@ -325,7 +325,7 @@ class PulledHead(KnowingHead):
         """Scores `(T, Q, N)` of rows `(T, Q, D)`; `known (T, Q, C+1)` is what `GDC.known` says of them."""
         with torch.no_grad():
             method, strength = self.method, self.strength[:, None]
-            if not isinstance(self.head, LinearHead) or gathers(method.bank, method.params.k):
+            if not isinstance(self.head, LinearHead) or uses_gather(method.bank, method.params.k):
                 return self.head.logits(method._pull(x, strength.expand(x.shape[:2]), True).mean)
             # The scores are linear, so the base means are scored instead of moved queries: (x + Σwμ)·W = x·W + Σw(μ·W).
             weight = self.head.weight.mT
@@ -336,7 +336,7 @@ class PulledHead(KnowingHead):
 
 
 @dataclass(frozen=True, eq=False)
-class FallbackHead(KnowingHead):
+class FallbackHead(PrecomputedHead):
     """A head in a whitened space that leaves some tasks to the plain nearest centroid.
 
     Attributes

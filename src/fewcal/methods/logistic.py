@@ -10,11 +10,11 @@ from typing import Any
 
 from torch import Tensor
 
+from fewcal._utils.randomness import TaskRandom
 from fewcal.bank import BaseBank
 from fewcal.heads.lbfgs import lbfgs_head
 from fewcal.heads.linear import LinearHead
 from fewcal.methods.base import Method, space_key
-from fewcal.randomness import TaskRandom
 
 
 class LogisticRegression(Method):
@@ -57,7 +57,7 @@ class GaussianizedLogisticRegression(LogisticRegression):
     def prepare(self, bank: BaseBank | None) -> Method:
         super().prepare(bank)
         assert bank is not None
-        space = bank.in_space(beta=self.beta, moments=True)
+        space = bank.transformed(beta=self.beta, moments=True)
         assert space.transform is not None
         self._transform, self._space = space.transform, space_key(space.transform, bank)
         return self

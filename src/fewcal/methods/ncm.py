@@ -10,9 +10,9 @@ from typing import Any
 
 from torch import Tensor
 
+from fewcal._utils.randomness import TaskRandom
 from fewcal.heads.linear import LinearHead, class_means, nearest_mean_head
 from fewcal.methods.base import Method
-from fewcal.randomness import TaskRandom
 
 
 class NearestCentroid(Method):

@@ -20,7 +20,7 @@ class SimpleShot(NearestCentroid):
     def prepare(self, bank: BaseBank | None) -> Method:
         super().prepare(bank)
         assert bank is not None
-        space = bank.in_space(beta=1.0, center=True, l2=True, moments=True)
+        space = bank.transformed(beta=1.0, center=True, l2=True, moments=True)
         assert space.transform is not None
         self._transform, self._space = space.transform, space_key(space.transform, bank)
         return self

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fewcal.report import Cell, Page
-from fewcal.report.page import MARKS
-from fewcal.stats import Paired
+from fewcal.evaluation.stats import Paired
+from fewcal.render import Cell, Page
+from fewcal.render.page import MARKS
 
 Value = str | int | float | None | Cell
 
@@ -62,7 +62,7 @@ Block = str | Table | Picture
 
 
 @dataclass
-class Shown:
+class Section:
     """Everything that one experiment has to say."""
 
     blocks: list[Block] = field(default_factory=list)

@@ -14,15 +14,15 @@ from typing import Any
 from fewcal.errors import InputError
 from fewcal.features import FeatureSet
 from fewcal.paper import tables
-from fewcal.paper.blocks import Picture, Shown, Verdict
+from fewcal.paper.blocks import Picture, Section, Verdict
 from fewcal.paper.fidelity import fidelity, show_fidelity
 from fewcal.paper.figures import FIGURES
-from fewcal.paper.measured import Effort, points
+from fewcal.paper.measured import Budget, points
 from fewcal.paper.published import DATASETS, dataset_title
 from fewcal.paper.tables import Records
 from fewcal.params import nearest_names
 
-Compute = Callable[[FeatureSet, str, int, Effort, str], dict[str, Any]]
+Compute = Callable[[FeatureSet, str, int, Budget, str], dict[str, Any]]
 # Shots of an experiment that has a single record for a feature set, whatever it looks at.
 WHOLE = 0
 
@@ -37,7 +37,7 @@ class Experiment:
     says : str
         What the paper says about it.
     compute : callable(features, dataset, shot, effort, device) → record that JSON can hold
-    show : callable(records by (dataset, shot)) → Shown
+    show : callable(records by (dataset, shot)) → Section
     datasets : tuple of str
         The paper's for it; () for any. Where none of them is given, `elsewhere` decides.
     shots : tuple of int
@@ -56,7 +56,7 @@ class Experiment:
     source: str
     says: str
     compute: Compute
-    show: Callable[[Records], Shown]
+    show: Callable[[Records], Section]
     datasets: tuple[str, ...] = ()
     shots: tuple[int, ...] = (1, 5)
     needs: tuple[str, ...] = ("base", "novel")
@@ -80,11 +80,11 @@ def _figure(name: str, **more: Any) -> Experiment:
     arguments = more.pop("arguments", lambda effort, device: {})
     judge = more.pop("judge", None)
 
-    def compute(features: FeatureSet, dataset: str, shot: int, effort: Effort, device: str) -> dict[str, Any]:
+    def compute(features: FeatureSet, dataset: str, shot: int, effort: Budget, device: str) -> dict[str, Any]:
         return figure.compute(features, seed=effort.seed, **arguments(effort, device))
 
-    def show(records: Records) -> Shown:
-        shown = Shown()
+    def show(records: Records) -> Section:
+        shown = Section()
         for (dataset, _), record in records.items():
             said = figure.say(record)
             title = f"{figure.title}, {dataset_title(dataset)}"
@@ -99,7 +99,7 @@ def _figure(name: str, **more: Any) -> Experiment:
     return Experiment(name, figure.title, figure.source, compute=compute, show=show, **(defaults | more))
 
 
-def _weights_shown(records: Records) -> Shown:
+def _weights_shown(records: Records) -> Section:
     figure = FIGURES["weights"]
     shown = tables.show_weights(records)
     for (dataset, _), record in records.items():
@@ -117,7 +117,7 @@ def _closer(record: Mapping[str, Any], where: str) -> Verdict:
     return Verdict(claim, f"{where}, {record['shot']}-shot", found, gain > 0 if abs(gain) > half else None)
 
 
-def _few(effort: Effort, device: str) -> dict[str, Any]:
+def _few(effort: Budget, device: str) -> dict[str, Any]:
     return {"tasks": min(200, effort.tasks), "device": device}
 
 

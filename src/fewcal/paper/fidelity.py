@@ -17,11 +17,11 @@ import numpy as np
 from fewcal.features import FeatureSet, FeatureSplit
 from fewcal.methods import Method
 from fewcal.methods.gdc import GDC
-from fewcal.paper.blocks import Shown, Table, Value
+from fewcal.paper.blocks import Section, Table, Value
 from fewcal.paper.measured import (
     EIGEN_TASKS,
     LARGEST,
-    Effort,
+    Budget,
     accuracy,
     difference,
     join,
@@ -33,7 +33,7 @@ from fewcal.paper.published import dataset_title
 from fewcal.paper.tables import Record, Records, gain_cell, paper_params, unit_scale
 from fewcal.params import GDCParams
 from fewcal.presets import get_preset
-from fewcal.report import Cell
+from fewcal.render import Cell
 
 PRESETS = ("paper", "authors", "default")
 # Where a question is asked: closed form at unit scale or at the features' own scale, or with points drawn.
@@ -167,7 +167,7 @@ def variants(preset: str, dataset: str, shot: int, features: FeatureSet) -> list
     return out
 
 
-def fidelity(features: FeatureSet, dataset: str, shot: int, effort: Effort, device: str = "cpu") -> dict[str, Any]:
+def fidelity(features: FeatureSet, dataset: str, shot: int, effort: Budget, device: str = "cpu") -> dict[str, Any]:
     """Every variant on the same novel tasks; nothing is chosen on them."""
     study = effort.study_tasks(features, device)
     made: dict[str, tuple[GDCParams, int]] = {}
@@ -233,9 +233,9 @@ def _first_classes(features: FeatureSet, count: int) -> FeatureSet:
     return FeatureSet(cut, features.val, features.novel)
 
 
-def show_fidelity(records: Records) -> Shown:
+def show_fidelity(records: Records) -> Section:
     """For each preset, a row an answer: the difference to the preset on each feature set."""
-    shown = Shown()
+    shown = Section()
     columns = list(records)
     titles = [f"{dataset_title(d)}, {s}-shot" for d, s in columns]
     for preset in PRESETS:

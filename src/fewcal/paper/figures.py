@@ -17,11 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fewcal._utils.randomness import TaskRandom
 from fewcal.bank import BaseBank
 from fewcal.calibrate import calibrate, weights_from_distances
 from fewcal.episodes import EpisodeSpec, sample_episodes
 from fewcal.errors import InputError
 from fewcal.evaluation import Protocol, evaluate
+from fewcal.evaluation.stats import paired, summarise
 from fewcal.features import FeatureSet
 from fewcal.methods import Method
 from fewcal.methods.dc import DC
@@ -29,9 +31,7 @@ from fewcal.methods.gdc import GDC, augment
 from fewcal.paper.measured import quiet
 from fewcal.params import GDCParams
 from fewcal.presets import get_preset
-from fewcal.randomness import TaskRandom
-from fewcal.report import figures as draw
-from fewcal.stats import paired, summarise
+from fewcal.render import figures as draw
 
 # The paper's method where features have another scale than the paper's: unit vectors around the base mean. Chosen from
 # 48 settings on validation tasks of Stanford Dogs, CUB and miniImageNet, 1-shot: within 0.2 points of the best with

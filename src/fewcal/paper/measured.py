@@ -19,9 +19,9 @@ import numpy as np
 from fewcal.episodes import EpisodeSpec
 from fewcal.errors import FewcalWarning, InputError
 from fewcal.evaluation import Protocol, evaluate
+from fewcal.evaluation.stats import Paired, paired, summarise
 from fewcal.features import FeatureSet
 from fewcal.methods import Method
-from fewcal.stats import Paired, paired, summarise
 from fewcal.tune.trials import TrialRunner
 
 WAY, QUERY = 5, 15
@@ -33,7 +33,7 @@ FEWEST = 20
 
 
 @dataclass(frozen=True)
-class Effort:
+class Budget:
     """How much is computed; with the features it fixes every number.
 
     Attributes
@@ -50,7 +50,7 @@ class Effort:
         Settings tried in a search on validation classes, and the tasks of each.
     seed : int
 
-    >>> Effort.of(tasks=50).sampled, Effort.of(quick=True).tasks, Effort.of(tasks=5000, device="cuda").sgd
+    >>> Budget.of(tasks=50).sampled, Budget.of(quick=True).tasks, Budget.of(tasks=5000, device="cuda").sgd
     (50, 200, 5000)
     """
 
@@ -73,7 +73,7 @@ class Effort:
         sampled: int | None = None,
         sgd: int | None = None,
         trials: int | None = None,
-    ) -> Effort:
+    ) -> Budget:
         """What two CPU cores manage in an hour at 1000 tasks, in ten minutes when `quick`; a GPU spares nothing."""
         asked = tasks if tasks is not None else 200 if quick else 1000
         if device.startswith("cuda"):
@@ -204,7 +204,7 @@ def choose_on_val(
     shot: int,
     settings: Sequence[dict[str, Any]],
     make: Callable[[dict[str, Any]], Method],
-    effort: Effort,
+    effort: Budget,
     device: str = "cpu",
     runner: TrialRunner | None = None,
 ) -> dict[str, Any]:
@@ -225,7 +225,7 @@ def choose_on_val(
     return {"chosen": setting, "val": best, "tried": len(tried), "tasks": effort.trial_tasks}
 
 
-def val_runner(features: FeatureSet, shot: int, effort: Effort, device: str = "cpu") -> TrialRunner:
+def val_runner(features: FeatureSet, shot: int, effort: Budget, device: str = "cpu") -> TrialRunner:
     """Validation tasks made ready for any number of trials."""
     base, val = features.split("base"), features.split("val")
     spec = EpisodeSpec(WAY, shot, QUERY, effort.seed)

@@ -22,16 +22,16 @@ from typing import Any
 
 import torch
 
+from fewcal._utils.arrays import pick_device
+from fewcal._utils.atomic import atomic_path, write_json
 from fewcal._version import __version__
-from fewcal.arrays import pick_device
-from fewcal.atomic import atomic_path, write_json
 from fewcal.errors import FileFormatError, InputError
 from fewcal.features import FeatureSet
 from fewcal.features.featureset import SPLITS
-from fewcal.features.files import EXTENSIONS
-from fewcal.paper.blocks import Picture, Shown, Verdict, claims_table, to_markdown, to_page, verdict_table
+from fewcal.features.io.files import EXTENSIONS
+from fewcal.paper.blocks import Picture, Section, Verdict, claims_table, to_markdown, to_page, verdict_table
 from fewcal.paper.experiments import EXPERIMENTS, WHOLE, Experiment
-from fewcal.paper.measured import Effort
+from fewcal.paper.measured import Budget
 from fewcal.paper.published import dataset_title, published
 
 FORMAT, FORMAT_VERSION = "fewcal-paper", 1
@@ -121,7 +121,7 @@ def run_experiments(
     experiments: Sequence[Experiment],
     features: Mapping[str, str | Path | FeatureSet],
     out: str | Path,
-    effort: Effort,
+    effort: Budget,
     *,
     resume: bool = False,
     device: str = "cpu",
@@ -135,7 +135,7 @@ def run_experiments(
     features : dict of folders or feature sets by dataset
     out : folder
         New or empty, or that of the run to `resume`.
-    effort : Effort
+    effort : Budget
     resume : bool
         Continue a run with the same effort; experiments and feature sets may be added.
     device : "cpu", "cuda", "auto"
@@ -195,7 +195,7 @@ def _plan(experiments: Sequence[Experiment], loaded: Mapping[str, FeatureSet]) -
     return steps, left_out
 
 
-def _open(folder: Path, effort: Effort, loaded: Mapping[str, FeatureSet], resume: bool) -> None:
+def _open(folder: Path, effort: Budget, loaded: Mapping[str, FeatureSet], resume: bool) -> None:
     """Begin a run, or make sure that this is its continuation."""
     prints = {name: {s: part.fingerprint() for s, part in fs.splits().items()} for name, fs in loaded.items()}
     file = folder / "config.json"
@@ -269,15 +269,15 @@ def kept_records(out: str | Path) -> dict[str, list[dict[str, Any]]]:
 
 def draw_report(out: str | Path, left_out: Sequence[str] = (), say: Say = lambda line: None) -> dict[str, Any]:
     """Draw everything that is computed: report, summary, figures; the statements as plain values."""
-    from fewcal.report import Page
-    from fewcal.report.figures import save
+    from fewcal.render import Page
+    from fewcal.render.figures import save
 
     folder = Path(out)
     config = read_config(folder)
     kept = kept_records(folder)
     if not kept:
         raise InputError(f"{folder} has no finished experiment to draw")
-    shown: dict[str, Shown] = {}
+    shown: dict[str, Section] = {}
     for name, records in kept.items():
         say(f"drawing {name}")
         shown[name] = EXPERIMENTS[name].show({(r["dataset"], r["shot"]): r["data"] for r in records})

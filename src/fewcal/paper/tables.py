@@ -16,16 +16,17 @@ from typing import Any
 import numpy as np
 
 from fewcal.bank import BaseBank
+from fewcal.evaluation.stats import Paired
 from fewcal.features import FeatureSet
 from fewcal.methods import Method, make_method
 from fewcal.methods.base import space_key
 from fewcal.methods.gdc import GDC
 from fewcal.methods.logistic import GaussianizedLogisticRegression
-from fewcal.paper.blocks import Shown, Table, Value, Verdict, cited
+from fewcal.paper.blocks import Section, Table, Value, Verdict, cited
 from fewcal.paper.measured import (
     EIGEN_TASKS,
     LARGEST,
-    Effort,
+    Budget,
     accuracy,
     beyond,
     choose_on_val,
@@ -40,8 +41,7 @@ from fewcal.paper.measured import (
 from fewcal.paper.published import candidate, dataset_title, published
 from fewcal.params import GDCParams
 from fewcal.presets import get_preset, list_presets
-from fewcal.report import Cell
-from fewcal.stats import Paired
+from fewcal.render import Cell
 from fewcal.tune.trials import TrialRunner
 
 Record = Mapping[str, Any]
@@ -86,7 +86,7 @@ TUNED = "GDC, the paper's form, tuned on validation"
 LR = "Logistic regression"
 
 
-def comparison(features: FeatureSet, dataset: str, shot: int, effort: Effort, device: str = "cpu") -> dict[str, Any]:
+def comparison(features: FeatureSet, dataset: str, shot: int, effort: Budget, device: str = "cpu") -> dict[str, Any]:
     """All methods on the same novel tasks; what is tuned is tuned on validation classes first."""
     has_val = features.val is not None
     printed, authors = (paper_params(dataset, shot, family) for family in ("paper", "authors"))
@@ -135,7 +135,7 @@ def _dc_setting(dataset: str, shot: int) -> dict[str, Any]:
     return {}
 
 
-def show_comparison(records: Records, table: str | None = None) -> Shown:
+def show_comparison(records: Records, table: str | None = None) -> Section:
     """Rows of the paper as citations, then ours, for each dataset and number of shots."""
     columns = sorted(records, key=lambda at: (list(dict.fromkeys(d for d, _ in records)).index(at[0]), at[1]))
     titles = [f"{dataset_title(d)}, {s}-shot" for d, s in columns]
@@ -160,7 +160,7 @@ def show_comparison(records: Records, table: str | None = None) -> Shown:
             mark = "best" if name == best[at] else ""
             line.append(Cell(mean_text(record, name), sort=_mean(record, name), title=title, mark=mark))
         rows.append(line)
-    shown = Shown()
+    shown = Section()
     counts = sorted({len(v) for r in records.values() for v in r["correct"].values()}, reverse=True)
     shown.blocks.append(
         Table(["method", *titles], rows, "Accuracy in %; † are the paper's figures, on the paper's own features")
@@ -262,13 +262,13 @@ class SupportOnly(GaussianizedLogisticRegression):
     def prepare(self, bank: BaseBank | None) -> Method:
         super().prepare(bank)
         assert bank is not None
-        transform = bank.in_space(beta=self.beta, center=self.center, l2=self.l2).transform
+        transform = bank.transformed(beta=self.beta, center=self.center, l2=self.l2).transform
         assert transform is not None
         self._transform, self._space = transform, space_key(transform, bank)
         return self
 
 
-def ablation(features: FeatureSet, dataset: str, shot: int, effort: Effort, device: str = "cpu") -> dict[str, Any]:
+def ablation(features: FeatureSet, dataset: str, shot: int, effort: Budget, device: str = "cpu") -> dict[str, Any]:
     """Each step adds one component and tunes what it has on validation tasks, with n = 750 as in the paper.
 
     The head is L2-regularised logistic regression (L-BFGS) at every step. A step may keep the winner of the step
@@ -300,7 +300,7 @@ def _steps(
     change: Mapping[str, Any],
     alphas: tuple[Sequence[float], Sequence[float]],
     most: int,
-    effort: Effort,
+    effort: Budget,
     device: str,
     runner: TrialRunner,
 ) -> dict[str, dict[str, Any]]:
@@ -330,9 +330,9 @@ def _steps(
     return out
 
 
-def show_ablation(records: Records) -> Shown:
+def show_ablation(records: Records) -> Section:
     """Accuracy and gain of each step, at both scales."""
-    shown = Shown()
+    shown = Section()
     cites = {row["step"]: row for row in published()["table4"]["rows"]}
     for (dataset, shot), record in records.items():
         where = f"{dataset_title(dataset)}, {shot}-shot"
@@ -398,7 +398,7 @@ DISTANCES = {
 }
 
 
-def distances(features: FeatureSet, dataset: str, shot: int, effort: Effort, device: str = "cpu") -> dict[str, Any]:
+def distances(features: FeatureSet, dataset: str, shot: int, effort: Budget, device: str = "cpu") -> dict[str, Any]:
     """GDC at unit scale, closed form, with each distance; k, α1 and α2, then δ or m, tuned on validation tasks."""
     base = unit_scale(get_preset("paper")).with_changes(beta=1.0, m=1.0)
     axes: dict[str, Sequence[Any]] = {
@@ -424,9 +424,9 @@ def distances(features: FeatureSet, dataset: str, shot: int, effort: Effort, dev
     return measure(made, features, shot, effort.tasks, effort.seed, device) | {"chosen": chosen}
 
 
-def show_distances(records: Records) -> Shown:
+def show_distances(records: Records) -> Section:
     """Accuracy with each distance, and the difference to the plain squared Euclidean one."""
-    shown = Shown()
+    shown = Section()
     cites = {row["distance"]: row["accuracy"] for row in published()["distances"]["rows"]}
     for (dataset, shot), record in records.items():
         where = f"{dataset_title(dataset)}, {shot}-shot"
@@ -458,7 +458,7 @@ def show_distances(records: Records) -> Shown:
 CANDIDATES = (1, 2, 3)
 
 
-def candidates(features: FeatureSet, dataset: str, shot: int, effort: Effort, device: str = "cpu") -> dict[str, Any]:
+def candidates(features: FeatureSet, dataset: str, shot: int, effort: Budget, device: str = "cpu") -> dict[str, Any]:
     """The paper's three candidates with their exact parameters, closed form: as they come and at unit scale.
 
     On validation tasks as well, to see what picking the best of three on novel classes adds.
@@ -476,9 +476,9 @@ def candidates(features: FeatureSet, dataset: str, shot: int, effort: Effort, de
     return measure(made, features, shot, tasks, effort.seed, device) | {"val": val}
 
 
-def show_candidates(records: Records) -> Shown:
+def show_candidates(records: Records) -> Section:
     """Each candidate beside what the paper reports for it."""
-    shown = Shown()
+    shown = Section()
     rows: list[list[Value]] = []
     optimism = []
     for (dataset, shot), record in records.items():
@@ -516,7 +516,7 @@ def show_candidates(records: Records) -> Shown:
 # ---- tables 8 and 9: weights ----------------------------------------------------------------------------------------
 
 
-def weights(features: FeatureSet, dataset: str, shot: int, effort: Effort, device: str = "cpu") -> dict[str, Any]:
+def weights(features: FeatureSet, dataset: str, shot: int, effort: Budget, device: str = "cpu") -> dict[str, Any]:
     """Shares w_i/(1+Σw) of the base classes with the paper's parameters, 1-shot and 5-shot, at both scales."""
     from fewcal.paper.figures import weights_data
 
@@ -529,9 +529,9 @@ def weights(features: FeatureSet, dataset: str, shot: int, effort: Effort, devic
     return {"scales": out}
 
 
-def show_weights(records: Records) -> Shown:
+def show_weights(records: Records) -> Section:
     """The paper's lists beside ours, nearest base class first."""
-    shown = Shown()
+    shown = Section()
     lists = published()["weights"]["rows"]
     for (dataset, _), record in records.items():
         rows: list[list[Value]] = []

@@ -17,19 +17,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fewcal._utils.randomness import TaskRandom
 from fewcal.bank import BaseBank
 from fewcal.episodes import sample_episodes
 from fewcal.errors import InputError
+from fewcal.estimators.explain import Explanation, explain_calibration
 from fewcal.evaluation import Results
-from fewcal.explain import Explanation, explain_calibration
+from fewcal.evaluation.run_folder import load_run, merge_runs, show_p, show_points, task_identity
 from fewcal.features import FeatureSet
 from fewcal.heads.linear import class_means
 from fewcal.methods.gdc import GDC
 from fewcal.params import GDCParams
-from fewcal.randomness import TaskRandom
-from fewcal.report import figures
-from fewcal.report.page import Cell, Page, Value
-from fewcal.runs import load_run, merge_runs, show_p, show_points, task_identity
+from fewcal.render import figures
+from fewcal.render.page import Cell, Page, Value
 
 _HARDEST_LISTED = 10
 _MANY_ROWS = 25

@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from fewcal._utils.arrays import pick_device
+from fewcal._utils.atomic import write_json
 from fewcal._version import __version__
-from fewcal.arrays import pick_device
-from fewcal.atomic import write_json
 from fewcal.episodes import sample_episodes
 from fewcal.errors import FewcalWarning, InputError
 from fewcal.evaluation import Protocol, evaluate
@@ -35,8 +35,8 @@ from fewcal.methods import make_method
 from fewcal.methods.gdc import GDC
 from fewcal.params import GDCParams
 from fewcal.presets import save_preset
-from fewcal.tune.search import Material, Search, start_points, work
-from fewcal.tune.selection import Finalist, as_it_is, choose, meet, top
+from fewcal.tune.search import Search, SearchData, start_points, work
+from fewcal.tune.selection import Finalist, choose, from_trial, rerun_finalists, top
 from fewcal.tune.spaces import Space
 from fewcal.tune.storage import Counts, count, require_optuna
 from fewcal.tune.study import open_study
@@ -125,7 +125,7 @@ def tune(
     if novel_tasks is not None:
         _check_novel(fs, search, novel_tasks)
     chosen_device = str(pick_device(device))
-    material = Material.of(fs, search)
+    material = SearchData.of(fs, search)
     # Before the study is made: one with a space that nobody has would be in the way of the next attempt.
     space = search.make_space(len(np.unique(material.base[1])))
     folder = Path(out)
@@ -150,7 +150,7 @@ def tune(
         novel = _open_novel(kept, fs, search, finalists, chosen, novel_tasks, chosen_device)
     if search.protocol == "paper" and novel is not None:
         # As the paper did: the best of the three on the novel classes.
-        chosen = next((f for f in finalists if f.number == novel["chosen_trial"]), None) or as_it_is(
+        chosen = next((f for f in finalists if f.number == novel["chosen_trial"]), None) or from_trial(
             kept.trials[novel["chosen_trial"]], space
         )
         if chosen not in finalists:  # trials that came later are better on validation; the record stands
@@ -185,13 +185,13 @@ def tune(
 
 
 def _select(
-    study: Any, space: Space, material: Material, search: Search, device: str
+    study: Any, space: Space, material: SearchData, search: Search, device: str
 ) -> tuple[list[Finalist], Finalist]:
     if search.protocol == "paper":
         finalists = top(study, space)
         return finalists, finalists[0]
     runner = material.runner(search, device, final=True)
-    finalists = meet(study, space, runner, search)
+    finalists = rerun_finalists(study, space, runner, search)
     simplest = next(iter(start_points(space, runner)), None) if search.space in ("default", "whitened") else None
     return finalists, choose(finalists, space, simplest)
 
@@ -240,7 +240,7 @@ def _open_novel(
 
 
 def _write(
-    folder: Path, result: Tuning, space: Space, search: Search, material: Material, storage: str | None, name: str
+    folder: Path, result: Tuning, space: Space, search: Search, material: SearchData, storage: str | None, name: str
 ) -> None:
     optuna = require_optuna()
     how = (

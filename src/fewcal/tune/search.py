@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fewcal.domain_match import whitening_shrinkage
 from fewcal.episodes import EpisodeSpec, sample_episodes
 from fewcal.errors import InputError
 from fewcal.features import FeatureSet
 from fewcal.presets import get_preset
-from fewcal.trust import whitening_shrinkage
 from fewcal.tune.spaces import Space, make_space
 from fewcal.tune.storage import count, drop_lost, give_up, me, require_optuna
 from fewcal.tune.trials import TrialRunner, steps
@@ -101,7 +101,7 @@ class Search:
 
 
 @dataclass(frozen=True)
-class Material:
+class SearchData:
     """What trials are computed on: base rows, and the split that tasks are drawn from."""
 
     base: tuple[np.ndarray, np.ndarray]
@@ -110,7 +110,7 @@ class Material:
     fingerprints: dict[str, str]
 
     @classmethod
-    def of(cls, features: FeatureSet, search: Search) -> Material:
+    def of(cls, features: FeatureSet, search: Search) -> SearchData:
         """From a feature set."""
         base = features.split("base")
         if search.split == "base":
@@ -130,7 +130,7 @@ class Material:
 def start_points(space: Space, runner: TrialRunner) -> list[dict[str, Any]]:
     """Trials to begin with: presets that lie in the space, so that a search cannot end below them on its tasks."""
     default = get_preset("default")
-    seen = runner.bank.in_space(beta=default.beta, center=default.center, l2=default.l2, moments=True)
+    seen = runner.bank.transformed(beta=default.beta, center=default.center, l2=default.l2, moments=True)
     k = min(default.k, len(runner.bank))
     whiten = float(np.clip(whitening_shrinkage(seen, k), 0.05, 1000.0))
     shrunk = {"cov": "independent", "whiten": False, "trust": 1.0, "query_pull": 0.0, "strength": 1.0, "k": min(4, k)}

@@ -93,7 +93,7 @@ def _steps(trial: Any) -> np.ndarray:
     return np.array([values[step] for step in sorted(values)])
 
 
-def meet(study: optuna.Study, space: Space, runner: TrialRunner, search: Search) -> list[Finalist]:
+def rerun_finalists(study: optuna.Study, space: Space, runner: TrialRunner, search: Search) -> list[Finalist]:
     """The finalists, measured on the fresh tasks of `runner`, best first."""
     found = []
     trials = contenders(study, search.finalists)
@@ -126,12 +126,12 @@ def top(study: optuna.Study, space: Space, most: int = 3) -> list[Finalist]:
     out: list[Finalist] = []
     for t in ranked(study):
         if all(t.params != f.values for f in out):
-            out.append(as_it_is(t, space))
+            out.append(from_trial(t, space))
         if len(out) == most:
             break
     return out
 
 
-def as_it_is(trial: Any, space: Space) -> Finalist:
+def from_trial(trial: Any, space: Space) -> Finalist:
     """A complete trial that was not measured again."""
     return Finalist(trial.number, dict(trial.params), space.params(trial.params), trial.value, np.array([trial.value]))

@@ -9,7 +9,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fewcal.atomic import atomic_path
+from fewcal._utils.atomic import atomic_path
 from fewcal.errors import InputError
 from fewcal.tune.search import Search
 from fewcal.tune.selection import Finalist
@@ -24,7 +24,7 @@ _FEWEST, _SLICES, _CONTOURS = 8, 6, 3
 
 def draw(folder: Path, result: Tuning, search: Search) -> list[Path]:
     """Write the plots into `folder/plots` and everything into `folder/tuning.html`; the files written."""
-    from fewcal.report.page import Page
+    from fewcal.render.page import Page
 
     pictures = _pictures(result.study)
     written = []

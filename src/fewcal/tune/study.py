@@ -6,18 +6,18 @@ from pathlib import Path
 from typing import Any
 
 from fewcal.errors import InputError
-from fewcal.runs import first_difference
-from fewcal.tune.search import Material, Search, sampler_seed
+from fewcal.evaluation.run_folder import first_difference
+from fewcal.tune.search import Search, SearchData, sampler_seed
 from fewcal.tune.storage import open_storage, require_optuna, without_password
 
 
-def identity_of(search: Search, material: Material) -> dict[str, Any]:
+def identity_of(search: Search, material: SearchData) -> dict[str, Any]:
     settings = {k: v for k, v in search.to_dict().items() if k not in ("trials", "finalists", "final_tasks")}
     return {"search": settings, "features": material.fingerprints}
 
 
 def open_study(
-    folder: Path, url: str | None, name: str, search: Search, material: Material, resume: bool
+    folder: Path, url: str | None, name: str, search: Search, material: SearchData, resume: bool
 ) -> tuple[Any, bool]:
     """The study, and whether it is new."""
     optuna = require_optuna()

@@ -9,9 +9,9 @@ from itertools import pairwise
 import numpy as np
 
 from fewcal.bank import BaseBank
-from fewcal.engine import Engine, Job
 from fewcal.episodes import EpisodeSpec, sample_episodes
 from fewcal.errors import FewcalWarning
+from fewcal.evaluation.engine import Engine, Job
 from fewcal.methods import Method
 from fewcal.methods.gdc import GDC
 from fewcal.params import GDCParams

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 
 from fewcal.errors import InputError
+from fewcal.evaluation.executors import dask_client, ship, worker_lost
 from fewcal.params import GDCParams
-from fewcal.scale import dask_client, ship, worker_lost
-from fewcal.tune.search import Material, Search, refuse, report_steps, work
+from fewcal.tune.search import Search, SearchData, refuse, report_steps, work
 from fewcal.tune.spaces import Space
 from fewcal.tune.storage import Counts, complete_trials, count, drop_lost, give_up, me
 from fewcal.tune.study import open_study
@@ -81,7 +81,7 @@ def in_processes(
     url: str | None,
     name: str,
     search: Search,
-    material: Material,
+    material: SearchData,
     device: str,
     workers: int,
     see: Watcher,
@@ -92,7 +92,7 @@ def in_processes(
     arguments = (folder, url, name, search, material, device, threads)
     processes = [context.Process(target=_worker, args=arguments, daemon=True) for _ in range(workers)]
     try:
-        with deaf():
+        with ignore_sigint():
             for process in processes:
                 process.start()
         while any(process.is_alive() for process in processes):
@@ -107,7 +107,7 @@ def in_processes(
 
 
 @contextmanager
-def deaf() -> Iterator[None]:
+def ignore_sigint() -> Iterator[None]:
     """Processes started here do not hear Ctrl-C, which would catch them anywhere; their parent ends them."""
     if threading.current_thread() is not threading.main_thread():
         yield  # signals are the main thread's
@@ -120,7 +120,7 @@ def deaf() -> Iterator[None]:
 
 
 def _worker(
-    folder: Path, url: str | None, name: str, search: Search, material: Material, device: str, threads: int
+    folder: Path, url: str | None, name: str, search: Search, material: SearchData, device: str, threads: int
 ) -> None:
     torch.set_num_threads(threads)
     with suppress(KeyboardInterrupt):  # the parent tells of it
@@ -143,7 +143,7 @@ def wait_for_others(study: Any, search: Search, runner: TrialRunner, see: Watche
 _READY: dict[str, TrialRunner] = {}
 
 
-def _measure(shipped: tuple[str, Material, Search], params: GDCParams) -> np.ndarray | str:
+def _measure(shipped: tuple[str, SearchData, Search], params: GDCParams) -> np.ndarray | str:
     """On a Dask worker: accuracies of a trial, or why its parameters are refused."""
     token, material, search = shipped
     if token not in _READY:
@@ -157,7 +157,7 @@ def _measure(shipped: tuple[str, Material, Search], params: GDCParams) -> np.nda
 
 
 def on_dask(
-    study: optuna.Study, space: Space, search: Search, material: Material, scheduler: str, see: Watcher
+    study: optuna.Study, space: Space, search: Search, material: SearchData, scheduler: str, see: Watcher
 ) -> None:
     """Trials on a cluster: this process asks and tells, workers compute. Lost workers' trials are sent out again."""
     from optuna.trial import TrialState

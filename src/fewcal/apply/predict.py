@@ -1,0 +1,116 @@
+"""Real use from files: fit on a few labelled examples, predict rows, write a table."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fewcal._utils.atomic import atomic_path
+from fewcal.bank import BaseBank
+from fewcal.errors import InputError
+from fewcal.features import FeatureSplit, load_split
+from fewcal.methods import parse_settings
+from fewcal.params import GDCParams, nearest_names
+
+NONE_OF_THESE = "none of these"
+
+
+def gdc_settings(settings: Sequence[str]) -> dict[str, Any]:
+    """Parameters of GDC from `key=value` texts.
+
+    >>> gdc_settings(["k=4"])
+    {'k': 4}
+    """
+    changes = parse_settings(settings)
+    if wrong := [m for m in changes if m != "gdc"]:
+        raise InputError(f"--set {wrong[0]}.…: only parameters of gdc can be set here")
+    # Not the classifier's own parameters: bank, preset, device and seed have options of their own.
+    known = [field.name for field in fields(GDCParams)]
+    for key in changes.get("gdc", {}):
+        if key not in known:
+            raise InputError(f"gdc has no parameter {key!r}{nearest_names(key, known)}")
+    return changes.get("gdc", {})
+
+
+def fit_from_files(
+    bank: str | os.PathLike[str] | None,
+    support: str | os.PathLike[str],
+    preset: str | None = None,
+    settings: Sequence[str] = (),
+    seed: int = 0,
+    device: str | None = None,
+) -> tuple[Any, FeatureSplit]:
+    """A fitted `GDCClassifier` and the support it was fitted on."""
+    from fewcal.estimators import GDCClassifier
+
+    changes = gdc_settings(settings)
+    rows = load_split(support, labelled=True)
+    # Labels that were integers in the file are integers in the answers.
+    classes = np.array(rows.classes if rows.named else [int(c) for c in rows.classes])
+    names = classes[rows.require_labels()]
+    loaded = None if bank is None else BaseBank.load(bank)
+    classifier = GDCClassifier(bank=loaded, preset=preset or "default", device=device, random_state=seed, **changes)
+    return classifier.fit(rows.float32(), names), rows
+
+
+def predict_rows(classifier: Any, query: str | os.PathLike[str], reject: float | None = None) -> dict[str, Any]:
+    """Predictions for a file of rows, as columns; see `predict_features`."""
+    check_reject(reject)
+    rows = load_split(query)
+    if rows.dimension != classifier.n_features_in_:
+        raise InputError(
+            f"{query} has {rows.dimension} features and the support {classifier.n_features_in_}; "
+            "both must come from the same feature extractor"
+        )
+    return predict_features(classifier, rows.float32(), reject)
+
+
+def check_reject(reject: float | None) -> None:
+    """Refuse a level of rejection that is no share."""
+    if reject is not None and not 0 < reject < 1:
+        raise InputError(f"--reject {reject} must lie between 0 and 1, e.g. 0.05")
+
+
+def predict_features(classifier: Any, x: np.ndarray, reject: float | None = None) -> dict[str, Any]:
+    """Predictions for rows `x (Q, D)`, as columns: row, prediction, probability, one probability for each class.
+
+    With `reject` there is also `p_other`, the share of base-class examples that look at least as much like the support
+    classes as this row; rows with `p_other` ≥ reject are answered "none of these".
+    """
+    check_reject(reject)
+    probabilities = classifier.predict_proba(x)
+    best = probabilities.argmax(axis=1)
+    answers = classifier.classes_[best].astype(object)
+    table: dict[str, Any] = {"row": np.arange(len(x)), "prediction": answers, "probability": probabilities.max(axis=1)}
+    if reject is not None:
+        other = classifier.other_class_share(x)
+        answers[other >= reject] = NONE_OF_THESE
+        table["p_other"] = other
+    for c, name in enumerate(classifier.classes_):
+        table[f"p({name})"] = probabilities[:, c]
+    return table
+
+
+def write_predictions(table: dict[str, Any], path: str | os.PathLike[str]) -> None:
+    """Write the columns as parquet or, by extension, CSV."""
+    target = Path(path)
+    if target.suffix == ".csv":
+        with atomic_path(target) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow(table)
+            writer.writerows(zip(*table.values(), strict=True))
+        return
+    if target.suffix != ".parquet":
+        raise InputError(f"{target}: predictions are written as .parquet or .csv")
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns = {k: pa.array(v.tolist() if v.dtype == object else v) for k, v in table.items()}
+    with atomic_path(target) as temporary:
+        pq.write_table(pa.table(columns), temporary)

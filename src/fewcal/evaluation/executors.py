@@ -1,0 +1,156 @@
+"""Where blocks are computed: here, in processes on this machine (joblib), or on a Dask cluster.
+
+Every way yields the same blocks with the same numbers; only the order differs.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from asyncio import CancelledError
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from fewcal.errors import FewcalError, InputError
+from fewcal.evaluation.engine import Block, Engine, Job, run_block
+
+# Times that blocks are sent out again after the workers that held them were lost.
+_RETRIES = 10
+# Seconds to wait for a scheduler, and for its first worker.
+_CONNECT, _WORKERS = 10, 60
+
+
+def run_blocks(
+    job: Job,
+    todo: Sequence[tuple[int, int]],
+    *,
+    engine: Engine,
+    n_jobs: int = 1,
+    scheduler: str | None = None,
+) -> Iterator[Block]:
+    """Compute the blocks `todo`, in any order."""
+    if n_jobs == 0:
+        raise InputError("n_jobs=0 has no meaning; use 1, a number of processes, or -1 for all cores")
+    if scheduler is not None and n_jobs != 1:
+        raise InputError(f"n_jobs={n_jobs} and a Dask scheduler exclude each other; use one of them")
+    if not todo:
+        return
+    if scheduler is not None:
+        yield from _dask(job, todo, scheduler)
+    elif n_jobs == 1:
+        for start, stop in todo:
+            yield engine.run(start, stop)
+    else:
+        yield from _joblib(job, todo, n_jobs)
+
+
+def _joblib(job: Job, todo: Sequence[tuple[int, int]], n_jobs: int) -> Iterator[Block]:
+    from joblib import Parallel, delayed, effective_n_jobs
+    from joblib.externals.loky.process_executor import BrokenProcessPool
+
+    workers = min(effective_n_jobs(n_jobs), len(todo))
+    threads = max(1, (os.cpu_count() or 1) // workers)
+    # joblib memory-maps the job's arrays, so that workers share one copy of them.
+    parallel = Parallel(n_jobs=workers, return_as="generator_unordered", mmap_mode="c", pre_dispatch="2*n_jobs")
+    try:
+        yield from parallel(delayed(run_block)(job, start, stop, threads) for start, stop in todo)
+    except BrokenProcessPool as error:
+        raise FewcalError(
+            "a worker process was killed, most often for want of memory; use fewer n_jobs (a kept run can be resumed)"
+        ) from error
+
+
+def _dask(job: Job, todo: Sequence[tuple[int, int]], scheduler: str) -> Iterator[Block]:
+    with dask_client(scheduler) as client:
+        yield from _on_client(client, job, todo, scheduler)
+
+
+@contextmanager
+def dask_client(scheduler: str) -> Iterator[Any]:
+    """A Dask client for the scheduler at an address, or for "local:N": N worker processes of its own."""
+    try:
+        from distributed import Client, LocalCluster
+    except ImportError as error:
+        raise InputError("a Dask scheduler needs the package distributed: pip install 'fewcal[dask]'") from error
+    workers = _local_workers(scheduler)
+    cluster: Any = None
+    client: Any = None
+    try:
+        if workers is not None:
+            cluster = LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=":0")
+        try:
+            client = Client(cluster if cluster is not None else scheduler, timeout=_CONNECT)
+        except (OSError, ValueError) as error:
+            raise FewcalError(
+                f"no Dask scheduler answers at {scheduler!r} ({error}); start one with `dask scheduler`, "
+                "or use 'local:N' for workers on this machine"
+            ) from error
+        yield client
+    finally:
+        if client is not None:
+            client.close()
+        if cluster is not None:
+            cluster.close()
+
+
+def ship(client: Any, value: Any, scheduler: str) -> Any:
+    """A future of `value` on every worker; one that joins later takes it from another."""
+    try:
+        client.wait_for_workers(1, timeout=_WORKERS)
+        [shipped] = client.scatter([value], broadcast=True, hash=False)
+    except (OSError, ValueError) as error:  # a timeout is an OSError
+        raise FewcalError(
+            f"the Dask cluster at {scheduler!r} has no workers or is gone ({type(error).__name__}); "
+            f"start them with `dask worker {scheduler}` (what is kept on disk can be resumed)"
+        ) from error
+    return shipped
+
+
+def _on_client(client: Any, job: Job, todo: Sequence[tuple[int, int]], scheduler: str) -> Iterator[Block]:
+    from distributed import as_completed
+
+    missing = set(todo)
+    for _ in range(_RETRIES + 1):
+        shipped = ship(client, job, scheduler)
+        # The scheduler moves the blocks of a lost worker to others by itself. What it gives up, because the last copy
+        # of the job or too many workers were lost with it, comes back cancelled or failed and is sent out once more.
+        futures = {client.submit(run_block, shipped, a, b, 1, pure=False): (a, b) for a, b in sorted(missing)}
+        for future in as_completed(futures):
+            try:
+                block = future.result()
+            except (Exception, CancelledError) as error:
+                if worker_lost(error):
+                    continue
+                raise
+            missing.discard(futures.pop(future))  # drops the cluster's copy of the block
+            yield block
+        if not missing:
+            return
+    raise FewcalError(f"{len(missing)} blocks failed {_RETRIES + 1} times because workers were lost; add workers")
+
+
+def _local_workers(scheduler: str) -> int | None:
+    """Worker processes that "local:N" asks for; None for an address, `localhost:8786` among them.
+
+    >>> _local_workers("local:3"), _local_workers("localhost:8786")
+    (3, None)
+    """
+    if scheduler == "local":
+        return max(1, os.cpu_count() or 1)
+    if not scheduler.startswith("local:"):
+        return None
+    if not re.fullmatch(r"local:[1-9]\d{0,3}", scheduler):
+        raise InputError(f"scheduler={scheduler!r} is neither an address nor local:N with N from 1 worker process on")
+    return int(scheduler.removeprefix("local:"))
+
+
+def worker_lost(error: BaseException) -> bool:
+    """Whether a block failed because its worker, or the only copy of the job, went away."""
+    return type(error).__name__ in (
+        "KilledWorker",
+        "FutureCancelledError",
+        "CancelledError",
+        "LostWorker",
+        "CommClosedError",
+    )

@@ -1,0 +1,350 @@
+"""A run's folder: configuration, environment, blocks as they finish, and the results at the end.
+
+    config.json        what the numbers depend on, and the plan: borders of blocks, batch sizes, parameters as used
+    blocks/            finished blocks, until the run is complete
+    tasks.parquet      one row for each method and task
+    results.npz        counts of right answers, for re-reading
+    summary.json       figures and paired differences
+    summary.md         the same as a table
+    environment.json   versions and machine
+
+Every file is written under another name first, so that what is there is whole.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import reprlib
+import shutil
+import sys
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fewcal._utils.atomic import atomic_path, write_json
+from fewcal._version import __version__
+from fewcal.errors import FileFormatError, InputError
+from fewcal.evaluation import Protocol, Results
+from fewcal.evaluation.engine import Block
+from fewcal.evaluation.stats import CalibrationBins
+
+FORMAT = "fewcal-run"
+FORMAT_VERSION = 1
+# What reading a torn or foreign npz file may raise.
+_UNREADABLE = (OSError, ValueError, KeyError, TypeError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error)
+
+
+class Run:
+    """The folder of one evaluation."""
+
+    def __init__(self, folder: Path, config: dict[str, Any]) -> None:
+        self.folder = folder
+        self.config = config
+
+    @classmethod
+    def open(cls, folder: Path, identity: dict[str, Any], *, resume: bool) -> Run:
+        """Begin a run in a new or empty folder, or continue the one that is there."""
+        file = folder / "config.json"
+        plain = json.loads(json.dumps(identity, default=str))
+        if file.is_file():
+            if not resume:
+                raise InputError(f"{folder} already holds a run; continue it with --resume or choose another folder")
+            config = _read_config(folder)
+            if config["identity"] != plain:
+                raise InputError(
+                    f"{folder} holds another run: {first_difference(config['identity'], plain)}; "
+                    "resume with the same settings or choose another folder"
+                )
+            return cls(folder, config)
+        if folder.exists() and not folder.is_dir():
+            raise InputError(f"{folder} is a file; choose a new folder")
+        # A run killed while it wrote its very first file leaves only that, half-written under another name.
+        if folder.exists() and not all(p.match(".config.json.*.tmp") for p in folder.iterdir()):
+            raise InputError(f"{folder} is not empty and holds no run; choose a new folder")
+        config = {
+            "format": FORMAT,
+            "version": FORMAT_VERSION,
+            "fewcal": __version__,
+            "started": datetime.now(UTC).isoformat(timespec="seconds"),
+            "identity": plain,
+        }
+        run = cls(folder, config)
+        write_json(folder / "config.json", config)
+        return run
+
+    def plan(self, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """The plan that this run began with, or a new one."""
+        if "plan" not in self.config:
+            self.config["plan"] = make()
+            write_json(self.folder / "config.json", self.config)
+        return dict(self.config["plan"])
+
+    def results(self) -> Results | None:
+        """The results, if the run is finished and they can be read."""
+        if not (self.folder / "results.npz").is_file():
+            return None
+        try:
+            return load_run(self.folder)
+        except FileFormatError:
+            return None
+
+    # ---- blocks -------------------------------------------------------------------------------------------------
+
+    def save_block(self, block: Block) -> None:
+        """Keep a finished block."""
+        arrays = _arrays(block.classes, block.correct, block.bins, block.seconds)
+        with atomic_path(self.folder / "blocks" / f"{block.start:08d}.npz") as temporary, temporary.open("wb") as file:
+            np.savez(file, **arrays)
+
+    def load_blocks(self, methods: list[str], borders: Sequence[tuple[int, int]], way: int) -> dict[int, Block]:
+        """Blocks that an earlier start of this run has finished; a damaged one is left out, to be computed again."""
+        found = {}
+        for start, stop in borders:
+            try:
+                with np.load(self.folder / "blocks" / f"{start:08d}.npz", allow_pickle=False) as f:
+                    block = Block(start, *_outcome(f, methods))
+            except _UNREADABLE:
+                continue
+            if all(a.shape == (stop - start, way) for a in (block.classes, *block.correct.values())):
+                found[start] = block
+        return found
+
+    # ---- the end --------------------------------------------------------------------------------------------------
+
+    def finish(self, results: Results, env: dict[str, Any]) -> None:
+        """Write the results and drop the blocks."""
+        summary = results.summary()
+        write_json(self.folder / "environment.json", env)
+        write_json(self.folder / "summary.json", summary)
+        with atomic_path(self.folder / "summary.md") as temporary:
+            temporary.write_text(markdown(summary), encoding="utf-8")
+        _write_parquet(self.folder / "tasks.parquet", results)
+        arrays = _arrays(results.classes, results.correct, results.bins, results.seconds)
+        with atomic_path(self.folder / "results.npz") as temporary, temporary.open("wb") as file:
+            np.savez_compressed(file, **arrays)
+        shutil.rmtree(self.folder / "blocks", ignore_errors=True)
+        for left in self.folder.glob(".*.tmp"):  # of earlier starts that were killed while they wrote
+            left.unlink(missing_ok=True)
+
+
+def load_run(folder: str | Path) -> Results:
+    """Re-read a finished run."""
+    folder = Path(folder)
+    if not (folder / "config.json").is_file():
+        raise InputError(f"{folder} holds no run (no config.json); give a folder made by `fewcal evaluate --out`")
+    config = _read_config(folder)
+    if not (folder / "results.npz").is_file():
+        raise InputError(
+            f"the run in {folder} is not finished; continue it with `fewcal evaluate … --out {folder} --resume`"
+        )
+    identity = config["identity"]
+    try:
+        protocol = Protocol(**identity["protocol"])
+        with np.load(folder / "results.npz", allow_pickle=False) as f:
+            outcome = _outcome(f, list(identity["methods"]))
+        return Results(protocol, list(identity["class_names"]), *outcome, config["plan"]["settings"], identity)
+    except _UNREADABLE as error:
+        raise FileFormatError(
+            f"the run in {folder} is damaged ({type(error).__name__}: {error}); evaluate again with --resume"
+        ) from error
+
+
+def compare_runs(folders: Sequence[str | Path], reference: str | None = None) -> dict[str, Any]:
+    """Methods of several finished runs side by side, with paired statistics; all runs must have the same tasks.
+
+    A method that two runs share is named `run/method`.
+    """
+    if not folders:
+        raise InputError("no runs were given")
+    merged = merge_runs({str(Path(f)): load_run(f) for f in folders})
+    if reference is not None and reference not in merged.correct:
+        raise InputError(f"reference {reference!r} is not among {', '.join(merged.correct)}")
+    return merged.summary(reference)
+
+
+def merge_runs(loaded: Mapping[str, Results]) -> Results:
+    """The methods of several runs on the same tasks, by folder, as one run."""
+    first_name, first = next(iter(loaded.items()))
+    for name, other in loaded.items():
+        # The base classes may differ: tasks are drawn from one split, in the order of its classes.
+        a, b = task_identity(first), task_identity(other)
+        if a != b:
+            difference = first_difference(a, b)
+            raise InputError(
+                f"{first_name} and {name} have different tasks: {difference}; only equal tasks can be paired"
+            )
+    counts = Counter(m for r in loaded.values() for m in r.correct)
+    merged = Results(first.protocol, first.class_names, first.classes, {}, {}, {}, {}, first.identity)
+    for name, r in loaded.items():
+        for method in r.correct:
+            label = method if counts[method] == 1 else f"{Path(name).name}/{method}"
+            if label in merged.correct:
+                label = f"{name}/{method}"
+            merged.correct[label], merged.bins[label] = r.correct[method], r.bins[method]
+            merged.seconds[label], merged.settings[label] = r.seconds[method], r.settings[method]
+    return merged
+
+
+def markdown(summary: dict[str, Any]) -> str:
+    """The summary as a Markdown table."""
+    p = summary["protocol"]
+    lines = [
+        f"{p['tasks']} tasks, {p['way']}-way {p['shot']}-shot, {p['query']} queries a class, split {p['split']}, "
+        f"seed {p['seed']}",
+        "",
+        "| method | accuracy % | 95% half-width | over classes 95% | worst 10% | ECE | tasks/s |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for name, m in summary["methods"].items():
+        interval = m["class_interval"]
+        span = f"{100 * interval['low']:.1f}–{100 * interval['high']:.1f}" if interval else "–"
+        speed = f"{m['tasks_per_second']:.0f}" if m["tasks_per_second"] else "–"
+        cells = [f"{100 * m['accuracy']:.2f}", show_points(m["ci95"]), span, f"{100 * m['worst10']:.2f}"]
+        lines.append(f"| {name} | {' | '.join(cells)} | {m['ece']:.3f} | {speed} |")
+    if summary["paired"]:
+        lines += [
+            "",
+            "| difference | points | 95% half-width | p (t, Holm) | p (Wilcoxon, Holm) |",
+            "|---|---:|---:|---:|---:|",
+        ]
+        for d in summary["paired"]:
+            lines.append(
+                f"| {d['a']} − {d['b']} | {100 * d['difference']:+.2f} | {show_points(d['ci95'])} | "
+                f"{show_p(d['p_t_holm'])} | {show_p(d['p_wilcoxon_holm'])} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Versions and machine, for the record."""
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+    return {
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        "fewcal": __version__,
+        "python": sys.version.split()[0],
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "platform": platform.platform(),
+        "threads": torch.get_num_threads(),
+        "device": str(device),
+        "gpu": gpu,
+    }
+
+
+def show_points(value: float | None) -> str:
+    """A share in points; a single task has no interval."""
+    return "–" if value is None else f"{100 * value:.2f}"
+
+
+def show_p(value: float | None) -> str:
+    """A p-value; what is smaller than anyone needs to know is not spelled out."""
+    if value is None:
+        return "–"
+    return "< 0.0001" if value < 1e-4 else f"{value:.4f}"
+
+
+def _arrays(
+    classes: np.ndarray,
+    correct: dict[str, np.ndarray],
+    bins: dict[str, CalibrationBins],
+    seconds: dict[str, float],
+) -> dict[str, Any]:
+    """What a block or a whole run found, as arrays for npz; `_outcome` reads them back."""
+    arrays: dict[str, Any] = {"classes": classes}
+    for name in correct:
+        arrays[f"correct/{name}"] = correct[name]
+        arrays[f"seconds/{name}"] = np.float64(seconds[name])
+        for key, value in bins[name].to_dict().items():
+            arrays[f"bins.{key}/{name}"] = np.array(value, np.int64)
+    return arrays
+
+
+def _outcome(
+    f: Any, methods: list[str]
+) -> tuple[np.ndarray, dict[str, np.ndarray], dict[str, CalibrationBins], dict[str, float]]:
+    return (
+        f["classes"],
+        {m: f[f"correct/{m}"] for m in methods},
+        {m: _bins(f, m) for m in methods},
+        {m: float(f[f"seconds/{m}"]) for m in methods},
+    )
+
+
+def _bins(f: Any, method: str) -> CalibrationBins:
+    return CalibrationBins.from_dict({k: f[f"bins.{k}/{method}"] for k in ("counts", "correct", "confidence")})
+
+
+def _write_parquet(path: Path, results: Results) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    tasks = len(results.classes)
+    names = np.array(results.class_names, dtype=object)[results.classes]
+    parts = []
+    for name in results.correct:
+        parts.append(
+            pa.table(
+                {
+                    "method": pa.array([name] * tasks).dictionary_encode(),
+                    "task": np.arange(tasks),
+                    "accuracy": results.accuracy(name),
+                    "correct": list(results.correct[name]),
+                    "classes": names.tolist(),
+                }
+            )
+        )
+    with atomic_path(path) as temporary:
+        pq.write_table(pa.concat_tables(parts).unify_dictionaries(), temporary)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise FileFormatError(f"{path} cannot be read ({error})") from error
+    if not isinstance(value, dict):
+        raise FileFormatError(f"{path} is not a JSON object")
+    return value
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    file = folder / "config.json"
+    config = _read_json(file)
+    if config.get("format") != FORMAT or not isinstance(config.get("identity"), dict):
+        raise FileFormatError(f"{file} is not the configuration of a fewcal run; choose another folder")
+    if config.get("version") != FORMAT_VERSION:
+        raise FileFormatError(
+            f"{file} is of run format {config.get('version')}, this fewcal reads {FORMAT_VERSION}; "
+            f"use fewcal {config.get('fewcal')} or evaluate anew"
+        )
+    return config
+
+
+def task_identity(results: Results) -> dict[str, Any]:
+    """What two runs must have in common to have the same tasks."""
+    i, split = results.identity, results.protocol.split
+    return {
+        "protocol": i["protocol"],
+        "features": {split: i["features"][split]},
+        "episodes": i["episodes"],
+        "class_names": i["class_names"],
+    }
+
+
+def first_difference(a: Any, b: Any, where: str = "") -> str:
+    if isinstance(a, dict) and isinstance(b, dict):
+        for key in sorted(a.keys() | b.keys()):
+            inside = f"{where}.{key}" if where else key
+            if (key in a) != (key in b):
+                return f"only one has {inside}"
+            if a[key] != b[key]:
+                return first_difference(a[key], b[key], inside)
+    return f"{where} is {reprlib.repr(a)} in one and {reprlib.repr(b)} in the other"

@@ -1,0 +1,234 @@
+r"""FactorGaussian: a batch of normal distributions with covariance FᵀF + a·I + b·11ᵀ (eq. 9-10).
+
+The paper's shrunk covariance has exactly this form, so it is never built: sampling is one product with F and a cheap
+isotropic part, solving is Woodbury's identity. `dense()` is there for tests and small problems.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fewcal._utils.bfloat16 import half_pays, products
+from fewcal._utils.randomness import TaskRandom
+from fewcal.errors import FewcalWarning, InputError
+
+# Numbers made at a time on a CPU. It bounds memory; it is fixed because it fixes the random stream.
+_AT_ONCE = 1 << 20
+CLIP_MARGIN = 1e-3
+
+
+@dataclass(frozen=True, eq=False)
+class FactorGaussian:
+    """Normal distributions N(mean, FᵀF + a·I + b·11ᵀ) over a batch of any shape `B`.
+
+    Attributes
+    ----------
+    mean : Tensor (*B, D)
+    factor : Tensor (*B, P, D)
+        F; P may be 0, leading dimensions may be expanded views, and it may be in half precision.
+    a : Tensor (*B) or None
+        Weight of the unit matrix, ≥ 0. `None` means that it is zero everywhere, which saves the isotropic noise.
+    b : Tensor (*B)
+        Weight of the all-ones matrix, a + b·D ≥ 0.
+
+    Examples
+    --------
+    >>> g = FactorGaussian(torch.zeros(2), torch.tensor([[1.0, 0.0]]), torch.tensor(1.0), torch.tensor(0.5))
+    >>> g.dense()
+    tensor([[2.5000, 0.5000],
+            [0.5000, 1.5000]])
+    >>> g.sample(3, 0).shape
+    torch.Size([3, 2])
+    """
+
+    mean: Tensor
+    factor: Tensor
+    a: Tensor | None
+    b: Tensor
+
+    @property
+    def dim(self) -> int:
+        """D."""
+        return int(self.mean.shape[-1])
+
+    def _a(self) -> Tensor:
+        return torch.zeros_like(self.b) if self.a is None else self.a
+
+    def dense(self) -> Tensor:
+        """The covariance matrices `(*B, D, D)`."""
+        eye = torch.eye(self.dim, dtype=self.mean.dtype, device=self.mean.device)
+        factor = self.factor.to(self.mean.dtype)
+        return factor.mT @ factor + self._a()[..., None, None] * eye + self.b[..., None, None]
+
+    def sample(self, n: int, random: TaskRandom | torch.Generator | int, out: Tensor | None = None) -> Tensor:
+        """Draw `n` points from each distribution, `(*B, n, D)` (eq. 10), into `out` where it is given.
+
+        With a `TaskRandom` the first batch dimension is the tasks' and each task draws from its own stream.
+        """
+        if n < 1:
+            raise InputError(f"n={n} must be at least 1")
+        if isinstance(random, TaskRandom):
+            if self.mean.shape[0] != len(random):
+                raise InputError(f"{len(random)} random streams for {self.mean.shape[0]} tasks")
+            batch: tuple[int, ...] = tuple(self.mean.shape[:-1])
+        else:
+            # One stream for everything: a single task.
+            batch = (1, *self.mean.shape[:-1])
+            if isinstance(random, int):
+                random = TaskRandom(random, device=self.mean.device)
+            else:
+                generator, random = random, TaskRandom(0, device=self.mean.device)
+                random.generators = [generator]
+        shape = (*self.mean.shape[:-1], n, self.dim)
+        result = torch.empty(shape, dtype=self.mean.dtype, device=self.mean.device) if out is None else out
+        if result.shape != shape:
+            raise InputError(f"out has shape {tuple(result.shape)}, expected {shape}")
+        tasks, each, d, p = batch[0], math.prod(batch[1:]), self.dim, self.factor.shape[-2]
+        flat = result.view(tasks, each, n, d)
+        mean = self.mean.reshape(tasks, each, 1, d)
+        factor = self.factor.expand(*self.mean.shape[:-1], p, d).reshape(tasks, each, p, d)
+        root, along = (v.reshape(tasks, each, 1, 1) for v in self._base_root())
+        if flat.is_cuda:
+            self._draw(flat, mean, factor, root, along, random)
+            return result
+        # On a CPU some points of one task at a time, which bounds memory and keeps them in the cache.
+        some, rows = max(1, _AT_ONCE // (n * max(p, d))), max(1, _AT_ONCE // max(p, d))
+        for t in range(tasks):
+            own = random.part(slice(t, t + 1))
+            for begin in range(0, each, some):
+                at = (slice(t, t + 1), slice(begin, begin + some))
+                for part in flat[at].split(rows, dim=2):
+                    self._draw(part, mean[at], factor[at], root[at], along[at], own)
+        return result
+
+    def _base_root(self) -> tuple[Tensor, Tensor]:
+        """r and s, `(*B)`, with r·I + s·11ᵀ the square root of a·I + b·11ᵀ: √a and (√(a+bD) − √a)/D."""
+        root = self._a().clamp(min=0).sqrt()
+        return root, ((self._a() + self.b * self.dim).clamp(min=0).sqrt() - root) / self.dim
+
+    def _draw(self, out: Tensor, mean: Tensor, factor: Tensor, root: Tensor, along: Tensor, random: TaskRandom) -> None:
+        """Points into `out (T, S, n, D)`: the mean, noise with covariance a·I + b·11ᵀ, and G·F, G standard normal."""
+        if self.a is None:  # one number a point suffices
+            noise = random.normal(*out.shape[1:-1], 1, dtype=out.dtype)
+            torch.add(mean, noise * (along * self.dim**0.5), out=out)
+        else:
+            random.fill_normal(out)
+            stretch = out.sum(dim=-1, keepdim=True) * along
+            out.mul_(root).add_(stretch).add_(mean)
+        if factor.shape[-2]:
+            low = factor.dtype if factor.dtype != out.dtype else torch.bfloat16 if half_pays(factor) else out.dtype
+            latent = random.normal(*out.shape[1:-1], factor.shape[-2], dtype=out.dtype if out.is_cuda else low)
+            out.add_(products(latent.to(low).flatten(0, 1), factor.to(low).flatten(0, 1)).view_as(out))
+
+    # ---- B = a·I + b·11ᵀ, and Woodbury around it ------------------------------------------------------------------
+
+    def _base_solve(self, v: Tensor) -> Tensor:
+        """B⁻¹v for `v (*B, M, D)`, by Sherman and Morrison."""
+        a = self._a()[..., None, None]
+        b = self.b[..., None, None]
+        return (v - (b / (a + b * self.dim)) * v.sum(dim=-1, keepdim=True)) / a
+
+    def _require_invertible(self) -> None:
+        a = self._a()
+        if bool((a <= 0).any()) or bool((a + self.b * self.dim <= 0).any()):
+            raise InputError(
+                "a covariance without an isotropic part (a = 0) has no inverse in general; use alpha1 > 0, "
+                "or a head that trains on samples"
+            )
+
+    def _capacitance(self) -> tuple[Tensor, Tensor]:
+        """B⁻¹Fᵀ as rows `(*B, P, D)` and the Cholesky factor of I + F·B⁻¹·Fᵀ `(*B, P, P)`."""
+        self._require_invertible()
+        scaled = self._base_solve(self.factor)
+        inner = self.factor @ scaled.mT
+        inner = inner + torch.eye(inner.shape[-1], dtype=inner.dtype, device=inner.device)
+        return scaled, torch.linalg.cholesky(inner)
+
+    def solve(self, v: Tensor) -> Tensor:
+        """Σ⁻¹v for rows `v (*B, M, D)`, by Woodbury: only P×P systems are solved."""
+        scaled, chol = self._capacitance()
+        base = self._base_solve(v)
+        if not self.factor.shape[-2]:
+            return base
+        inner = torch.cholesky_solve(self.factor @ base.mT, chol)
+        return base - inner.mT @ scaled
+
+    def logdet(self) -> Tensor:
+        """log |Σ|, `(*B)`."""
+        _, chol = self._capacitance()
+        a = self._a()
+        base = (self.dim - 1) * a.log() + (a + self.b * self.dim).log()
+        return base + 2 * chol.diagonal(dim1=-2, dim2=-1).log().sum(dim=-1)
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        """Log-density of rows `x (*B, M, D)`, `(*B, M)`."""
+        z = x - self.mean[..., None, :]
+        square = (z * self.solve(z)).sum(dim=-1)
+        return -0.5 * (square + self.logdet()[..., None] + self.dim * math.log(2 * math.pi))
+
+    def eigen_clipped(self) -> FactorGaussian:
+        """The nearest positive semi-definite covariance: negative eigenvalues set to 0 (what the authors' script did).
+
+        This is dense, O(D³) for each distribution; the analytic clip of `shrink` costs nothing.
+        """
+        values, vectors = torch.linalg.eigh(self.dense().double())
+        factor = (values.clamp(min=0).sqrt()[..., None] * vectors.mT).to(self.mean.dtype)
+        return FactorGaussian(self.mean, factor, None, torch.zeros_like(self.b))
+
+
+def shrink(
+    sigma1: Tensor,
+    sigma2: Tensor,
+    dim: int,
+    alpha1: float,
+    alpha2_ratio: float,
+    *,
+    clip: bool = True,
+) -> tuple[Tensor, Tensor]:
+    r"""The two scalars of the shrunk covariance (eq. 9): :math:`a = α_1σ_1 - α_2σ_2` and :math:`b = α_2σ_2`.
+
+    :math:`Σ'_s = Σ' + α_1σ_1 I + α_2σ_2(11^T - I)` with :math:`α_2 = \text{alpha2\_ratio}·α_1`. As Σ' is positive
+    semi-definite, Σ'ₛ is too if :math:`-α_1σ_1/(D-1) \le b \le α_1σ_1`; with `clip` b is brought into that interval,
+    `CLIP_MARGIN` inside its ends.
+
+    Parameters
+    ----------
+    sigma1, sigma2 : Tensor, any shape
+        Mean variance and mean off-diagonal covariance of Σ'.
+    dim : int
+        D.
+
+    Examples
+    --------
+    >>> a, b = shrink(torch.tensor(2.0), torch.tensor(0.1), dim=10, alpha1=3.0, alpha2_ratio=2.0)
+    >>> round(float(a), 4), round(float(b), 4)
+    (5.4, 0.6)
+    """
+    if not (alpha1 >= 0 and math.isfinite(alpha1)):
+        raise InputError(
+            f"alpha1={alpha1!r} must be a finite number ≥ 0; it scales the mean variance added to the diagonal"
+        )
+    if not (alpha2_ratio >= 0 and math.isfinite(alpha2_ratio)):
+        raise InputError(f"alpha2_ratio={alpha2_ratio!r} must be a finite number ≥ 0; it is α2/α1")
+    diagonal = alpha1 * sigma1
+    b = alpha1 * alpha2_ratio * sigma2
+    if clip:
+        # A hair inside the interval: at its ends the covariance has no inverse.
+        high = (1 - CLIP_MARGIN) * diagonal
+        clipped = torch.minimum(torch.maximum(b, -high / max(dim - 1, 1)), high)
+        moved = (clipped - b).abs() > 1e-6 * diagonal
+        if bool(moved.any()):
+            # No counts in the message: the same text from every batch is shown once.
+            warnings.warn(
+                f"alpha2_ratio={alpha2_ratio:g} asks for off-diagonal terms that no covariance can have: α2σ2 was "
+                "clipped into [−α1σ1/(D−1), α1σ1] to keep Σ'ₛ positive semi-definite; lower alpha2_ratio to avoid this",
+                FewcalWarning,
+                stacklevel=2,
+            )
+        b = clipped
+    return diagonal - b, b

@@ -1,0 +1,1 @@
+"""Files of features: reading and writing them."""

@@ -1,0 +1,319 @@
+"""Pictures: where they lie, and one of them as an array.
+
+A source is a folder with one folder for each class, a CSV list (`path`, optional `label` and `split`), an `.npz` pack
+of encoded pictures, or a single file. `find_pictures` lists a source without opening the pictures; `Pictures.load`
+decodes one; `decoded` decodes many with a pool of threads (Pillow lets go of the interpreter while it decodes).
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from fewcal.errors import FileFormatError, InputError
+from fewcal.features.io.tables import class_name, read_csv
+from fewcal.features.sources.items import Items, decoded, refuse_bad
+
+# By extension, so that listing opens nothing. Formats that Pillow cannot read (HEIC without its plugin) are in it on
+# purpose: such a file is reported as unreadable, not passed over in silence.
+EXTENSIONS = frozenset(
+    "avif bmp gif heic heif jfif jp2 jpe jpeg jpg pbm pgm png pnm ppm tga tif tiff webp".split()  # noqa: SIM905
+)
+# A small file can claim to be a picture of any size. This is Pillow's own limit, kept also where somebody lifted that.
+MOST_PIXELS = 178_956_970
+_IGNORED_FOLDERS = {"__MACOSX", "@eaDir"}
+
+
+# ---- one picture ----------------------------------------------------------------------------------------------------
+
+
+def decode(picture: bytes | str | os.PathLike[str], at_least: int | None = None, name: str | None = None) -> np.ndarray:
+    """One encoded picture as RGB, uint8 `(H, W, 3)`, upright.
+
+    EXIF rotation is applied; grey, palette, CMYK and 16-bit pictures become RGB; what is transparent becomes white; of
+    an animation the first frame is taken. With `at_least` a big JPEG is decoded at a fraction of its size, as long as
+    the shorter side keeps that many pixels: 20 megapixels then cost what one does.
+
+    >>> from io import BytesIO
+    >>> from PIL import Image
+    >>> file = BytesIO()
+    >>> Image.new("L", (4, 2), 255).save(file, "PNG")
+    >>> decode(file.getvalue()).shape
+    (2, 4, 3)
+    """
+    Image = _pillow()
+    shown = name or ("a picture" if isinstance(picture, bytes) else str(picture))
+    try:
+        with Image.open(io.BytesIO(picture) if isinstance(picture, bytes) else picture) as image:
+            width, height = image.size
+            if width * height > MOST_PIXELS:
+                raise ValueError(f"{width}×{height} pixels, more than {MOST_PIXELS:,}")
+            if at_least is not None and image.format == "JPEG":
+                scale = at_least / min(width, height)
+                image.draft(None, (int(width * scale) + 1, int(height * scale) + 1))
+            return np.asarray(_upright_rgb(image))
+    except FileNotFoundError:
+        raise InputError(f"{shown} does not exist") from None
+    except PermissionError:
+        raise InputError(f"{shown} may not be read; check its permissions") from None
+    except Exception as error:
+        # Decoders of damaged files raise whatever they stumble over: struct.error, SyntaxError, OverflowError, …
+        reason = " ".join(str(error).split())[:120] or type(error).__name__
+        if "cannot identify image file" in reason:
+            reason = "not a picture, or of an unknown format"
+        raise InputError(f"{shown} cannot be read as a picture ({reason})") from error
+
+
+def _upright_rgb(image: Any) -> Any:
+    from PIL import Image, ImageOps
+
+    if getattr(image, "is_animated", False):
+        image.seek(0)
+    image = ImageOps.exif_transpose(image)
+    if image.mode.startswith(("I", "F")):  # 16 or 32 bits a pixel: Pillow would cut off what is above 255
+        grey: np.ndarray = np.asarray(image).astype(np.float32)
+        if image.mode.startswith("I") and grey.max(initial=0) > 255:
+            grey = grey / 257
+        elif image.mode == "F" and grey.max(initial=0) <= 1:
+            grey = grey * 255
+        image = Image.fromarray(np.nan_to_num(grey).clip(0, 255).astype(np.uint8))
+    if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
+        image = image.convert("RGBA")
+        white = Image.new("RGBA", image.size, (255, 255, 255, 255))
+        image = Image.alpha_composite(white, image)
+    return image.convert("RGB")
+
+
+def fitted(picture: np.ndarray, size: int, crop: float | None = 1.0) -> np.ndarray:
+    """A picture `(H, W, 3)` as a square `(size, size, 3)`, bicubic.
+
+    `crop` is the share of the shorter side that the square in the middle takes; `None` squashes the whole picture
+    into the square.
+
+    >>> fitted(np.zeros((40, 60, 3), np.uint8), 8).shape
+    (8, 8, 3)
+    """
+    Image = _pillow()
+    height, width = picture.shape[:2]
+    box = None
+    if crop is not None:
+        side = max(min(height, width) * crop, min(1, height, width))
+        left, top = (width - side) / 2, (height - side) / 2
+        box = (left, top, left + side, top + side)
+    if (height, width) == (size, size) and crop in (None, 1.0):
+        return picture
+    image = Image.fromarray(picture).resize((size, size), Image.Resampling.BICUBIC, box, reducing_gap=3.0)
+    return np.asarray(image)
+
+
+def encoded(picture: np.ndarray, longest: int = 160, quality: int = 80) -> bytes:
+    """A picture `(H, W, 3)` as the bytes of a JPEG whose longer side has at most `longest` pixels."""
+    Image = _pillow()
+    image = Image.fromarray(picture)
+    image.thumbnail((longest, longest))
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", quality=quality)
+    return buffer.getvalue()
+
+
+def _pillow() -> Any:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise InputError("pictures need the package Pillow: pip install 'fewcal[images]'") from error
+    return Image
+
+
+# ---- many pictures --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Pictures(Items):
+    """Pictures by their files, or as pieces of a pack; names are paths relative to the source."""
+
+    _paths: list[Path] | None = None
+    _pack: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None  # all bytes, first and last byte of each picture
+
+    kind: ClassVar[str] = "picture"
+
+    def load(self, i: int, at_least: int | None = None) -> np.ndarray:
+        """Picture i as uint8 `(H, W, 3)`; see `decode`."""
+        if self._paths is not None:
+            return decode(self._paths[i], at_least, self.names[i])
+        assert self._pack is not None
+        data, first, last = self._pack
+        return decode(data[first[i] : last[i]].tobytes(), at_least, self.names[i])
+
+    def _taken(self, at: list[int]) -> dict[str, Any]:
+        pack = self._pack
+        return {
+            "_paths": None if self._paths is None else [self._paths[i] for i in at],
+            "_pack": None if pack is None else (pack[0], pack[1][at], pack[2][at]),
+        }
+
+    def arrays(self, size: int, crop: float | None = None, workers: int | None = None) -> np.ndarray:
+        """All of them as one array `(R, size, size, 3)` uint8, squashed to squares unless `crop` is given."""
+        out = np.empty((len(self), size, size, 3), np.uint8)
+
+        def one(i: int) -> None:
+            out[i] = fitted(self.load(i, 2 * size), size, crop)
+
+        refuse_bad([e for e in decoded(range(len(self)), one, workers) if e is not None], len(self))
+        return out
+
+
+# ---- sources --------------------------------------------------------------------------------------------------------
+
+
+def find_pictures(source: str | os.PathLike[str], labelled: bool = True) -> Pictures:
+    """List the pictures of a source: a folder, a CSV list, an `.npz` pack, or one picture.
+
+    With `labelled` a folder must hold one folder for each class. Without, every picture below it is taken, and the
+    folder right above a picture counts as its label where all pictures lie in folders.
+    """
+    path = Path(source)
+    if not path.exists():
+        raise InputError(f"{path} does not exist; give a folder of pictures, a CSV list or an .npz pack")
+    if path.is_dir():
+        return _labelled_folder(path) if labelled else _loose_folder(path)
+    suffix = path.suffix.lower().lstrip(".")
+    if suffix == "csv":
+        return _listed(path, labelled)
+    if suffix == "npz":
+        return _packed(path)
+    if suffix in EXTENSIONS and not labelled:
+        return Pictures([path.name], None, None, str(path), [path])
+    raise InputError(
+        f"{path} is no source of pictures; give a folder with one folder a class, a CSV list or an .npz pack"
+    )
+
+
+def picture_files(folder: Path) -> list[Path]:
+    """All picture files below a folder, sorted by their path; hidden ones and those of other kinds are passed over."""
+    found = []
+    for root, folders, files in os.walk(folder, followlinks=True):
+        folders[:] = [f for f in folders if _shown(f)]
+        found += [Path(root, f) for f in files if is_picture(f)]
+    return sorted(found, key=lambda p: _name(p, folder))
+
+
+def is_picture(name: str) -> bool:
+    """Whether a file of this name is taken for a picture."""
+    return _shown(name) and Path(name).suffix.lower()[1:] in EXTENSIONS
+
+
+def class_folders(folder: Path) -> list[Path]:
+    """The folders in a folder, sorted; hidden ones are passed over."""
+    return sorted((p for p in folder.iterdir() if p.is_dir() and _shown(p.name)), key=lambda p: p.name)
+
+
+def _shown(name: str) -> bool:
+    return not name.startswith(".") and name not in _IGNORED_FOLDERS
+
+
+def _name(path: Path, folder: Path) -> str:
+    return path.relative_to(folder).as_posix()
+
+
+def _labelled_folder(folder: Path) -> Pictures:
+    names, labels, paths = [], [], []
+    empty = []
+    for below in class_folders(folder):
+        files = picture_files(below)
+        if not files:
+            empty.append(below.name)
+        names += [_name(p, folder) for p in files]
+        labels += [class_name(below.name)] * len(files)
+        paths += files
+    loose = [p.name for p in sorted(folder.iterdir()) if p.is_file() and is_picture(p.name)]
+    if loose:
+        more = f" and {len(loose) - 1} more" if len(loose) > 1 else ""
+        what = "put the pictures of each class into a folder of its own" if not names else "move them into one"
+        raise InputError(f"{folder}: {loose[0]}{more} in no class folder; {what}")
+    if not names:
+        kinds = f" (its folders {', '.join(empty[:3])} hold none)" if empty else ""
+        raise InputError(f"{folder} holds no pictures{kinds}; put the pictures of each class into a folder of its own")
+    if empty:
+        raise InputError(f"{folder}: the class folder {empty[0]!r} holds no pictures; add some or remove it")
+    inner = {name.split("/")[1] for name in names if name.count("/") > 1}
+    if len(set(labels)) == 1 and len(inner) > 1:
+        raise InputError(
+            f"{folder} has one class folder only, {labels[0]!r}, with folders in it; give {folder / labels[0]}"
+        )
+    return Pictures(names, labels, None, str(folder), paths)
+
+
+def _loose_folder(folder: Path) -> Pictures:
+    paths = picture_files(folder)
+    if not paths:
+        raise InputError(f"{folder} holds no pictures; known are {', '.join(sorted(EXTENSIONS))}")
+    above = [p.relative_to(folder).parts[0] if p.parent != folder else None for p in paths]
+    labels = None if None in above else [class_name(str(a)) for a in above]
+    return Pictures([_name(p, folder) for p in paths], labels, None, str(folder), paths)
+
+
+def _listed(path: Path, labelled: bool) -> Pictures:
+    table = read_csv(path, need=["path", "label"] if labelled else ["path"])
+    paths = [path.parent / p for p in table["path"]]
+    labels = [class_name(x) for x in table["label"]] if "label" in table else None
+    if labels is not None and "" in labels:
+        if labelled:
+            raise InputError(f"{path}: row {labels.index('') + 2} has no label; every picture needs a class")
+        labels = None
+    return Pictures(list(table["path"]), labels, table.get("split"), str(path), paths)
+
+
+def _packed(path: Path) -> Pictures:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {k: file[k] for k in ("data", "offsets", "labels", "classes", "names") if k in file.files}
+    except (OSError, ValueError) as error:
+        raise FileFormatError(f"{path} cannot be read as npz ({' '.join(str(error).split())[:120]})") from error
+    if missing := [k for k in ("data", "offsets") if k not in arrays]:
+        raise FileFormatError(f"{path} is no pack of pictures: no array {missing[0]!r}; it needs data and offsets")
+    data, offsets = arrays["data"], arrays["offsets"].astype(np.int64)
+    count = len(offsets) - 1
+    if data.dtype != np.uint8 or count < 1 or offsets[0] < 0 or offsets[-1] > len(data) or (np.diff(offsets) < 0).any():
+        raise FileFormatError(f"{path} is a damaged pack: its offsets do not fit its {len(data)} bytes")
+    raw = arrays.get("names", np.array([f"picture {i}" for i in range(count)]))
+    names = [n.decode("utf-8", "replace") if isinstance(n, bytes) else str(n) for n in raw]
+    labels = None
+    if "labels" in arrays:
+        codes = arrays["labels"]
+        classes = [class_name(str(c)) for c in arrays["classes"]] if "classes" in arrays else None
+        if (
+            len(codes) != count
+            or len(names) != count
+            or (classes and not 0 <= codes.min() <= codes.max() < len(classes))
+        ):
+            raise FileFormatError(
+                f"{path} is a damaged pack: labels, names and classes do not fit its {count} pictures"
+            )
+        labels = [classes[int(c)] if classes else str(c) for c in codes]
+        if classes:  # file names may repeat across classes
+            names = [f"{label}/{name}" for label, name in zip(labels, names, strict=True)]
+    return Pictures(names, labels, None, str(path), None, (data, offsets[:-1], offsets[1:]))
+
+
+def write_pack(
+    path: str | os.PathLike[str], pictures: Sequence[bytes], labels: Sequence[str], names: Sequence[str]
+) -> None:
+    """Write encoded pictures as one `.npz` pack that `find_pictures` reads."""
+    from fewcal._utils.atomic import atomic_path
+
+    classes = sorted(set(labels))
+    arrays = {
+        "data": np.frombuffer(b"".join(pictures), np.uint8),
+        "offsets": np.cumsum([0, *(len(p) for p in pictures)]),
+        "labels": np.array([classes.index(label) for label in labels], np.int32),
+        "classes": np.array(classes),
+        "names": np.array(list(names)),
+    }
+    with atomic_path(path) as temporary, temporary.open("wb") as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]

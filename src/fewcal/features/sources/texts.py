@@ -1,0 +1,116 @@
+"""Texts: a CSV or JSON-lines file with a text and a label in each row, or plain text with one text a line."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from fewcal.errors import FileFormatError, InputError
+from fewcal.features.io.tables import class_name, read_csv
+from fewcal.features.sources.items import Items
+
+EXTENSIONS = ("csv", "jsonl", "ndjson", "txt")
+
+
+@dataclass(frozen=True, eq=False)
+class Texts(Items):
+    """Texts in memory; their names say the row of the file."""
+
+    texts: list[str] = field(default_factory=list)
+
+    kind: ClassVar[str] = "text"
+
+    def load(self, i: int, at_least: int | None = None) -> str:
+        """Text i; an empty one is refused."""
+        text = self.texts[i].strip()
+        if not text:
+            raise InputError(f"{self.names[i]} is empty")
+        return text
+
+    def _taken(self, at: list[int]) -> dict[str, Any]:
+        return {"texts": [self.texts[i] for i in at]}
+
+    def fingerprint(self) -> str:
+        """A digest of texts and labels."""
+        import hashlib
+
+        return hashlib.sha256((super().fingerprint() + "\0".join(self.texts)).encode()).hexdigest()
+
+
+def find_texts(
+    source: str | os.PathLike[str], labelled: bool = True, text: str = "text", label: str = "label"
+) -> Texts:
+    """The texts of a file: CSV with a header, JSON lines, or plain text (one a line, no labels); or of a folder with
+    one plain text file for each class. `text` and `label` are the names of columns or keys; `split` may be there too.
+    """
+    path = Path(source)
+    if not path.exists():
+        raise InputError(f"{path} does not exist; give a .csv, .jsonl or .txt file of texts")
+    if path.is_dir():
+        return _folder(path)
+    kind = path.suffix.lower().lstrip(".")
+    if kind not in EXTENSIONS:
+        raise InputError(f"{path} is no source of texts; give a .csv, .jsonl or .txt file")
+    need = [text, label] if labelled else [text]
+    if kind == "txt":
+        if labelled:
+            raise InputError(f"{path} has no labels; give a .csv or .jsonl file with the columns {text} and {label}")
+        table = {text: _lines(path)}
+    else:
+        table = read_csv(path, [n.lower() for n in need]) if kind == "csv" else _json_lines(path, need)
+    if kind == "csv":
+        text, label = text.lower(), label.lower()  # headers are read without regard to case
+    texts = table[text]
+    labels = [class_name(x) for x in table[label]] if label in table else None
+    if labels is not None and "" in labels:
+        if labelled:
+            raise InputError(f"{path}: text {labels.index('') + 1} has no label; every text needs a class")
+        labels = None
+    names = [f"{path.name}: text {i + 1}" for i in range(len(texts))]
+    return Texts(names, labels, table.get("split"), str(path), texts)
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise FileFormatError(f"{path} is not UTF-8 text ({error.reason}); save it as UTF-8") from error
+    while lines and not lines[-1].strip():
+        lines.pop()
+    if not lines:
+        raise FileFormatError(f"{path} is empty; write one text a line")
+    return lines
+
+
+def _json_lines(path: Path, need: list[str]) -> dict[str, list[str]]:
+    rows = []
+    for number, line in enumerate(_lines(path), 1):
+        try:
+            row = json.loads(line) if line.strip() else {}
+        except json.JSONDecodeError as error:
+            raise FileFormatError(f"{path}: line {number} is not JSON ({error.msg})") from error
+        if not isinstance(row, dict):
+            raise FileFormatError(f'{path}: line {number} is no object; write {{"{need[0]}": "…"}} on each line')
+        if missing := [n for n in need if n not in row]:
+            raise FileFormatError(
+                f"{path}: line {number} has no {missing[0]!r} (it has: {', '.join(row) or 'nothing'})"
+            )
+        rows.append(row)
+    keys = set(rows[0]).intersection(*rows)
+    return {key: ["" if row[key] is None else str(row[key]) for row in rows] for key in keys}
+
+
+def _folder(folder: Path) -> Texts:
+    files = sorted(p for p in folder.iterdir() if p.suffix.lower() == ".txt" and not p.name.startswith("."))
+    if not files:
+        raise InputError(f"{folder} holds no .txt files; give a .csv or .jsonl file, or one .txt file for each class")
+    names, labels, texts = [], [], []
+    for file in files:
+        for number, line in enumerate(_lines(file), 1):
+            names.append(f"{file.name}: line {number}")
+            labels.append(class_name(file.stem))
+            texts.append(line)
+    return Texts(names, labels, None, str(folder), texts)

@@ -1,0 +1,110 @@
+"""Few-shot methods, one short file each, behind one interface over batched tasks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from fewcal.errors import InputError
+from fewcal.methods.base import Head, Method
+from fewcal.methods.cosine import CosineClassifier
+from fewcal.methods.dc import DC
+from fewcal.methods.gdc import GDC
+from fewcal.methods.logistic import GaussianizedLogisticRegression, LogisticRegression
+from fewcal.methods.ncm import NearestCentroid
+from fewcal.methods.simpleshot import SimpleShot
+from fewcal.params import GDCParams, nearest_names
+
+METHODS: dict[str, type[Method]] = {
+    m.name: m
+    for m in (
+        NearestCentroid,
+        SimpleShot,
+        LogisticRegression,
+        GaussianizedLogisticRegression,
+        CosineClassifier,
+        DC,
+        GDC,
+    )
+}
+
+__all__ = ["METHODS", "Head", "Method", "make_method", "parse_methods"]
+
+
+def make_method(name: str, preset: str | GDCParams | None = None, **settings: Any) -> Method:
+    """A method by its name, with parameters; `preset` is for GDC: a name, a file, or "auto" for self-tuning.
+
+    >>> make_method("dc", k=4).settings["k"]
+    4
+    """
+    if name not in METHODS:
+        raise InputError(f"method {name!r} is unknown{nearest_names(name, METHODS)}")
+    if name == "gdc" and preset == "auto":
+        from fewcal.selftune import SelfTunedGDC
+
+        return SelfTunedGDC(settings)
+    if name == "gdc":
+        from fewcal.presets import get_preset
+
+        params = preset if isinstance(preset, GDCParams) else get_preset(preset or "default")
+        return GDC(params.with_changes(**settings), cap_k="k" not in settings)
+    if preset is not None:
+        raise InputError(f"presets are for gdc; method {name!r} takes its own parameters")
+    known = METHODS[name]().settings
+    for key, value in settings.items():
+        if key not in known:
+            hint = nearest_names(key, known) if known else "; it has none"
+            raise InputError(f"method {name!r} has no parameter {key!r}{hint}")
+        kind = (int,) if isinstance(known[key], int) else (int, float)
+        if isinstance(value, bool) or not isinstance(value, kind):
+            what = "a whole number" if kind == (int,) else "a number"
+            raise InputError(f"method {name!r}: {key}={value!r} must be {what}")
+    return METHODS[name](**settings)
+
+
+def parse_methods(text: str, preset: str | None = None, settings: Sequence[str] = ()) -> dict[str, Method]:
+    """Methods from a command line, by display name.
+
+    `text` lists names, with commas; `gdc:PRESET` is GDC with that preset, `all` is every method. `settings` are
+    `key=value` for GDC and `method.key=value` for any method.
+
+    >>> list(parse_methods("ncm,gdc:paper/cub/1shot", settings=["k=3"]))
+    ['ncm', 'gdc:paper/cub/1shot']
+    """
+    names = list(METHODS) if text.strip() == "all" else [part.strip() for part in text.split(",") if part.strip()]
+    if not names:
+        raise InputError(f"no method in {text!r}; use some of {', '.join(METHODS)}")
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise InputError(f"method {sorted(twice)[0]!r} is listed twice")
+    wanted = parse_settings(settings)
+    bases = {name.partition(":")[0] for name in names}
+    if unused := [m for m in wanted if m not in bases]:
+        raise InputError(f"--set names method {unused[0]!r}, which is not among {', '.join(names)}")
+    if preset is not None and "gdc" not in bases:
+        raise InputError("--preset is for gdc, which is not among the methods")
+    out = {}
+    for name in names:
+        base, _, own = name.partition(":")
+        out[name] = make_method(base, own or (preset if base == "gdc" else None), **wanted.get(base, {}))
+    return out
+
+
+def parse_settings(settings: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """`key=value` and `method.key=value` as nested dictionaries; values are read as JSON where they can be.
+
+    >>> parse_settings(["k=8", "dc.alpha=0.3", "head=lbfgs", "whiten=False"])
+    {'gdc': {'k': 8, 'head': 'lbfgs', 'whiten': False}, 'dc': {'alpha': 0.3}}
+    """
+    out: dict[str, dict[str, Any]] = {}
+    for item in settings:
+        name, equals, raw = item.partition("=")
+        if not equals or not name.strip():
+            raise InputError(f"--set {item!r} is not key=value")
+        method, _, key = name.strip().rpartition(".")
+        try:
+            value = json.loads({"True": "true", "False": "false", "None": "null", "inf": "Infinity"}.get(raw, raw))
+        except ValueError:
+            value = raw
+        out.setdefault(method or "gdc", {})[key] = value
+    return out

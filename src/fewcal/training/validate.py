@@ -1,0 +1,95 @@
+"""Features of whole pictures, and how well new classes are told apart by them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fewcal.errors import InputError
+from fewcal.features.backbones import Backbone
+from fewcal.features.featureset import FeatureSet, FeatureSplit
+from fewcal.training.data import PixelSplit
+
+
+@torch.no_grad()
+def extract(
+    backbone: Backbone,
+    pictures: PixelSplit,
+    size: int | Sequence[int],
+    *,
+    flip: bool = True,
+    batch: int = 256,
+    amp: bool = False,
+) -> FeatureSplit:
+    """Features (R, D) of pictures resized to size × size, the mean over sizes where there are several.
+
+    With `flip` also the mean of each picture and its mirror image.
+    """
+    device = next(backbone.parameters()).device
+    was_training = backbone.training
+    backbone.eval()
+    rows = []
+    for pixels in pictures.pixels.split(batch):
+        with torch.autocast(device.type, torch.bfloat16, enabled=amp and device.type == "cuda"):
+            rows.append(mean_features(backbone, pixels.to(device).float() / 255, size, flip=flip).cpu())
+    backbone.train(was_training)
+    features = torch.cat(rows).numpy()
+    return FeatureSplit.from_arrays(features, pictures.labels.cpu().numpy(), pictures.classes)
+
+
+def mean_features(backbone: Backbone, x: Tensor, size: int | Sequence[int], *, flip: bool) -> Tensor:
+    """Features (B, D) of pictures x (B, C, H, W) in 0..1: the mean over sizes and, with `flip`, over mirror images."""
+    sizes = (size,) if isinstance(size, int) else tuple(size)
+    total: Tensor | None = None
+    for z in sizes:
+        sized = x
+        if x.shape[-2:] != (z, z):
+            sized = F.interpolate(x, (z, z), mode="bicubic", antialias=True, align_corners=False).clamp(0, 1)
+        sized = sized.contiguous(memory_format=torch.channels_last)
+        features = backbone(sized).float()
+        if flip:
+            features = (features + backbone(sized.flip(3)).float()) / 2
+        total = features if total is None else total + features
+    assert total is not None
+    return total / len(sizes)
+
+
+def feature_set(splits: Mapping[str, FeatureSplit]) -> FeatureSet:
+    """The splits that are there as one set."""
+    return FeatureSet(splits.get("base"), splits.get("val"), splits.get("novel"))
+
+
+def few_shot_accuracy(
+    features: Mapping[str, FeatureSplit], split: str, tasks: int, seed: int = 0
+) -> dict[str, dict[str, float]]:
+    """Nearest centroid after centring on base and L2 (SimpleShot), 5-way, `{"1": {"accuracy", "ci95"}, "5": …}`.
+
+    Where classes or rows are few, tasks have fewer ways or queries.
+    """
+    from fewcal.evaluation import Protocol, evaluate
+
+    chosen = features[split]
+    way, query = task_shape(chosen.rows_per_class())
+    data = feature_set({"base": features["base"], split: chosen})
+    out = {}
+    for shot in (1, 5):
+        protocol = Protocol(way, shot, query, tasks, seed, split)
+        accuracy = evaluate("simpleshot", data, protocol).accuracy("simpleshot")
+        half = 1.96 * accuracy.std(ddof=1) / np.sqrt(tasks) if tasks > 1 else 0.0
+        out[str(shot)] = {"accuracy": float(accuracy.mean()), "ci95": float(half)}
+    return out
+
+
+def task_shape(rows: np.ndarray) -> tuple[int, int]:
+    """Ways and queries of a task that classes with so many rows allow, (5, 15) where they suffice."""
+    way, query = min(5, len(rows)), min(15, int(rows.min()) - 5)
+    if way < 2 or query < 1:
+        raise InputError(
+            f"{len(rows)} validation classes with at least {int(rows.min())} pictures are too few; "
+            "give two or more classes of six or more pictures"
+        )
+    return way, query
