@@ -14,7 +14,7 @@ from threadpoolctl import threadpool_limits
 from browser import CHROMIUM, Browser
 from fewcal.bank import BaseBank
 
-# Started in the background, as some runners do, a process and its children are ignore_sigint to Ctrl-C, which tests send.
+# Started in the background, as some runners do, a process and its children are deaf to Ctrl-C, which tests send.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # Tests are small and run side by side: more threads than cores make them many times slower.
 torch.set_num_threads(1)

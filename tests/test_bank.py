@@ -369,7 +369,7 @@ def test_round_trip(relu_world: ProcessGroup, make: object, tmp_path: Path) -> N
         bank.dtype,
         "a synthetic world",
     )
-    for name in ("counts", "means", "scatter", "spread"):
+    for name in ("counts", "means", "scatter", "within_scatter"):
         assert torch.equal(getattr(again, name), getattr(bank, name))
     assert again.fingerprint == bank.fingerprint == again._fingerprint()
     if bank.rank is None:
@@ -665,7 +665,7 @@ def test_a_space_of_moments_alone_is_that_of_the_rows() -> None:
     assert whole.has_rows
     assert not small.has_rows
     assert small._bytes() < whole._bytes()
-    for name in ("means", "scatter", "spread", "counts"):
+    for name in ("means", "scatter", "within_scatter", "counts"):
         torch.testing.assert_close(getattr(small, name), getattr(whole, name))
     # Where rows are there already, nothing is derived again.
     assert bank.transformed(beta=0.5, center=True, l2=True, moments=True) is whole

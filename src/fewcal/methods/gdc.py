@@ -145,7 +145,7 @@ class GDC(Method):
         )
 
     def known(self, z: Tensor) -> Tensor | None:
-        """w of every row and base class (eq. 8), 0 for all but its k neighbours, and its nearest_base_cosine to them: `(R, C+1)`.
+        """w of every row and base class (eq. 8), 0 for all but its k neighbours, and its cosine to them: `(R, C+1)`.
 
         Only for the discriminant in a whitened space, which needs no more than these.
         """
