@@ -76,11 +76,3 @@ def test_every_module_has_its_place() -> None:
         p.stem if p.is_file() else p.name for p in SOURCE.iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()
     }
     assert found - {"__init__"} == set(ORDER)
-
-
-def test_public_names_load() -> None:
-    for name in fewcal.__all__:
-        assert getattr(fewcal, name) is not None
-    assert set(fewcal.__all__) == set(dir(fewcal))
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        _ = fewcal.nothing

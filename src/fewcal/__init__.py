@@ -1,6 +1,6 @@
 """fewcal: few-shot classification by distribution calibration.
 
-Names are loaded on first use, so that the compute core imports with torch and NumPy alone.
+Names are loaded on first use, so that the compute core imports with torch and NumPy alone. Type checkers see them all.
 
 >>> import fewcal
 >>> fewcal.__version__.count(".")
@@ -9,34 +9,71 @@ Names are loaded on first use, so that the compute core imports with torch and N
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING
 
 from fewcal._version import __version__
 
-# Public name -> module that defines it.
-_EXPORTS = {
-    "BaseBank": "fewcal.bank",
-    "FactorGaussian": "fewcal.factor_gaussian",
-    "GDCClassifier": "fewcal.estimators",
-    "GDCParams": "fewcal.params",
-    "GDCSampler": "fewcal.estimators.sampler",
-    "Gaussianization": "fewcal.gaussianize",
-    "Gaussianizer": "fewcal.estimators",
-    "FeatureSet": "fewcal.features",
-    "Protocol": "fewcal.evaluation",
-    "evaluate": "fewcal.evaluation",
-    "get_preset": "fewcal.presets",
-    "list_presets": "fewcal.presets",
+if TYPE_CHECKING:
+    from fewcal.apply.classify import classify
+    from fewcal.bank import BaseBank
+    from fewcal.estimators import Gaussianizer, GDCClassifier
+    from fewcal.estimators.sampler import GDCSampler
+    from fewcal.evaluation import Protocol, Results, evaluate
+    from fewcal.evaluation.run_folder import load_run
+    from fewcal.factor_gaussian import FactorGaussian
+    from fewcal.features import FeatureSet, FeatureSplit
+    from fewcal.gaussianize import Gaussianization
+    from fewcal.methods import Method, make_method
+    from fewcal.params import GDCParams
+    from fewcal.presets import get_preset, list_presets
+
+__all__ = [
+    "BaseBank",
+    "FactorGaussian",
+    "FeatureSet",
+    "FeatureSplit",
+    "GDCClassifier",
+    "GDCParams",
+    "GDCSampler",
+    "Gaussianization",
+    "Gaussianizer",
+    "Method",
+    "Protocol",
+    "Results",
+    "__version__",
+    "classify",
+    "evaluate",
+    "get_preset",
+    "list_presets",
+    "load_run",
+    "make_method",
+]
+
+# The same imports once more, for the time when a name is asked for.
+_MODULES = {
+    "fewcal.apply.classify": ("classify",),
+    "fewcal.bank": ("BaseBank",),
+    "fewcal.estimators": ("GDCClassifier", "Gaussianizer"),
+    "fewcal.estimators.sampler": ("GDCSampler",),
+    "fewcal.evaluation": ("Protocol", "Results", "evaluate"),
+    "fewcal.evaluation.run_folder": ("load_run",),
+    "fewcal.factor_gaussian": ("FactorGaussian",),
+    "fewcal.features": ("FeatureSet", "FeatureSplit"),
+    "fewcal.gaussianize": ("Gaussianization",),
+    "fewcal.methods": ("Method", "make_method"),
+    "fewcal.params": ("GDCParams",),
+    "fewcal.presets": ("get_preset", "list_presets"),
 }
+_HOME = {name: module for module, names in _MODULES.items() for name in names}
 
-__all__ = ["__version__", *sorted(_EXPORTS)]
+if not TYPE_CHECKING:  # a type checker that saw this would take any name for a public one
 
+    def __getattr__(name):
+        if name not in _HOME:
+            raise AttributeError(f"module 'fewcal' has no attribute {name!r}")
+        from importlib import import_module
 
-def __getattr__(name: str) -> Any:
-    if name not in _EXPORTS:
-        raise AttributeError(f"module 'fewcal' has no attribute {name!r}")
-    return getattr(import_module(_EXPORTS[name]), name)
+        return getattr(import_module(_HOME[name]), name)
 
 
 def __dir__() -> list[str]:
