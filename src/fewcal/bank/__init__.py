@@ -1,5 +1,5 @@
 """The bank: what is known of the base classes."""
 
-from fewcal.bank.core import BaseBank, SpaceKey
+from fewcal.bank.core import BaseBank
 
-__all__ = ["BaseBank", "SpaceKey"]
+__all__ = ["BaseBank"]

@@ -6,7 +6,6 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from fewcal._utils.names import nearest_names
 from fewcal.errors import InputError
 from fewcal.methods.base import Head, Method
 from fewcal.methods.cosine import CosineClassifier
@@ -15,7 +14,7 @@ from fewcal.methods.gdc import GDC
 from fewcal.methods.logistic import GaussianizedLogisticRegression, LogisticRegression
 from fewcal.methods.ncm import NearestCentroid
 from fewcal.methods.simpleshot import SimpleShot
-from fewcal.params import GDCParams
+from fewcal.params import GDCParams, nearest_names
 
 METHODS: dict[str, type[Method]] = {
     m.name: m
