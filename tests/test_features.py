@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import json
 import os
 import pickle
 import struct
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
@@ -22,6 +25,7 @@ from safetensors.numpy import save_file
 from fewcal.errors import FewcalWarning, FileFormatError, InputError
 from fewcal.features import FeatureSet, FeatureSplit, load_split
 from fewcal.features.describe import features_info
+from fewcal.features.io.plk import loads
 
 FORMATS = ("npz", "parquet", "safetensors")
 
@@ -234,16 +238,88 @@ def test_forged_arrays_cannot_pass_bytes_for_objects_or_lie_about_their_size(tmp
 
 
 def test_a_pickle_cannot_set_attributes_of_what_it_may_name(tmp_path: Path) -> None:
-    from fewcal.features.io import plk
-
-    before = {key: dict(vars(value)) for key, value in plk._ADMITTED.items()}
-    for module, name in plk._ADMITTED:
+    names = ["numpy.ndarray", "numpy.dtype", "collections.defaultdict", "builtins.list", "_codecs.encode"]
+    names += ["numpy.core.multiarray._reconstruct", "numpy._core.multiarray.scalar", "numpy.core.numeric._frombuffer"]
+    for text in names:
+        module, _, name = text.rpartition(".")
         # GLOBAL, then BUILD with the slot state {'harm': 1}.
-        evil = f"c{module}\n{name}\n(N(dS'harm'\nI1\nstb.".encode()
-        (tmp_path / "build.plk").write_bytes(evil)
-        with pytest.raises(FileFormatError):
+        (tmp_path / "build.plk").write_bytes(f"c{module}\n{name}\n(N(dS'harm'\nI1\nstb.".encode())
+        with pytest.raises(FileFormatError, match="sets the state of something that has none"):
             load_split(tmp_path / "build.plk")
-    assert {key: dict(vars(value)) for key, value in plk._ADMITTED.items()} == before
+
+
+def _long(number: int) -> bytes:
+    raw = number.to_bytes(40, "little", signed=True)
+    return b"\x8a" + bytes([len(raw)]) + raw
+
+
+_SHARED = b"\x80\x02}" + b"]q\x01" + b"(" + b"K\x01" * 1000 + b"e0" + b"]q\x02(" + b"h\x01" * 1000 + b"e0"
+BOMBS = {
+    "exponential hash": b"\x80\x02}N" + b"2\x86" * 60 + b"K\x01s.",
+    "deep tuple": b"\x80\x02}N" + b"\x85" * 10**6 + b"K\x01s.",
+    "large memo": b"\x80\x02}r\x00\x00\x00\x0d.",
+    "colliding keys": b"\x80\x02}(" + b"".join(_long(i * (2**61 - 1)) + b"]" for i in range(20_000)) + b"u.",
+    "shared rows": _SHARED + b"(" + b"".join(b"M" + struct.pack("<H", i) + b"h\x02" for i in range(5000)) + b"u.",
+    "rows of nothing": b"\x80\x02}K\x01cnumpy.core.multiarray\n_reconstruct\n(tR(K\x01(\x8a\x05\x00\x00\x00\x00\x01"
+    b"K\x00tcnumpy\ndtype\n(U\x02f4tRNU\x00tbs.",
+    "promised bytes": b"\x80\x04}\x8e" + b"\xff" * 7 + b"\x00abc.",
+    "copied bytes": b"\x80\x02}X\x00\x10\x00\x00"
+    + b"a" * 4096
+    + b"q\x01U\x06latin1q\x02"
+    + b"c_codecs\nencode\nq\x03"
+    + b"h\x03h\x01h\x02\x86R" * 10_000
+    + b"s.",
+    "long list of marks": b"(" * 10**6 + b".",
+    "huge integer": b"\x80\x02}I" + b"9" * 10**6 + b"\n]s.",
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_small_pickles_take_neither_time_nor_memory(tmp_path: Path, name: str) -> None:
+    """In a process of its own with little memory and time, so that a regression fails instead of hanging."""
+    path = tmp_path / "bomb.plk"
+    path.write_bytes(BOMBS[name])
+    code = f"""
+import resource
+from fewcal.errors import FileFormatError
+from fewcal.features.io.plk import read_plk
+from pathlib import Path
+used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + 300 * 2**20,) * 2)
+resource.setrlimit(resource.RLIMIT_CPU, (20, 20))
+try:
+    read_plk(Path({str(path)!r}))
+except FileFormatError as error:
+    print("refused", len(str(error)) < 400)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("refused True\n", 0), done.stderr
+
+
+@given(st.binary(max_size=60), st.sampled_from([0, 2, 4, 5]), st.integers(0, 400), st.integers(0, 40))
+@settings(max_examples=300, deadline=None)
+def test_damaged_pickles_are_read_or_refused(junk: bytes, protocol: int, place: int, cut: int) -> None:
+    whole = pickle.dumps({"a": [np.arange(3.0), [1, 2, 3]], "b": np.ones((2, 3), np.float32)}, protocol)
+    with contextlib.suppress(FileFormatError):
+        loads(whole[:place] + junk + whole[place + cut :], "x.plk")
+
+
+def test_floats_written_one_by_one_are_read_as_pickle_reads_them() -> None:
+    rows = np.random.default_rng(0).normal(size=(7, 30)).tolist()
+    for protocol in range(6):
+        assert loads(pickle.dumps({"a": rows, "b": (1.5, -2)}, protocol), "x.plk") == [("a", rows), ("b", (1.5, -2))]
+
+
+def test_ordered_dictionaries_of_python_2_keep_their_items() -> None:
+    python2 = b"ccollections\nOrderedDict\n((lp0\n(lp1\nS'a'\na(lp2\nI1\naaatR."
+    assert loads(python2, "x.plk") == [("a", [1])]
+
+
+def test_a_class_that_comes_twice_is_refused(tmp_path: Path) -> None:
+    for key in (b"K\x01", b"U\x01a"):
+        (tmp_path / "x.plk").write_bytes(b"\x80\x02}(" + (key + b"]") * 2 + b"u.")
+        with pytest.raises(FileFormatError, match="has a class twice"):
+            load_split(tmp_path / "x.plk")
 
 
 @pytest.mark.parametrize(

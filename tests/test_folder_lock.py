@@ -84,9 +84,9 @@ def test_a_folder_that_goes_away_is_noticed(tmp_path: Path) -> None:
 
 
 def test_files_of_one_folder_have_owners_of_their_own(tmp_path: Path) -> None:
-    with file_lock(tmp_path / "val.npz"), file_lock(tmp_path / "novel.npz"):
-        with pytest.raises(InputError, match=r"val\.npz is in use by process"):
-            file_lock(tmp_path / "val.npz").__enter__()
+    again = file_lock(tmp_path / "val.npz")
+    with file_lock(tmp_path / "val.npz"), file_lock(tmp_path / "novel.npz"), pytest.raises(InputError, match="in use"):
+        again.__enter__()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -94,7 +94,7 @@ def test_places_that_cannot_be_owned(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="is a file"):
         folder_lock(tmp_path / "file").__enter__()
-    with pytest.raises(InputError, match="cannot write"):
+    with pytest.raises(InputError, match="is a file"):
         file_lock(tmp_path / "file" / "x.npz").__enter__()
     # A lock that is a link to something valuable is not written through.
     (tmp_path / "precious").write_text("kept")

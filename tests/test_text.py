@@ -22,7 +22,7 @@ def test_other_cells_stay(text: str) -> None:
 @given(st.text(st.characters()))
 def test_nothing_printable_moves_the_cursor(text: str) -> None:
     shown = printable(text)
-    assert not any(ord(c) < 32 and c not in "\t\n" or 127 <= ord(c) < 160 for c in shown)
+    assert not any((ord(c) < 32 and c not in "\t\n") or 127 <= ord(c) < 160 for c in shown)
     shown.encode("utf-8")
 
 

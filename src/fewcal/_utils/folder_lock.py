@@ -67,12 +67,6 @@ def folder_lock(folder: str | os.PathLike[str], wait: float = 0.0) -> Iterator[O
     folder = Path(os.path.abspath(folder))  # noqa: PTH100  (resolve would follow links, which may change)
     missing = not folder.exists()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except FileExistsError as error:
-        raise InputError(f"{folder} is a file; choose a new folder") from error
-    except OSError as error:
-        raise InputError(f"cannot write {folder}: {error.strerror or error}; choose another place") from error
-    try:
         with _locked(folder / LOCK_NAME, folder, wait) as lock:
             yield lock
     finally:
@@ -85,10 +79,6 @@ def folder_lock(folder: str | os.PathLike[str], wait: float = 0.0) -> Iterator[O
 def file_lock(target: str | os.PathLike[str]) -> Iterator[OutputLock]:
     """Own the file `target`, which need not be there; others may own other files of its folder."""
     target = Path(os.path.abspath(target))  # noqa: PTH100
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"cannot write {target}: {error.strerror or error}; choose another place") from error
     with _locked(target.with_name(f".{target.name}.lock"), target, 0.0) as lock:
         yield lock
 
@@ -126,7 +116,12 @@ def _attempt(file: Path, subject: Path) -> int | None:
     """The descriptor of the locked file, or None where another owner holds it."""
     while True:
         try:
+            file.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(file, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
+        except FileNotFoundError:  # its owner removed an empty folder between our two steps
+            continue
+        except FileExistsError as error:
+            raise InputError(f"{file.parent} is a file; choose a new folder") from error
         except OSError as error:
             raise InputError(f"cannot write {subject}: {error.strerror or error}; choose another place") from error
         try:
