@@ -25,17 +25,17 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 
 bench: $(STAMP)
-	$(BIN)/python benchmarks/run.py
+	$(BIN)/python benchmarks/speed/run.py
 
 # Banks of 20,000 classes, 1000 ways, growth with every size, floors of each stage: about ten minutes on two cores.
 bench-scale: $(STAMP)
-	$(BIN)/python benchmarks/bigbank.py
-	$(BIN)/python benchmarks/ways.py
-	$(BIN)/python benchmarks/floors.py
-	$(BIN)/python benchmarks/growth.py
+	$(BIN)/python benchmarks/speed/bigbank.py
+	$(BIN)/python benchmarks/speed/ways.py
+	$(BIN)/python benchmarks/speed/floors.py
+	$(BIN)/python benchmarks/speed/growth.py
 
 bench-gpu: $(STAMP)
-	$(BIN)/python benchmarks/gpu.py
+	$(BIN)/python benchmarks/speed/gpu.py
 
 docs: $(STAMP)
 	$(BIN)/mkdocs build --strict

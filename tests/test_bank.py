@@ -594,11 +594,11 @@ def test_pickles_leave_derived_data_behind() -> None:
     bank.transformed(beta=0.5)
     bank.class_covariances()
     bank.pooled_eigen()
-    assert bank._cache
+    assert len(bank.memo)
     shipped = pickle.dumps(bank)
     assert len(shipped) == bare
     again = pickle.loads(shipped)
-    assert not again._cache
+    assert not len(again.memo)
     assert_same(again, bank)
 
 
@@ -664,7 +664,7 @@ def test_a_space_of_moments_alone_is_that_of_the_rows() -> None:
     whole = bank.transformed(beta=0.5, center=True, l2=True)
     assert whole.has_rows
     assert not small.has_rows
-    assert small._bytes() < whole._bytes()
+    assert small.nbytes < whole.nbytes
     for name in ("means", "scatter", "within_scatter", "counts"):
         torch.testing.assert_close(getattr(small, name), getattr(whole, name))
     # Where rows are there already, nothing is derived again.

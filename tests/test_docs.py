@@ -24,3 +24,10 @@ def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_pages_are_found() -> None:
     assert {p.name for p in PAGES} >= {"README.md", "index.md", "method.md", "presets.md", "statistics.md"}
+
+
+def test_commands_name_scripts_that_exist() -> None:
+    pages = [*PAGES, ROOT / "Makefile", ROOT / "benchmarks" / "RESULTS.md", *(ROOT / "benchmarks").rglob("*.py")]
+    named = {name for page in pages for name in re.findall(r"benchmarks/\S+?\.py", page.read_text(encoding="utf-8"))}
+    assert len(named) >= 11
+    assert [name for name in sorted(named) if not (ROOT / name).is_file()] == []

@@ -14,11 +14,12 @@ from sklearn.svm import SVC
 
 import reference
 from conftest import ProcessGroup
+from fewcal._utils.names import nearest_names
 from fewcal._utils.randomness import TaskRandom
 from fewcal.domain_match import held_out_similarity
 from fewcal.errors import FewcalWarning, InputError
 from fewcal.methods.gdc import GDC
-from fewcal.params import GDCParams, nearest_names
+from fewcal.params import GDCParams
 from fewcal.presets import PAPER_ROWS, describe_preset, get_preset, list_presets
 
 

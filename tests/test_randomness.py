@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fewcal._utils import randomness
-from fewcal._utils.randomness import TaskRandom, mix
+from fewcal._utils.randomness import TaskRandom
+from fewcal._utils.splitmix import mix
 
 whole = st.integers(-(2**70), 2**70)
 

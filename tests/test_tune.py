@@ -24,6 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from optuna.trial import TrialState
 
+from fewcal.bank import SpaceKey
 from fewcal.errors import FewcalError, FewcalWarning, FileFormatError, InputError
 from fewcal.evaluation import Protocol, evaluate
 from fewcal.methods.gdc import GDC
@@ -155,10 +156,9 @@ def test_spaces_of_the_bank_do_not_pile_up() -> None:
     for beta in np.linspace(0.3, 1.7, 12):
         r.bank.forget_spaces(1)
         r.accuracy(get_preset("default").with_changes(beta=float(beta)))
-    kept = [key for key in r.bank._cache if isinstance(key, tuple) and key[0] == "space"]
-    assert len({key[1] for key in kept}) == 1
+    assert len({key.beta for key in r.bank.memo if isinstance(key, SpaceKey)}) == 1
     r.bank.forget_spaces()
-    assert not [key for key in r.bank._cache if isinstance(key, tuple) and key[0] == "space"]
+    assert not [key for key in r.bank.memo if isinstance(key, SpaceKey)]
 
 
 def test_the_newest_spaces_stay_while_there_is_room() -> None:
@@ -166,9 +166,9 @@ def test_the_newest_spaces_stay_while_there_is_room() -> None:
     for beta in (0.25, 0.5, 0.75):
         bank.transformed(beta=beta, l2=True, whiten=1.0)
     bank.transformed(beta=0.25, l2=True)  # used again
-    size = bank.transformed(beta=0.25, l2=True)._bytes()
+    size = bank.transformed(beta=0.25, l2=True).nbytes
     bank.forget_spaces(size + size // 2)
-    kept = {key[1] for key in bank._cache if isinstance(key, tuple) and key[0] == "space"}
+    kept = {key.beta for key in bank.memo if isinstance(key, SpaceKey)}
     assert 0.25 in kept
     assert 0.5 not in kept
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from numbers import Real
-from typing import Literal, cast
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -82,7 +82,7 @@ def _expanded(x: Tensor, means: Tensor, squares: Tensor) -> Tensor:
 def _from_bank(x: Tensor, bank: BaseBank, delta: float = 1.0) -> Tensor:
     """‖x − δμ_i‖² with what the bank remembers of its means."""
     if bank.is_whitened:  # unit vectors, where nothing cancels
-        squares = cast(Tensor, bank._cached("squares", lambda: torch.linalg.vecdot(bank.means, bank.means)))
+        squares = bank.memo.get("squares", lambda: torch.linalg.vecdot(bank.means, bank.means))
         return _expanded(x, bank.means, squares) if delta == 1 else _expanded(x / delta, bank.means, squares) * delta**2
     origin, centred, squares = bank.centred_means()
     if delta == 1:
@@ -117,7 +117,7 @@ def mahalanobis_log(x: Tensor, bank: BaseBank, ridge: float = MAHALANOBIS_RIDGE)
         scaled = torch.where(keep[..., None], directions, 0.0) * gain[..., None]
         return scaled.float(), tau, (logdet - logdet.min()).float()
 
-    scaled, tau, logdet = cast(tuple[Tensor, Tensor, Tensor], bank._cached(("mahalanobis", ridge), make))
+    scaled, tau, logdet = bank.memo.get(("mahalanobis", ridge), make)
     flat = x.reshape(-1, x.shape[-1])
     out = torch.empty(len(flat), len(bank), dtype=x.dtype, device=x.device)
     for i in range(len(bank)):
@@ -161,7 +161,7 @@ def unit_distance(bank: BaseBank, metric: str = "sqeuclidean", *, delta: float =
             nearest.append(block.amin(dim=1))
         return max(float(torch.cat(nearest).median()), 1e-12)
 
-    return cast(float, bank._cached(("unit", metric, delta), make))
+    return bank.memo.get(("unit", metric, delta), make)
 
 
 def spaced_indices(size: int, most: int, device: torch.device | str = "cpu") -> Tensor:

@@ -55,7 +55,7 @@ def reliability(bank: BaseBank) -> float:
         length = float(torch.linalg.vecdot(bank.means, bank.means).mean(dtype=torch.float64))
         return max(0.0, 1.0 - noise / length) if length > 0 else 0.0
 
-    return cast(float, bank._cached("reliability", make))
+    return bank.memo.get("reliability", make)
 
 
 def oas_share(values: Tensor, df: int) -> float:
@@ -104,7 +104,7 @@ def held_out_similarity(bank: BaseBank) -> float:
             total, count = total + float(best.sum()), count + best.numel()
         return max(total / max(count, 1), 0.02)
 
-    return cast(float, bank._cached("held-out similarity", make))
+    return bank.memo.get("held-out similarity", make)
 
 
 def simulated_rows(bank: BaseBank, classes: Tensor, draws: int, random: torch.Generator) -> Tensor:
@@ -134,7 +134,7 @@ def base_resemblance(prototypes: Tensor, bank: BaseBank) -> Tensor:
         draws = -(-_EXAMPLES // len(classes))
         return simulated_rows(bank, classes, draws, random).reshape(-1, bank.dim)[:_EXAMPLES]
 
-    rows = cast(Tensor, bank._cached("examples", make))
+    rows = bank.memo.get("examples", make)
     return squared_distances(rows, prototypes).amin(dim=1).sort().values
 
 
@@ -172,7 +172,7 @@ def unwhitening(bank: BaseBank) -> Tensor:
         assert bank.transform.whitening is not None
         return torch.linalg.inv(bank.transform.whitening.double()).float()
 
-    return cast(Tensor, bank._cached("unwhitening", make))
+    return bank.memo.get("unwhitening", make)
 
 
 def confidence_scale(bank: BaseBank) -> float:

@@ -30,10 +30,10 @@ from pathlib import Path
 import numpy as np
 
 from fewcal._utils.atomic import atomic_path
+from fewcal._utils.splitmix import GOLDEN, splitmix64
 from fewcal.errors import FileFormatError, InputError
 
 _FORMAT = "fewcal-episodes-1"
-_GOLDEN = 0x9E3779B97F4A7C15
 _U64 = np.uint64
 
 # Up to here the shuffle, quadratic in K + Q but blind to the class size; beyond, a sort of the whole class.
@@ -238,22 +238,15 @@ class _Pool:
             )
 
 
-def _mix(x: np.ndarray) -> np.ndarray:
-    """The finaliser of SplitMix64 (Steele, Lea and Flood 2014): a bijection of 64 bits that hides any pattern."""
-    x = (x ^ (x >> _U64(30))) * _U64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> _U64(27))) * _U64(0x94D049BB133111EB)
-    return x ^ (x >> _U64(31))
-
-
 def _task_key(seed: int, task: np.ndarray, domain: int = 0) -> np.ndarray:
     """A 64-bit key per task (T,): two rounds, so that neither neighbouring seeds nor neighbouring tasks correlate."""
-    root = _mix(np.array([seed * 2 + 1], _U64) + _U64(domain) * _U64(_GOLDEN))
-    return _mix(root + _mix((task.astype(_U64) + _U64(1)) * _U64(_GOLDEN)))
+    root = splitmix64(np.array([seed * 2 + 1], _U64) + _U64(domain) * _U64(GOLDEN))
+    return splitmix64(root + splitmix64((task.astype(_U64) + _U64(1)) * _U64(GOLDEN)))
 
 
 def _stream(key: np.ndarray, position: int | np.ndarray) -> np.ndarray:
     """Number `position` of the SplitMix64 stream of each key."""
-    return _mix(key + (np.array(position, _U64, ndmin=1) + _U64(1)) * _U64(_GOLDEN))
+    return splitmix64(key + (np.array(position, _U64, ndmin=1) + _U64(1)) * _U64(GOLDEN))
 
 
 def _distinct(key: np.ndarray, size: np.ndarray, count: int, first: int) -> np.ndarray:

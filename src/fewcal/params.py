@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fewcal._utils.names import nearest_names
 from fewcal.errors import InputError
 
 
@@ -157,18 +158,3 @@ _RANGES: dict[str, tuple[float, float]] = {
 _SWITCHES = ("whiten", "unit")
 _AUTOMATIC = ("whiten", "trust")
 _INTEGERS = ("k", "n", "common_size")
-
-
-def nearest_names(name: str, known: Any) -> str:
-    """'; did you mean …?' for a misspelt name, or the list of names when nothing is near.
-
-    >>> nearest_names("alpha", ["alpha1", "beta"])
-    "; did you mean 'alpha1'?"
-    """
-    from difflib import get_close_matches
-
-    close = get_close_matches(str(name), list(known), n=3, cutoff=0.5)
-    if close:
-        return f"; did you mean {' or '.join(repr(c) for c in close)}?"
-    names = [str(k) for k in (sorted(known) if isinstance(known, set) else known)]
-    return f"; known: {', '.join(names[:12])}" + (f", … ({len(names)} in all)" if len(names) > 12 else "")

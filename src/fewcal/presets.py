@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from fewcal._utils.atomic import write_json
+from fewcal._utils.names import nearest_names
 from fewcal._version import __version__
 from fewcal.errors import FileFormatError, InputError
-from fewcal.params import GDCParams, nearest_names
+from fewcal.params import GDCParams
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -323,8 +323,7 @@ class _World:
                 part.bank = subset(whole, keep.nonzero().flatten())
                 part.params = method.params.with_changes(k=min(method.params.k, len(part.bank)))
                 out.append(_answers(part, z, begin, episodes))
-                if "unwhitening" in part.bank._cache:  # an inverse that only some tasks ask for: for other folds too
-                    whole._cache["unwhitening"] = part.bank._cache["unwhitening"]
+                whole.memo.share(part.bank.memo, ["unwhitening"])  # an inverse that only some tasks ask for
         return np.concatenate(out)
 
 
@@ -409,9 +408,7 @@ def _deviations(bank: BaseBank, c: int, rows: int, random: torch.Generator) -> T
 
 
 def _nonnegative(bank: BaseBank) -> bool:
-    return cast(
-        bool, bank._cached("non-negative", lambda: all(bool((bank.rows(i) >= 0).all()) for i in range(len(bank))))
-    )
+    return bank.memo.get("non-negative", lambda: all(bool((bank.rows(i) >= 0).all()) for i in range(len(bank))))
 
 
 def _stripped(bank: BaseBank) -> BaseBank:
@@ -431,7 +428,5 @@ def subset(bank: BaseBank, keep: Tensor) -> BaseBank:
     out.transform, out.source = bank.transform, bank.source
     out.unwhitened = None if bank.unwhitened is None else subset(bank.unwhitened, keep)
     # Shared: what is the same by construction, and what hardly changes with a few classes less.
-    for name in ("eigen", "unwhitening", "held-out similarity"):
-        if name in bank._cache:
-            out._cache[name] = bank._cache[name]
+    out.memo.share(bank.memo, ("eigen", "unwhitening", "held-out similarity"))
     return out

@@ -13,26 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_MASK = (1 << 64) - 1
+from fewcal._utils.splitmix import mix
+
+_SEED_BITS = (1 << 63) - 1
 # Below this many numbers PyTorch's own are as quick; it is fixed because it fixes the random stream.
 _MANY = 1 << 14
 # Made at a time: few enough for a core's cache.
 _AT_ONCE = 1 << 17
-
-
-def mix(*parts: int) -> int:
-    """A 64-bit seed from several integers, by the finaliser of splitmix64: near inputs give unrelated outputs.
-
-    >>> mix(0, 1) != mix(1, 0)
-    True
-    """
-    h = 0x9E3779B97F4A7C15
-    for part in parts:
-        h = (h ^ (part & _MASK)) + 0x9E3779B97F4A7C15 & _MASK
-        h = (h ^ (h >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
-        h = (h ^ (h >> 27)) * 0x94D049BB133111EB & _MASK
-        h ^= h >> 31
-    return h
 
 
 def fill_normal(out: Tensor, generator: torch.Generator) -> Tensor:
@@ -101,7 +88,7 @@ class TaskRandom:
     @cached_property
     def generators(self) -> list[torch.Generator]:
         """One generator for each task, made when the first number is drawn: methods without randomness need none."""
-        seeds = [mix(self.seed, t, *[self.stream] * bool(self.stream)) & (_MASK >> 1) for t in self.tasks]
+        seeds = [mix(self.seed, t, *[self.stream] * bool(self.stream)) & _SEED_BITS for t in self.tasks]
         return [torch.Generator(device=self.device).manual_seed(seed) for seed in seeds]
 
     def __len__(self) -> int:

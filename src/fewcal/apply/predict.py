@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from fewcal._utils.atomic import atomic_path
+from fewcal._utils.names import nearest_names
 from fewcal.bank import BaseBank
 from fewcal.errors import InputError
 from fewcal.features import FeatureSplit, load_split
 from fewcal.methods import parse_settings
-from fewcal.params import GDCParams, nearest_names
+from fewcal.params import GDCParams
 
 NONE_OF_THESE = "none of these"
 

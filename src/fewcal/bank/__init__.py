@@ -1,5 +1,5 @@
 """The bank: what is known of the base classes."""
 
-from fewcal.bank.core import BaseBank
+from fewcal.bank.core import BaseBank, SpaceKey
 
-__all__ = ["BaseBank"]
+__all__ = ["BaseBank", "SpaceKey"]

@@ -10,8 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import threading
 from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, replace
 from numbers import Integral
 from pathlib import Path
 from typing import Any, cast
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from fewcal._utils.arrays import as_features, encode_labels
 from fewcal._utils.atomic import atomic_path
+from fewcal._utils.memo import Memo, tensor_bytes
 from fewcal._utils.safetensors_io import read_tensors
 from fewcal._version import __version__
 from fewcal.errors import FileFormatError, InputError
@@ -33,10 +34,26 @@ _DTYPES = {"float32": torch.float32, "float16": torch.float16}
 # Classes decomposed together hold about this many numbers: 64 MB.
 _BATCH_NUMBERS = 1 << 24
 _SMALL = 256
-# What identifies a space in the cache: "space" and the five settings of `transformed`; whitening adds to it.
-_SPACE_KEY = 6
 # Whitened versions of one space that are kept for later.
 _WHITENED_KEPT = 8
+
+
+@dataclass(frozen=True)
+class SpaceKey:
+    """What a bank remembers a space by: the settings of `BaseBank.transformed`."""
+
+    beta: float
+    kind: str
+    center: bool
+    l2: bool
+    eps: float
+    moments: bool = False
+    whiten: float | None = None
+
+    @property
+    def unwhitened(self) -> SpaceKey:
+        """The same for all spaces that share a transform before whitening."""
+        return replace(self, moments=False, whiten=None)
 
 
 class BaseBank:
@@ -86,7 +103,6 @@ class BaseBank:
         self.transform = transform
         self.source: str | None = None
         self.unwhitened: BaseBank | None = None  # of a whitened bank: the one it was made from
-        self._lock = threading.RLock()
         self._reset()
 
     def _reset(self) -> None:
@@ -99,7 +115,7 @@ class BaseBank:
         self._joined: Tensor | None = None  # the rows of all classes in order, where they are one tensor
         self._room: Tensor | None = None  # (≥ C, r, D), factors with room to grow
         self._lent = False  # whether another bank has the same room
-        self._cache: dict[Any, Any] = {}
+        self.memo = Memo()  # what was derived from all of this
 
     @property
     def _factors(self) -> Tensor:
@@ -179,7 +195,7 @@ class BaseBank:
 
     def _absorb(self, other: BaseBank) -> None:
         """Join another bank's moments into this one (the parallel form of Welford's update)."""
-        self._cache = {}
+        self.memo = Memo()  # a new one: copies keep what they share
         if not self.classes:
             self.classes, self.counts = list(other.classes), other.counts
             self.means, self.scatter, self.within_scatter = other.means, other.scatter, other.within_scatter
@@ -307,7 +323,7 @@ class BaseBank:
     @property
     def fingerprint(self) -> str:
         """A hash of classes, counts, moments and transform: the same data give the same bank."""
-        return cast(str, self._cached("fingerprint", self._fingerprint))
+        return self.memo.get("fingerprint", self._fingerprint)
 
     def _fingerprint(self) -> str:
         h = hashlib.sha256()
@@ -356,44 +372,28 @@ class BaseBank:
             out.transform = self.transform.to(out.device)
         return out
 
-    def _cached(self, key: Any, make: Callable[[], Any]) -> Any:
-        with self._lock:  # threads that ask at once get one answer
-            value = self._cache.pop(key) if key in self._cache else make()
-            self._cache[key] = value  # the last one used is the last in order
-            return value
-
     def forget_spaces(self, keep_bytes: int = 0) -> None:
         """Drop spaces derived by `transformed`, those not used for longest first, until the rest fits in `keep_bytes`.
 
         A search visits hundreds of spaces, and each may hold a copy of all rows.
         """
-        with self._lock:
-            groups: dict[Any, list[Any]] = {}
-            for key in reversed(self._cache):  # the newest first
-                if isinstance(key, tuple) and key[0] == "space":
-                    groups.setdefault(key[:_SPACE_KEY], []).append(key)
-            room = keep_bytes
-            for keys in groups.values():
-                for i, key in enumerate(keys):
-                    room -= self._cache[key]._bytes()
-                    # Whitened spaces hold on to the one they come from, so that a group goes as a whole.
-                    if room < 0 or i >= _WHITENED_KEPT:
-                        del self._cache[key]
+        groups: dict[SpaceKey, list[tuple[SpaceKey, BaseBank]]] = {}
+        for key, space in reversed(self.memo.items()):  # the newest first
+            if isinstance(key, SpaceKey) and isinstance(space, BaseBank):
+                groups.setdefault(key.unwhitened, []).append((key, space))
+        room = keep_bytes
+        for members in groups.values():
+            for i, (key, space) in enumerate(members):
+                room -= space.nbytes
+                # Whitened spaces hold on to the one they come from, so that a group goes as a whole.
+                if room < 0 or i >= _WHITENED_KEPT:
+                    self.memo.forget(key)
 
-    def _bytes(self) -> int:
-        seen: dict[int, int] = {}
-
-        def visit(value: Any) -> None:
-            if isinstance(value, Tensor):
-                seen[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
-            elif isinstance(value, list | tuple):
-                for part in value:
-                    visit(part)
-
-        transform = self.transform
+    @property
+    def nbytes(self) -> int:
+        """Memory of the bank and of what it remembers, other banks apart."""
         parts = [self.counts, self.means, self.scatter, self.within_scatter, self._rows, self._room]
-        visit([*parts, transform.whitening if transform is not None else None, *self._cache.values()])
-        return sum(seen.values())
+        return tensor_bytes([*parts, self.transform and self.transform.whitening, self.memo])
 
     def __sklearn_clone__(self) -> BaseBank:
         return self  # clones of an estimator share its bank, and with it every space derived so far
@@ -407,18 +407,15 @@ class BaseBank:
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        state["_cache"] = {}  # derived data is rebuilt on the other side, not shipped
         # Classes are views of one block, and a pickled view takes its whole block along: one tensor for all.
         state["_joined"], state["_rows"] = (self.all_rows().clone() if self.has_rows else None), []
         state["_room"] = None if self._room is None else self._factors.clone()
-        del state["_lock"]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         if self._joined is not None:
             self._set_rows(self._joined)
-        self._lock = threading.RLock()
 
     # ---- means and covariances --------------------------------------------------------------------------------------
 
@@ -430,7 +427,7 @@ class BaseBank:
             centred = self.means - origin
             return origin, centred, torch.linalg.vecdot(centred, centred)
 
-        return cast(tuple[Tensor, Tensor, Tensor], self._cached("centred", make))
+        return self.memo.get("centred", make)
 
     def paired_rows(self, common_size: int = 0, classes: Tensor | None = None) -> Tensor:
         """Rows for the `joint` covariance: `(C, P, D)`, centred, divided by √(P−1), classes cut to a common P.
@@ -439,7 +436,7 @@ class BaseBank:
         (eq. 4) has the sample covariance FᵀF with F = Σ cᵢRᵢ. `common_size=0` takes the smallest class. With `classes`
         only these are made, and nothing is remembered.
         """
-        smallest = cast(int, self._cached("smallest", lambda: int(self.counts.min())))
+        smallest = self.memo.get("smallest", lambda: int(self.counts.min()))
         size = smallest if common_size == 0 else int(common_size)
         if not 2 <= size <= smallest:
             raise InputError(
@@ -457,7 +454,7 @@ class BaseBank:
 
         if classes is not None:
             return make(classes.tolist())
-        return cast(Tensor, self._cached(("paired", size), lambda: make(range(len(self)))))
+        return self.memo.get(("paired", size), lambda: make(range(len(self))))
 
     def class_factors(self, classes: Tensor | None = None) -> Tensor:
         """Rᵢ with RᵢᵀRᵢ = Σᵢ for each class, `(C, P, D)`: centred rows or low-rank directions, zero-padded to one P.
@@ -481,7 +478,7 @@ class BaseBank:
 
         if classes is not None:
             return make(classes)
-        return cast(Tensor, self._cached("factors", make))
+        return self.memo.get("factors", make)
 
     def class_covariances(self) -> Tensor:
         """Σᵢ for each class, dense `(C, D, D)`; for reference, many neighbours, and small D."""
@@ -490,7 +487,7 @@ class BaseBank:
             factors = self.class_factors()
             return factors.transpose(1, 2) @ factors
 
-        return cast(Tensor, self._cached("covariances", make))
+        return self.memo.get("covariances", make)
 
     def pooled_covariance(self) -> Tensor:
         """S_w, the within-class covariance of all base classes together, `(D, D)`."""
@@ -503,7 +500,7 @@ class BaseBank:
             values, vectors = torch.linalg.eigh(self.pooled_covariance().double())
             return values.clamp(min=0).float(), vectors.float()
 
-        return cast(tuple[Tensor, Tensor], self._cached("eigen", make))
+        return self.memo.get("eigen", make)
 
     def pooled_factor(self) -> Tensor:
         """R with RᵀR = S_w, `(D, D)`."""
@@ -549,9 +546,9 @@ class BaseBank:
         >>> raw.transformed(beta=0.5, l2=True).transform.settings()["kind"]
         'tukey'
         """
-        key: tuple[Any, ...] = ("space", float(beta), kind, bool(center), bool(l2), float(eps))
-        if moments and key not in self._cache:
-            key = (*key, "moments")
+        key = SpaceKey(float(beta), kind, bool(center), bool(l2), float(eps))
+        if moments and key not in self.memo:
+            key = replace(key, moments=True)
 
         def make() -> BaseBank:
             wanted = {"beta": float(beta), "center": bool(center), "l2": bool(l2)}
@@ -583,10 +580,10 @@ class BaseBank:
                 raise InputError(f"beta={beta:g} makes the base features overflow float32; use a smaller power")
             return out
 
-        space = cast(BaseBank, self._cached(key, make))
+        space = self.memo.get(key, make)
         if whiten is False or space.is_whitened:
             return space
-        return cast(BaseBank, self._cached((*key, "white", float(whiten)), lambda: space.whitened(float(whiten))))
+        return self.memo.get(replace(key, whiten=float(whiten)), lambda: space.whitened(float(whiten)))
 
     def _as_raw(self, kind: str) -> BaseBank:
         out = self._mapped(lambda t: t)
@@ -722,7 +719,7 @@ class BaseBank:
                 s["l2"],
                 tensors.get("transform.whitening"),
             )
-        out._cache["fingerprint"] = meta["fingerprint"]
+        out.memo.get("fingerprint", lambda: meta["fingerprint"])
         return out
 
 

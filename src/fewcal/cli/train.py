@@ -80,8 +80,8 @@ def _settings(items: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """`--set key=value` for the training, `--set backbone.key=value` for the backbone."""
     from dataclasses import fields
 
+    from fewcal._utils.names import nearest_names
     from fewcal.methods import parse_settings
-    from fewcal.params import nearest_names
     from fewcal.training import TrainSettings
 
     parsed = parse_settings(items)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -123,7 +122,7 @@ class CalibratedCovariance:
 
         if self._union is not None:
             return make()
-        return cast(tuple[Tensor, Tensor], self.bank._cached(("products", self.mode, self.common_size), make))
+        return self.bank.memo.get(("products", self.mode, self.common_size), make)
 
     @property
     def isotropic(self) -> float:
@@ -162,7 +161,7 @@ class CalibratedCovariance:
     def _half_block(self) -> Tensor:
         if self._union is not None:
             return self._block.bfloat16()
-        return cast(Tensor, self.bank._cached(("half", self.mode, self.common_size), self._block.bfloat16))
+        return self.bank.memo.get(("half", self.mode, self.common_size), self._block.bfloat16)
 
     def factor(self, half: bool = False) -> Tensor:
         """F with FᵀF = Σ' (less the isotropic part of a whitened bank), `(T, S, P', D)`.

@@ -91,7 +91,7 @@ def _on_device(bank: BaseBank, device: torch.device) -> BaseBank:
     """The bank on `device`; a copy that had to be made is remembered, so that it is made once."""
     if device == bank.device:
         return bank
-    return cast(BaseBank, bank._cached(("device", str(device)), lambda: bank.to(device)))
+    return bank.memo.get(("device", str(device)), lambda: bank.to(device))
 
 
 @lru_cache(maxsize=4)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -278,4 +278,4 @@ def _far_distance(seen: BaseBank) -> float:
         d[torch.arange(len(classes)), :, classes] = torch.inf
         return float(d.amin(dim=-1).flatten().sqrt().quantile(FAR_QUANTILE))
 
-    return cast(float, seen._cached("far", make))
+    return seen.memo.get("far", make)

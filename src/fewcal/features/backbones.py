@@ -25,10 +25,10 @@ import torch
 from torch import Tensor, nn
 
 from fewcal._utils.atomic import atomic_path
+from fewcal._utils.names import nearest_names
 from fewcal._utils.safetensors_io import read_tensors
 from fewcal._version import __version__
 from fewcal.errors import FileFormatError, InputError
-from fewcal.params import nearest_names
 
 FORMAT = "fewcal-backbone"
 FORMAT_VERSION = 1

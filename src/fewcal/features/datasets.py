@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from fewcal._utils.atomic import atomic_path
+from fewcal._utils.names import nearest_names
 from fewcal.errors import FileFormatError, InputError
 from fewcal.features.featureset import SPLITS
 from fewcal.features.io.tables import class_name, read_csv
 from fewcal.features.sources.pictures import class_folders, picture_files
-from fewcal.params import nearest_names
 
 Rows = list[tuple[Path, str]]
 Found = tuple[dict[str, Rows], list[str]]  # rows of each split; names of what should be there and is not

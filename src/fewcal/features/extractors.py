@@ -29,10 +29,10 @@ import torch
 from torch import nn
 
 from fewcal._utils.arrays import pick_device
+from fewcal._utils.names import nearest_names
 from fewcal.errors import InputError
 from fewcal.features.sources.items import Items
 from fewcal.features.sources.pictures import fitted
-from fewcal.params import nearest_names
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 

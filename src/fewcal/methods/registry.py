@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from fewcal._utils.names import nearest_names
 from fewcal.errors import InputError
 from fewcal.methods.base import Head, Method
 from fewcal.methods.cosine import CosineClassifier
@@ -14,7 +15,7 @@ from fewcal.methods.gdc import GDC
 from fewcal.methods.logistic import GaussianizedLogisticRegression, LogisticRegression
 from fewcal.methods.ncm import NearestCentroid
 from fewcal.methods.simpleshot import SimpleShot
-from fewcal.params import GDCParams, nearest_names
+from fewcal.params import GDCParams
 
 METHODS: dict[str, type[Method]] = {
     m.name: m

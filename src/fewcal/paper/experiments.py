@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from fewcal._utils.names import nearest_names
 from fewcal.errors import InputError
 from fewcal.features import FeatureSet
 from fewcal.paper import tables
@@ -20,7 +21,6 @@ from fewcal.paper.figures import FIGURES
 from fewcal.paper.measured import Budget, points
 from fewcal.paper.published import DATASETS, dataset_title
 from fewcal.paper.tables import Records
-from fewcal.params import nearest_names
 
 Compute = Callable[[FeatureSet, str, int, Budget, str], dict[str, Any]]
 # Shots of an experiment that has a single record for a feature set, whatever it looks at.

@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fewcal._utils.atomic import atomic_path, write_json
-from fewcal._utils.randomness import mix
+from fewcal._utils.splitmix import mix
 from fewcal.errors import FewcalWarning, FileFormatError, InputError
 from fewcal.features.backbones import Backbone, load_checkpoint, make_backbone, parameter_count, save_checkpoint
 from fewcal.features.featureset import FeatureSplit

@@ -15,8 +15,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fewcal._utils.names import nearest_names
 from fewcal.errors import InputError
-from fewcal.params import GDCParams, nearest_names
+from fewcal.params import GDCParams
 from fewcal.presets import get_preset
 
 HEADS = ("closed_form", "lbfgs", "sgd")

@@ -1,8 +1,8 @@
-"""What "none of these" costs: rows kept and strangers let through, on 5-way tasks of real features.
+"""What "none of these" costs: rows kept and rows of other classes let through, on 5-way tasks of real features.
 
-    python benchmarks/reject.py FEATURES [--limit 0.05] [--tasks 30]
+    python benchmarks/accuracy/reject.py FEATURES [--limit 0.05] [--tasks 30]
 
-Strangers are rows of other classes of the same split. A row is kept where `other_class_share` is below the limit.
+A row of another class comes from the same split. A row is kept where `other_class_share` is below the limit.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import argparse
 from pathlib import Path
 
 import numpy as np
+from common import feature_folders
 
 from fewcal import BaseBank, FeatureSet, GDCClassifier
 
@@ -23,8 +24,8 @@ def main() -> None:
     parser.add_argument("--split", default="val")
     options = parser.parse_args()
     print(f"{options.tasks} {options.split} tasks, limit {options.limit}\n")
-    print("| features | shots | true rows kept % | strangers let through % |\n|---|---:|---:|---:|")
-    for folder in sorted(p for p in options.features.iterdir() if (p / "base.npz").is_file()):
+    print("| features | shots | true rows kept % | rows of other classes let through % |\n|---|---:|---:|---:|")
+    for folder in feature_folders(options.features):
         features = FeatureSet.load(folder)
         bank = BaseBank().fit(features.base.features, features.base.labels)
         split = features.split(options.split)
@@ -37,10 +38,10 @@ def main() -> None:
                 rows = [rng.permutation(np.flatnonzero(y == c))[: shot + 15] for c in classes]
                 support = np.concatenate([r[:shot] for r in rows])
                 own = np.concatenate([r[shot:] for r in rows])
-                strangers = rng.permutation(np.flatnonzero(~np.isin(y, classes)))[:75]
+                outside = rng.permutation(np.flatnonzero(~np.isin(y, classes)))[:75]
                 fitted = GDCClassifier(bank=bank).fit(x[support], y[support])
                 kept.append((fitted.other_class_share(x[own]) < options.limit).mean())
-                passed.append((fitted.other_class_share(x[strangers]) < options.limit).mean())
+                passed.append((fitted.other_class_share(x[outside]) < options.limit).mean())
             print(f"| {folder.name} | {shot} | {100 * np.mean(kept):.0f} | {100 * np.mean(passed):.1f} |", flush=True)
 
 

@@ -1,7 +1,7 @@
 """Measured time over what the hardware allows, stage by stage.
 
-    python benchmarks/floors.py                    one CPU core (the engine gives each core its own batch of tasks)
-    python benchmarks/floors.py --device cuda      a GPU
+    python benchmarks/speed/floors.py                 one CPU core (the engine gives each core its own batch of tasks)
+    python benchmarks/speed/floors.py --device cuda   a GPU
 
 For each stage the fewest bytes that must be moved, the operations that must be done and the random numbers that must
 be drawn are counted; divided by the rates of this machine, measured in the same run, they give three times, of which
@@ -11,20 +11,19 @@ the largest is the floor. D=640, 64 × 600 base rows, 5-way, n=750 a class, as e
 from __future__ import annotations
 
 import argparse
-import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from common import base_bank, features_or_synthetic, now
 
 from fewcal import BaseBank
 from fewcal._utils.bfloat16 import half_pays
 from fewcal._utils.randomness import TaskRandom, fill_normal
 from fewcal.evaluation.engine import BLOCK_TASKS, reuse_memory
 from fewcal.features import FeatureSet
-from fewcal.features.synthetic import make_features
 from fewcal.heads import lbfgs as lbfgs_module
 from fewcal.heads.closed_form import closed_form_head
 from fewcal.heads.sgd import sgd_head
@@ -48,18 +47,13 @@ class Clock:
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
-    def now(self) -> float:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        return time.perf_counter()
-
     def best(self, work: Callable[[], Any], repeats: int = 3) -> float:
         work()
         times = []
         for _ in range(repeats):
-            began = self.now()
+            began = now(self.device)
             work()
-            times.append(self.now() - began)
+            times.append(now(self.device) - began)
         return min(times)
 
 
@@ -98,9 +92,8 @@ def main() -> None:
         f"{rates.bfloat16 / 1e12:.2f} TFLOP/s, {rates.normals / 1e9:.2f} G normals/s; {tasks} tasks together"
     )
     reuse_memory()
-    features = FeatureSet.load(options.features) if options.features else make_features(rows=600, dim=640, spread=1.5)
-    base = features.split("base")
-    bank = BaseBank().fit(base.features, base.require_labels(), device=device)
+    features = features_or_synthetic(options.features)
+    bank = base_bank(features, device)
     for shot in options.shots:
         stages(features, bank, shot, tasks, rates, clock)
 

@@ -1,6 +1,6 @@
 """Does the default preset do harm? Signed, unit-norm, text-like embeddings with few or unrelated base classes.
 
-    python benchmarks/unrelated.py [--tasks 600]
+    python benchmarks/accuracy/unrelated.py [--tasks 600]
 
 Classes are Gaussians on the sphere, in families, with anisotropic within-class covariance. In `unrelated` cases the
 base classes live in another subspace with another covariance; in `shuffled` ones their labels mean nothing; in

@@ -1,9 +1,9 @@
 """A bank of 20,000 base classes, built from a stream in bounded memory, and what one few-shot problem then costs.
 
-    python benchmarks/bigbank.py                    20,000 classes × 100 rows × 1024 features, rank 16, float16
-    python benchmarks/bigbank.py --classes 2000     a tenth of it
-    python benchmarks/bigbank.py --order shuffled   rows of all classes mixed, as a crawl brings them
-    python benchmarks/bigbank.py --device cuda      the same code on a GPU
+    python benchmarks/speed/bigbank.py                    20,000 classes × 100 rows × 1024 features, rank 16, float16
+    python benchmarks/speed/bigbank.py --classes 2000     a tenth of it
+    python benchmarks/speed/bigbank.py --order shuffled   rows of all classes mixed, as a crawl brings them
+    python benchmarks/speed/bigbank.py --device cuda      the same code on a GPU
 
 Rows are made up on the fly by seed, so no file is needed; making them is timed apart. Build and query run in processes
 of their own, so that each has its own peak of resident memory.
@@ -12,7 +12,6 @@ of their own, so that each has its own peak of resident memory.
 from __future__ import annotations
 
 import argparse
-import resource
 import statistics
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from common import peak_gib
 
 from fewcal import BaseBank, GDCClassifier
 from fewcal.evaluation.engine import reuse_memory
@@ -33,12 +33,12 @@ NUISANCE = 64
 FAMILIES = 200
 
 
-class ProcessGroup:
+class Scenario:
     """Classes in families, rows that differ along directions all classes share: any row again from its number."""
 
     def __init__(self, classes: int, rows: int, dim: int, device: str = "cpu") -> None:
         self.classes, self.rows, self.dim, self.device = classes, rows, dim, torch.device(device)
-        random = torch.Generator().manual_seed(0)  # the same world on every device
+        random = torch.Generator().manual_seed(0)  # the same scenario on every device
         self.family = torch.randn(FAMILIES, dim, generator=random).to(self.device)
         self.nuisance = 0.6 * torch.randn(NUISANCE, dim, generator=random).to(self.device)
 
@@ -69,13 +69,8 @@ class ProcessGroup:
             yield self.draw(torch.from_numpy(part), 1000 + i), part
 
 
-def peak_gib() -> float:
-    """Peak resident memory of this process."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-
-
 def build(options: argparse.Namespace) -> None:
-    world = ProcessGroup(options.classes, options.rows, options.dim, options.device)
+    scenario = Scenario(options.classes, options.rows, options.dim, options.device)
     p = get_preset("default")
     fitter = GaussianizationFitter(p.beta, p.kind, p.center, p.l2, p.eps)
     spent = dict.fromkeys(("rows", "transform", "bank"), 0.0)
@@ -87,13 +82,13 @@ def build(options: argparse.Namespace) -> None:
         return now
 
     now = time.perf_counter()
-    for x, _ in world.stream(options.chunk, options.order):
+    for x, _ in scenario.stream(options.chunk, options.order):
         now = timed("rows", now)
         fitter.update(x)
         now = timed("transform", now)
     bank = BaseBank(rank=options.rank, dtype="float16", transform=fitter.finish())
     now = time.perf_counter()
-    for x, y in world.stream(options.chunk, options.order):
+    for x, y in scenario.stream(options.chunk, options.order):
         now = timed("rows", now)
         bank.partial_fit(x, y, device=options.device)
         now = timed("bank", now)
@@ -117,10 +112,10 @@ def query(options: argparse.Namespace) -> None:
     began = time.perf_counter()
     bank = BaseBank.load(options.out, device=None if options.device == "cpu" else options.device)
     print(f"load: {time.perf_counter() - began:.3f} s (memory-mapped)")
-    world = ProcessGroup(options.classes, options.rows, options.dim)
-    strangers = torch.arange(5) * 11 + options.classes  # classes that the bank has not seen
-    support = world.draw(strangers, 1).numpy()
-    queries = world.draw(strangers.repeat_interleave(15), 2).numpy()
+    scenario = Scenario(options.classes, options.rows, options.dim)
+    unseen = torch.arange(5) * 11 + options.classes  # classes that the bank has not seen
+    support = scenario.draw(unseen, 1).numpy()
+    queries = scenario.draw(unseen.repeat_interleave(15), 2).numpy()
     truth = np.repeat(np.arange(5), 15)
     kinds = {"default (whitened)": {}}
     if options.rank:

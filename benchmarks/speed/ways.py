@@ -1,17 +1,17 @@
 """Many ways: seconds and memory of 100-way and 1000-way problems, through `evaluate` and through GDCClassifier.
 
-python benchmarks/ways.py [--device cuda] [--ways 5 100 1000]
+python benchmarks/speed/ways.py [--device cuda] [--ways 5 100 1000]
 """
 
 from __future__ import annotations
 
 import argparse
-import resource
 import time
 import warnings
 
 import numpy as np
 import torch
+from common import base_bank, peak_gib
 
 from fewcal import BaseBank, GDCClassifier
 from fewcal.evaluation import Protocol, evaluate
@@ -55,8 +55,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     most = max(options.ways)
     features = make_features(base=64, val=0, novel=most, rows=40, dim=options.dim, spread=1.0)
-    base = features.split("base")
-    bank = BaseBank().fit(base.features, base.require_labels())
+    bank = base_bank(features)
     print(f"D={options.dim}, 64 × 40 base rows, {options.device}, {torch.get_num_threads()} threads")
     print(
         f"{'':26s} {'way':>5s} {'shot':>4s} {'tasks':>5s} {'s a task':>9s} {'accuracy':>8s} {'fit+predict':>11s} peak"
@@ -68,10 +67,9 @@ def main() -> None:
                 protocol = Protocol(way=way, shot=shot, query=15, tasks=tasks)
                 results = evaluate({name: kind(settings)}, features, protocol, options.device)
                 alone = classifier_seconds(features, bank, way, shot, settings, options.device)
-                peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
                 print(
                     f"{name:26s} {way:5d} {shot:4d} {tasks:5d} {results.seconds[name] / tasks:9.4f} "
-                    f"{100 * results.accuracy(name).mean():7.2f}% {alone:10.3f}s {peak:.2f} GiB",
+                    f"{100 * results.accuracy(name).mean():7.2f}% {alone:10.3f}s {peak_gib():.2f} GiB",
                     flush=True,
                 )
 

@@ -1,7 +1,7 @@
 """How time and memory grow with C, D, P, N, K and n: measured, with the exponents of a log-log fit, and a plot.
 
-    python benchmarks/growth.py                  the table
-    python benchmarks/growth.py --out FOLDER     also growth.svg, growth.png and growth.json
+    python benchmarks/speed/growth.py                  the table
+    python benchmarks/speed/growth.py --out FOLDER     also growth.svg, growth.png and growth.json
 
 One size is varied at a time around a base point. Times are CPU seconds of one thread for a batch of tasks, so that
 other work on the machine does not disturb them; memory is the peak of resident memory above what was there before.

@@ -1,6 +1,6 @@
 """The default preset beside the plain baselines on real features: points above SimpleShot on the same tasks.
 
-    python benchmarks/default.py FEATURES [--split novel] [--tasks 1000]
+    python benchmarks/accuracy/default.py FEATURES [--split novel] [--tasks 1000]
 
 FEATURES holds one feature folder for each data set. Tune on val; novel is for the final figure.
 """
@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+
+from common import feature_folders
 
 from fewcal.evaluation import Protocol, evaluate
 
@@ -29,9 +31,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--methods", default="ncm,lr,simpleshot,gdc")
     options = parser.parse_args()
-    folders = sorted(p for p in options.features.iterdir() if (p / "base.npz").is_file())
-    if not folders:
-        raise SystemExit(f"no feature folders in {options.features}")
+    folders = feature_folders(options.features)
     methods = options.methods.split(",")
     print(
         f"{options.tasks} {options.split} tasks, seed {options.seed}, 5-way, accuracy % (95% half-width over tasks)\n"

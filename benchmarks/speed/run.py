@@ -1,7 +1,7 @@
 """Tasks per second against the loop that one would write today, in one run on one machine.
 
-    python benchmarks/run.py                         made-up features, D=640, 64 × 600 base rows
-    python benchmarks/run.py --features DIR          a real feature folder
+    python benchmarks/speed/run.py                         made-up features, D=640, 64 × 600 base rows
+    python benchmarks/speed/run.py --features DIR          a real feature folder
 
 The baseline is a plain NumPy + scikit-learn loop of DC, as its public script has it: per-class means and covariances,
 `multivariate_normal` (SVD), `LogisticRegression(max_iter=1000)`. Everything else is measured as a ratio to it, with all
@@ -19,13 +19,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from common import features_or_synthetic
 
 from fewcal.episodes import sample_episodes
 from fewcal.evaluation import Protocol, evaluate
 from fewcal.evaluation.engine import BLOCK_TASKS
 from fewcal.evaluation.stats import paired
 from fewcal.features import FeatureSet
-from fewcal.features.synthetic import make_features
 from fewcal.methods import make_method
 
 TARGETS = {  # asked ratios at 1 and 5 shots, on two CPU cores
@@ -80,12 +80,12 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
+    features = features_or_synthetic(options.features)
     if options.features:
-        features = FeatureSet.load(options.features)
         family = Path(options.features).name.split("-")[0]
         preset = family if family in ("cub", "dogs", "mini2cub") else "mini"
     else:
-        features, preset = make_features(rows=600, dim=640, spread=1.5), "mini"
+        preset = "mini"
     machine = f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
     print(f"{machine}, torch {torch.__version__}, {options.device}")
     rows = len(features.split("base"))

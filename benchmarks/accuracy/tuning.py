@@ -1,6 +1,6 @@
 """What tuning brings: parameters chosen on validation classes, and from base classes alone, on 1000 novel tasks.
 
-    python benchmarks/tuning.py FEATURES --out STUDIES
+    python benchmarks/accuracy/tuning.py FEATURES --out STUDIES
 
 FEATURES is a folder with the feature sets below. The studies stay in STUDIES; a second call goes on where the first one
 ended. Novel classes are opened once in each study, after the choice.

@@ -1,7 +1,7 @@
 """The GPU suite in one call: agreement with the CPU, seconds for 5000 tasks of every kind of GDC, and then the other
 benchmarks on the GPU: floors of each stage, the cost of a trial, many ways, a bank of 20,000 classes.
 
-python benchmarks/gpu.py [--features DIR] [--tasks 5000] [--only-tasks]
+python benchmarks/speed/gpu.py [--features DIR] [--tasks 5000] [--only-tasks]
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from common import features_or_synthetic
 
 from fewcal.evaluation import Protocol, evaluate
-from fewcal.features import FeatureSet
-from fewcal.features.synthetic import make_features
 from fewcal.methods import make_method
 
 
@@ -44,7 +43,7 @@ def main() -> None:
     if not torch.cuda.is_available():
         raise SystemExit("no CUDA device")
     warnings.simplefilter("ignore")
-    features = FeatureSet.load(options.features) if options.features else make_features(rows=600, dim=640, spread=1.5)
+    features = features_or_synthetic(options.features)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, D={features.dimension}, n=750 a class\n")
     for shot in (1, 5):
         print(f"5-way {shot}-shot, {options.tasks} tasks")

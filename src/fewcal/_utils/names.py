@@ -1,0 +1,18 @@
+"""Names that users spell: what they may have meant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+def nearest_names(name: str, known: Iterable[object]) -> str:
+    """'; did you mean …?' for a misspelt name, or the list of names when nothing is near.
+
+    >>> nearest_names("alpha", ["alpha1", "beta"])
+    "; did you mean 'alpha1'?"
+    """
+    names = [str(k) for k in (sorted(map(str, known)) if isinstance(known, set) else known)]
+    if close := get_close_matches(str(name), names, n=3, cutoff=0.5):
+        return f"; did you mean {' or '.join(repr(c) for c in close)}?"
+    return f"; known: {', '.join(names[:12])}" + (f", … ({len(names)} in all)" if len(names) > 12 else "")
