@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import os
@@ -18,8 +19,8 @@ from hypothesis import strategies as st
 
 import reference
 from conftest import ProcessGroup, make_world
-from fewcal.bank import BaseBank
-from fewcal.bank.core import FORMAT_VERSION
+from fewcal.bank import BaseBank, Moments
+from fewcal.bank.io import FORMAT_VERSION, fingerprint
 from fewcal.calibrate import calibrate
 from fewcal.errors import FileFormatError, InputError
 from fewcal.gaussianize import Gaussianization, fit_gaussianization
@@ -202,6 +203,65 @@ def test_a_label_without_a_text_form_is_refused_on_saving(tmp_path: Path) -> Non
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("rank", [None, 0, 3])
+def test_a_copy_and_its_original_grow_apart(rank: int | None) -> None:
+    x, y = toy()
+    bank = BaseBank(rank).fit(x, y)
+    twin = copy.copy(bank)
+    assert twin.pooled_eigen() is bank.pooled_eigen()  # what was derived is shared
+    twin.partial_fit(x[:8] + 3, [*y[:4], "new", "new", "newer", "newer"])
+    assert (len(bank), bank.n_rows, len(twin), twin.n_rows) == (4, 40, 6, 48)
+    same = BaseBank(rank).fit(x, y)
+    assert_same(bank, same, rows=rank is None)
+    if rank != 0:
+        assert torch.equal(bank.class_factors(), same.class_factors())
+    if rank is None:
+        assert [len(bank.rows(i)) for i in range(4)] == bank.counts.tolist()
+
+
+def test_moments_know_their_own_shapes() -> None:
+    m = BaseBank().fit(*toy()).moments
+    again = Moments.from_tensors(m.tensors(), 4)
+    assert all(torch.equal(a, b) for a, b in zip(m.tensors().values(), again.tensors().values(), strict=True))
+    assert "spread" in m.tensors()  # as files written before have it
+    with pytest.raises(ValueError, match=r"counts has shape \(4,\), expected \(5,\)"):
+        Moments.from_tensors(m.tensors(), 5)
+    assert {t.dtype for t in m.mapped(lambda t: t.double()).tensors().values()} == {torch.float64}
+    assert m.degrees_of_freedom == 36
+
+
+def test_some_classes_of_a_bank() -> None:
+    bank = BaseBank().fit(*toy())
+    part = bank.transformed(l2=True, whiten=1.0).subset(torch.tensor([3, 1]))
+    assert part.classes == [bank.classes[3], bank.classes[1]]
+    assert part.is_whitened
+    assert part.unwhitened is not None
+    assert part.unwhitened.classes == part.classes
+    raw = bank.subset(torch.tensor([0, 2]))
+    torch.testing.assert_close(raw.pooled_covariance(), bank.pooled_covariance())
+    assert torch.equal(raw.within_scatter, bank.within_scatter[[0, 2]])
+
+
+def test_a_bank_taken_for_raw() -> None:
+    seen = BaseBank().fit(*toy()).transformed(beta=0.5, l2=True)
+    raw = seen.as_raw()
+    assert raw.transform is None
+    assert torch.equal(raw.means, seen.means)
+    assert torch.equal(raw.pooled_eigen()[0], seen.pooled_eigen()[0])
+
+
+def test_a_detached_bank_leaves_the_rows_behind() -> None:
+    x = np.random.default_rng(0).random((4000, 4), dtype=np.float32)
+    bank = BaseBank().fit(x, np.arange(4000) % 8).transformed(l2=True, whiten=1.0)
+    assert len(pickle.dumps(bank)) > x.nbytes > 4 * len(pickle.dumps(bank.detached()))
+    assert bank.detached().unwhitened is None
+    assert bank.detached() is bank.detached()
+    assert torch.equal(bank.detached().means, bank.means)
+    assert bank.unwhitened is not None
+    raw = bank.unwhitened
+    assert raw.detached() is raw
+
+
 # ---- storage and compression ----------------------------------------------------------------------------------
 
 
@@ -371,7 +431,7 @@ def test_round_trip(relu_world: ProcessGroup, make: object, tmp_path: Path) -> N
     )
     for name in ("counts", "means", "scatter", "within_scatter"):
         assert torch.equal(getattr(again, name), getattr(bank, name))
-    assert again.fingerprint == bank.fingerprint == again._fingerprint()
+    assert again.fingerprint == bank.fingerprint == fingerprint(again.parts)
     if bank.rank is None:
         assert all(torch.equal(again.rows(i), bank.rows(i)) for i in range(len(bank)))
     elif bank.rank:
@@ -387,7 +447,7 @@ def test_round_trip(relu_world: ProcessGroup, make: object, tmp_path: Path) -> N
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
-def test_loaded_rows_are_memory_mapped(tmp_path: Path) -> None:
+def test_loaded_rows_are_memorymapped(tmp_path: Path) -> None:
     x = np.random.default_rng(0).random((2000, 64), dtype=np.float32)
     path = BaseBank().fit(x, np.arange(2000) % 4).save(tmp_path / "mapped.safetensors")
 
@@ -631,8 +691,13 @@ def test_fingerprints_tell_banks_apart() -> None:
 def test_moving_to_the_same_device_is_free() -> None:
     bank = BaseBank().fit(*toy())
     assert bank.to("cpu") is bank
-    copy = bank._mapped(lambda t: t.clone())
-    assert_same(copy, bank)
+    moved = bank.mapped(lambda t: t.clone())
+    assert_same(moved, bank)
+    white = bank.whitened(1.0)
+    moved = white.mapped(lambda t: t.clone())
+    assert_same(moved, white, rows=False)
+    assert moved.unwhitened is not None
+    assert_same(moved.unwhitened, bank)
 
 
 def test_whitening_without_shrinkage_needs_enough_rows() -> None:

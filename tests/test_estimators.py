@@ -25,6 +25,7 @@ from sklearn.svm import LinearSVC
 from conftest import ProcessGroup, make_world
 from fewcal import BaseBank, Gaussianizer, GDCClassifier, GDCParams
 from fewcal._utils.randomness import TaskRandom
+from fewcal.bank import spaces
 from fewcal.errors import FewcalWarning, InputError
 from fewcal.estimators.classifier import plain_discriminant
 from fewcal.gaussianize import fit_gaussianization
@@ -137,8 +138,8 @@ def test_spaces_are_derived_once(monkeypatch: pytest.MonkeyPatch) -> None:
     X, y, Q, _ = task()
     fresh = WORLD.bank()
     calls = []
-    build = BaseBank._from_rows
-    monkeypatch.setattr(BaseBank, "_from_rows", lambda self, *a: (calls.append(1), build(self, *a))[1])
+    build = spaces.from_rows
+    monkeypatch.setattr(spaces, "from_rows", lambda *a: (calls.append(1), build(*a))[1])
     clf = GDCClassifier(fresh)
     for _ in range(3):
         clf.fit(X, y)

@@ -288,7 +288,7 @@ class _World:
         self.spread = _widening(bank, centres, spread, easy)
         self.rows = _as_features(bank, centres + self.spread * spread)
         # Rows of a bank in a space of its own are in that space already.
-        self.space = _stripped(bank) if bank.transform is not None else bank
+        self.space = bank.as_raw() if bank.transform is not None else bank
 
     def _episodes(self, spec: EpisodeSpec, per_class: int) -> list[tuple[int, Episodes]]:
         """Tasks of each fold, with the row at which its classes begin."""
@@ -411,22 +411,8 @@ def _nonnegative(bank: BaseBank) -> bool:
     return bank.memo.get("non-negative", lambda: all(bool((bank.rows(i) >= 0).all()) for i in range(len(bank))))
 
 
-def _stripped(bank: BaseBank) -> BaseBank:
-    """The bank's moments, with its space taken for raw."""
-    out = subset(bank, torch.arange(len(bank)))
-    out.transform = None
-    return out
-
-
 def subset(bank: BaseBank, keep: Tensor) -> BaseBank:
-    """The bank with some of its classes `keep (H,)` only, in the same space and with the same S_w; moments alone."""
-    at = keep.to(bank.device)
-    out = BaseBank(0)
-    out.classes = [bank.classes[i] for i in keep.tolist()]
-    out.counts, out.means, out.within_scatter = bank.counts[at], bank.means[at], bank.within_scatter[at]
-    out.scatter = bank.scatter * ((out.n_rows - len(out)) / max(bank.n_rows - len(bank), 1))
-    out.transform, out.source = bank.transform, bank.source
-    out.unwhitened = None if bank.unwhitened is None else subset(bank.unwhitened, keep)
-    # Shared: what is the same by construction, and what hardly changes with a few classes less.
-    out.memo.share(bank.memo, ("eigen", "unwhitening", "held-out similarity"))
+    """`bank.subset(keep)`, with what hardly changes with a few classes less taken over."""
+    out = bank.subset(keep)
+    out.memo.share(bank.memo, ("unwhitening", "held-out similarity"))
     return out

@@ -1,5 +1,7 @@
 """The bank: what is known of the base classes."""
 
-from fewcal.bank.core import BaseBank, SpaceKey
+from fewcal.bank.core import BaseBank
+from fewcal.bank.moments import Moments
+from fewcal.bank.spaces import SpaceKey
 
-__all__ = ["BaseBank", "SpaceKey"]
+__all__ = ["BaseBank", "Moments", "SpaceKey"]

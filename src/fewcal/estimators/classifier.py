@@ -486,8 +486,8 @@ def _head_to(head: Head, device: torch.device | str) -> Head:
         moved = {name: getattr(head, name).to(device) for name in ("strangers", "back")}
         return FallbackHead(_head_to(head.head, device), cast(LinearHead, _head_to(head.plain, device)), **moved)
     if isinstance(head, QueryCalibratedHead):
-        method, bank = copy(head.method), copy(_on_device(head.method.bank, torch.device(device)))
-        bank.unwhitened, method.bank = None, bank
+        method = copy(head.method)
+        method.bank = _on_device(head.method.bank.detached(), torch.device(device))
         return QueryCalibratedHead(_head_to(head.head, device), method, head.strength.to(device))
     return head  # scikit-learn classifiers live on the CPU
 

@@ -1,0 +1,133 @@
+"""Banks in safetensors files, and class labels in JSON."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Hashable
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fewcal._utils.atomic import atomic_path
+from fewcal._utils.safetensors_io import read_tensors
+from fewcal._version import __version__
+from fewcal.bank.build import BankParts
+from fewcal.bank.moments import Moments
+from fewcal.bank.storage import FactorStore, RowStore
+from fewcal.errors import FileFormatError, InputError
+from fewcal.gaussianize import Gaussianization
+
+FORMAT = "fewcal-bank"
+FORMAT_VERSION = 1
+
+
+def fingerprint(parts: BankParts) -> str:
+    """A hash of classes, counts, moments and transform: the same data give the same bank."""
+    h = hashlib.sha256()
+    h.update(json.dumps([label_to_json(c) for c in parts.classes]).encode())
+    for t in (parts.moments.counts, parts.moments.means, parts.moments.within_scatter):
+        h.update(np.ascontiguousarray(t.cpu().numpy()).tobytes())
+    if parts.transform is not None:
+        h.update(json.dumps(parts.transform.settings()).encode())
+    return h.hexdigest()
+
+
+def write_bank(parts: BankParts, known_as: str, target: Path) -> Path:
+    """Write a bank with the fingerprint `known_as`. The file appears under its name only when it is complete."""
+    from safetensors.torch import save_file
+
+    if not parts.classes:
+        raise InputError("the bank is empty; fit it on base rows first")  # a part may hold single rows: no check()
+    tensors = parts.moments.tensors()
+    if parts.rows is not None:
+        tensors["rows"] = parts.rows.joined()
+    elif parts.factors is not None:
+        factors = parts.factors.tensor
+        tensors["factors"] = factors.flatten(0, 1)
+        tensors["factor_sizes"] = torch.full((len(factors),), factors.shape[1])
+    meta: dict[str, object] = {
+        "format": FORMAT,
+        "version": FORMAT_VERSION,
+        "fewcal": __version__,
+        "classes": [label_to_json(c) for c in parts.classes],
+        "rank": parts.rank,
+        "dtype": parts.dtype,
+        "fingerprint": known_as,
+        "source": parts.source,
+        "transform": None,
+    }
+    if parts.transform is not None:
+        meta["transform"] = parts.transform.settings()
+        for name in ("mean", "whitening"):
+            if (t := getattr(parts.transform, name)) is not None:
+                tensors[f"transform.{name}"] = t
+    ready = {k: v.detach().cpu().contiguous() for k, v in tensors.items()}
+    with atomic_path(target) as temporary:
+        save_file(ready, str(temporary), metadata={"fewcal": json.dumps(meta)})
+    return target
+
+
+def read_bank(file: Path) -> tuple[BankParts, str]:
+    """The parts and the fingerprint in a file; tensors stay memory-mapped until they are used."""
+    if not file.is_file():
+        raise InputError(f"no bank at {file}; build one with BaseBank().fit(X, y).save(path) or `fewcal bank build`")
+    meta, tensors = read_tensors(file)
+    if not isinstance(meta, dict) or meta.get("format") != FORMAT:
+        raise FileFormatError(f"{file} is a safetensors file, but not a fewcal bank")
+    version = meta.get("version")
+    if isinstance(version, int) and version > FORMAT_VERSION:
+        raise FileFormatError(
+            f"{file} has bank format {version}; this fewcal {__version__} reads up to {FORMAT_VERSION}; upgrade fewcal"
+        )
+    try:
+        if version != FORMAT_VERSION:
+            raise ValueError(f"format version {version!r}")
+        return _restored(meta, tensors), meta["fingerprint"]
+    except (AttributeError, IndexError, InputError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise FileFormatError(f"{file} is damaged: its parts do not fit together ({error})") from error
+
+
+def _restored(meta: dict[str, Any], tensors: dict[str, Tensor]) -> BankParts:
+    classes = [label_from_json(c) for c in meta["classes"]]
+    moments = Moments.from_tensors(tensors, len(classes))
+    d, rank = moments.means.shape[1], meta["rank"]
+    for name in ("rows", "factors"):
+        if name in tensors and (tensors[name].ndim != 2 or tensors[name].shape[1] != d):
+            raise ValueError(f"{name} has shape {tuple(tensors[name].shape)}, expected {d} features")
+    rows = RowStore.from_joined(tensors["rows"], moments.counts.tolist()) if rank is None else None
+    factors = FactorStore.from_tensors(tensors["factors"], tensors["factor_sizes"], rank) if rank else None
+    transform, s = None, meta["transform"]
+    if s is not None:
+        mean, whitening = tensors.get("transform.mean"), tensors.get("transform.whitening")
+        transform = Gaussianization(s["kind"], s["beta"], s["eps"], mean, s["l2"], whitening)
+    return BankParts(rank, meta["dtype"], transform, classes, moments, rows, factors, meta["source"])
+
+
+def label_to_json(label: Hashable) -> Any:
+    """A class label as JSON has it: str, int, float, bool and None as they are, tuples and bytes wrapped."""
+    if isinstance(label, np.generic):
+        label = label.item()
+    if label is None or isinstance(label, str | bool | int | float):
+        return label
+    if isinstance(label, tuple):
+        return {"tuple": [label_to_json(part) for part in label]}
+    if isinstance(label, bytes):
+        return {"bytes": label.hex()}
+    raise InputError(f"class label {label!r} of type {type(label).__name__} cannot be saved; use str, int or tuple")
+
+
+def label_from_json(value: Any) -> Hashable:
+    """What `label_to_json` was given.
+
+    >>> label_from_json(label_to_json(("oak", 3)))
+    ('oak', 3)
+    """
+    if isinstance(value, dict):
+        if "tuple" in value:
+            return tuple(label_from_json(part) for part in value["tuple"])
+        return bytes.fromhex(value["bytes"])
+    return cast(Hashable, value)
