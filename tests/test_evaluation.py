@@ -174,10 +174,10 @@ def test_counts_are_those_of_the_definition(features: FeatureSet, reference: Res
     right = by_hand(novel, tasks)
     np.testing.assert_array_equal(reference.correct["ncm"], right)
     np.testing.assert_allclose(reference.accuracy("ncm"), right.sum(axis=1) / 24)
-    summary = reference.summary()["methods"]["ncm"]
+    summary = reference.summary().methods["ncm"]
     for position, name in enumerate(novel.classes):
         asked = tasks.classes == position
-        assert summary["per_class"][name] == pytest.approx(right[asked].sum() / (6 * asked.sum()))
+        assert summary.per_class[name] == pytest.approx(right[asked].sum() / (6 * asked.sum()))
 
 
 def test_two_heads_see_the_same_samples(features: FeatureSet, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,7 +329,7 @@ def test_presets_and_settings_reach_the_method() -> None:
 
 
 def test_summary_has_the_promised_shape(reference: Results) -> None:
-    summary = json.loads(json.dumps(reference.summary(), allow_nan=False))
+    summary = json.loads(json.dumps(reference.summary().to_dict(), allow_nan=False))
     assert list(summary) == ["protocol", "methods", "paired"]
     assert summary["protocol"] == {
         "way": 4,
@@ -358,15 +358,16 @@ def test_summary_has_the_promised_shape(reference: Results) -> None:
         expected = reference.accuracy(d["a"]) - reference.accuracy(d["b"])
         assert d["difference"] == pytest.approx(expected.mean())
         assert d["p_t_holm"] >= d["p_t"]
-    against = reference.summary("ncm")["paired"]
+    against = reference.summary("ncm").to_dict()["paired"]
     assert [(d["a"], d["b"]) for d in against] == [(m, "ncm") for m in some_methods() if m != "ncm"]
 
 
 def test_one_method_and_one_task_have_no_interval(features: FeatureSet) -> None:
     summary = evaluate(["ncm"], features, Protocol(tasks=1, query=4)).summary()
-    assert summary["paired"] == []
-    assert summary["methods"]["ncm"]["ci95"] is None
-    json.dumps(summary, allow_nan=False)
+    assert summary.paired == []
+    assert math.isnan(summary.methods["ncm"].ci95)
+    assert summary.to_dict()["methods"]["ncm"]["ci95"] is None
+    json.dumps(summary.to_dict(), allow_nan=False)
 
 
 def test_calibration_error_is_that_of_the_probabilities(features: FeatureSet, reference: Results) -> None:
@@ -380,7 +381,7 @@ def test_calibration_error_is_that_of_the_probabilities(features: FeatureSet, re
     confidence, answer = p.max(dim=-1)
     right = answer == torch.arange(4).repeat_interleave(6)
     expected = expected_calibration_error(confidence.numpy(), right.numpy())
-    assert reference.summary()["methods"]["ncm"]["ece"] == pytest.approx(expected, abs=1e-6)
+    assert reference.summary().methods["ncm"].ece == pytest.approx(expected, abs=1e-6)
     assert not math.isclose(expected, 0, abs_tol=1e-3)
 
 
@@ -399,8 +400,8 @@ def test_shared_work_is_charged_to_each_method(features: FeatureSet, monkeypatch
     both = {"a": GDC(SAMPLED), "b": GDC(SAMPLED.with_changes(C=2.0)), "ncm": make_method("ncm")}
     results = evaluate(both, features, Protocol(tasks=5, query=4))
     assert results.seconds == {"a": 1.0, "b": 1.0, "ncm": 0.0}
-    assert results.summary()["methods"]["b"]["tasks_per_second"] == 5.0
-    assert results.summary()["methods"]["ncm"]["tasks_per_second"] is None
+    assert results.summary().methods["b"].tasks_per_second == 5.0
+    assert math.isnan(results.summary().methods["ncm"].tasks_per_second)
 
 
 # ---- the engine -----------------------------------------------------------------------------------------------------

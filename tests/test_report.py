@@ -205,8 +205,8 @@ def test_any_values_make_a_table(rows: list) -> None:
 
 def test_runs_on_the_same_tasks_are_together(runs: dict[str, Path]) -> None:
     groups = group_runs([runs["first"], runs["second"], runs["other"]], features=[runs["features"]])
-    assert [list(g.summary["methods"]) for g in groups] == [["ncm", "gdc", "simpleshot", "gdc:dc"], ["ncm", "gdc"]]
-    assert len(groups[0].summary["paired"]) == 6
+    assert [list(g.summary.methods) for g in groups] == [["ncm", "gdc", "simpleshot", "gdc:dc"], ["ncm", "gdc"]]
+    assert len(groups[0].summary.paired) == 6
     assert all(g.features is not None for g in groups)
 
 
@@ -215,7 +215,7 @@ def test_features_explain_only_runs_that_all_used_them(runs: dict[str, Path], tm
     other = FeatureSet(split("c", 9, 20, 7), None, fs.novel)
     evaluate("gdc", other, PROTOCOL, out=tmp_path / "bases")
     (group,) = group_runs([runs["first"], tmp_path / "bases"], features=[runs["features"]])
-    assert list(group.summary["methods"]) == ["ncm", "first/gdc", "bases/gdc"]
+    assert list(group.summary.methods) == ["ncm", "first/gdc", "bases/gdc"]
     assert group.features is None
 
 

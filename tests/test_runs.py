@@ -18,10 +18,10 @@ import pytest
 
 from fewcal.episodes import sample_episodes
 from fewcal.errors import FewcalError, FileFormatError, InputError
-from fewcal.evaluation import Protocol, Results, evaluate
+from fewcal.evaluation import Protocol, Results, Summary, evaluate
 from fewcal.evaluation import engine as engine_module
 from fewcal.evaluation.engine import Engine
-from fewcal.evaluation.run_folder import Run, compare_runs, load_run, markdown
+from fewcal.evaluation.run_folder import Run, compare_runs, load_run
 from fewcal.features import FeatureSet, FeatureSplit
 from small_features import feature_set, save_features, split
 
@@ -100,8 +100,8 @@ def test_a_finished_run_has_its_files_and_nothing_else(whole: Path, features: Fe
     results = load_run(whole)
     assert results.protocol == PROTOCOL
     summary = json.loads((whole / "summary.json").read_text())
-    assert summary == json.loads(json.dumps(results.summary()))
-    assert (whole / "summary.md").read_text() == markdown(summary)
+    assert summary == json.loads(json.dumps(results.summary().to_dict()))
+    assert (whole / "summary.md").read_text() == Summary.from_dict(summary).to_markdown()
     environment = json.loads((whole / "environment.json").read_text())
     assert environment["device"] == "cpu"
     assert environment["python"] == sys.version.split()[0]
@@ -129,7 +129,7 @@ def test_markdown_says_what_was_done(whole: Path) -> None:
 
 
 def test_one_task_has_no_half_width(features: FeatureSet) -> None:
-    text = markdown(evaluate("ncm,gdc", features, Protocol(tasks=1, query=5)).summary())
+    text = evaluate("ncm,gdc", features, Protocol(tasks=1, query=5)).summary().to_markdown()
     assert [line.split("|")[3].strip() for line in text.splitlines() if line.startswith("| ncm")] == ["–", "–"]
 
 
@@ -159,7 +159,7 @@ def test_stopped_within_a_block_and_while_writing(
 
     for target in (
         "fewcal.evaluation.run_folder.np.savez",
-        "fewcal.evaluation.run_folder.markdown",
+        "fewcal.evaluation.summary.Summary.to_markdown",
         "fewcal.evaluation.run_folder._write_parquet",
     ):
         with monkeypatch.context() as patch:
@@ -395,14 +395,14 @@ def test_a_place_that_cannot_hold_a_folder(features: FeatureSet, tmp_path: Path)
 def test_compare_pairs_methods_of_several_runs(features: FeatureSet, whole: Path, tmp_path: Path) -> None:
     evaluate("simpleshot,ncm", features, PROTOCOL, out=tmp_path / "second")
     summary = compare_runs([whole, tmp_path / "second"])
-    assert list(summary["methods"]) == ["run/ncm", "gdc", "simpleshot", "second/ncm"]
-    together = evaluate("gdc,simpleshot", features, PROTOCOL).summary()["paired"][0]
-    [across] = [d for d in summary["paired"] if {d["a"], d["b"]} == {"gdc", "simpleshot"}]
-    assert across["difference"] == together["difference"]
-    assert across["p_wilcoxon"] == together["p_wilcoxon"]
-    [itself] = [d for d in summary["paired"] if {d["a"], d["b"]} == {"run/ncm", "second/ncm"}]
-    assert itself["tied"] == 1.0
-    assert len(compare_runs([whole, tmp_path / "second"], "gdc")["paired"]) == 3
+    assert list(summary.methods) == ["run/ncm", "gdc", "simpleshot", "second/ncm"]
+    together = evaluate("gdc,simpleshot", features, PROTOCOL).summary().paired[0]
+    [across] = [d for d in summary.paired if {d.a, d.b} == {"gdc", "simpleshot"}]
+    assert across.difference == together.difference
+    assert across.p_wilcoxon == together.p_wilcoxon
+    [itself] = [d for d in summary.paired if {d.a, d.b} == {"run/ncm", "second/ncm"}]
+    assert itself.tied == 1.0
+    assert len(compare_runs([whole, tmp_path / "second"], "gdc").paired) == 3
     with pytest.raises(InputError, match="reference 'ncm' is not among run/ncm"):
         compare_runs([whole, tmp_path / "second"], "ncm")
 
@@ -410,13 +410,13 @@ def test_compare_pairs_methods_of_several_runs(features: FeatureSet, whole: Path
 def test_compare_takes_runs_with_other_base_classes(features: FeatureSet, whole: Path, tmp_path: Path) -> None:
     other = FeatureSet(split("c", 5, 20, 11), None, features.novel)
     evaluate("gdc", other, PROTOCOL, out=tmp_path / "fewer")
-    assert list(compare_runs([whole, tmp_path / "fewer"])["methods"]) == ["ncm", "run/gdc", "fewer/gdc"]
+    assert list(compare_runs([whole, tmp_path / "fewer"]).methods) == ["ncm", "run/gdc", "fewer/gdc"]
 
 
 def test_compare_takes_a_saved_list_for_the_drawn_tasks(features: FeatureSet, whole: Path, tmp_path: Path) -> None:
     tasks = sample_episodes(features.split("novel").require_labels(), PROTOCOL.spec, range(50))
     evaluate("lr", features, Protocol(tasks=50), episodes=tasks, out=tmp_path / "listed")
-    assert list(compare_runs([whole, tmp_path / "listed"])["methods"]) == ["ncm", "gdc", "lr"]
+    assert list(compare_runs([whole, tmp_path / "listed"]).methods) == ["ncm", "gdc", "lr"]
 
 
 def test_compare_refuses_other_tasks(features: FeatureSet, whole: Path, tmp_path: Path) -> None:

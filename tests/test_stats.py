@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -80,8 +80,37 @@ def test_paired_agrees_with_scipy_and_is_antisymmetric(x: np.ndarray) -> None:
     steps = np.rint(75 * (a - b))  # integers, so that SciPy sees the ties
     assume(np.ptp(steps) > 0)
     assert p.p_t == pytest.approx(stats.ttest_1samp(steps, 0).pvalue, rel=1e-3, abs=1e-9)
-    if len(steps) > 13:  # below, SciPy's own choice with ties is a permutation test
-        assert p.p_wilcoxon == pytest.approx(stats.wilcoxon(steps).pvalue, rel=1e-6)
+    ranked = steps[steps != 0]  # zeros are dropped
+    if len(np.unique(np.abs(ranked))) == len(ranked):  # SciPy's exact distribution knows no ties
+        assert p.p_wilcoxon == pytest.approx(stats.wilcoxon(ranked, method="exact").pvalue, rel=1e-9)
+
+
+@given(st.lists(st.integers(-4, 4), min_size=2, max_size=11))
+@example([0] * 13 + [1])  # one difference says nothing, whatever the number of ties beside it
+@example([0, 1, 1, -1, 2, 2])
+@settings(max_examples=80, deadline=None)
+def test_wilcoxon_of_few_differences_counts_all_signs_ties_included(steps: list[int]) -> None:
+    ranked = np.array([s for s in steps if s])
+    got = paired(np.array(steps) / 75 + 0.5, np.full(len(steps), 0.5)).p_wilcoxon
+    ranks = stats.rankdata(np.abs(ranked))
+    statistic = min(ranks[ranked > 0].sum(), ranks[ranked < 0].sum())
+    sums = [np.dot(ranks, signs) for signs in itertools.product((0, 1), repeat=len(ranked))]
+    assert got == pytest.approx(min(1.0, 2 * np.mean(np.array(sums) <= statistic)))
+
+
+def test_wilcoxon_of_many_differences_is_the_normal_approximation_without_zeros() -> None:
+    rng = np.random.default_rng(0)
+    steps = np.concatenate([np.zeros(40), rng.integers(1, 9, 30), -rng.integers(1, 7, 25)])
+    got = paired(steps / 75, np.zeros(len(steps))).p_wilcoxon
+    assert got == pytest.approx(stats.wilcoxon(steps, zero_method="wilcox", method="asymptotic").pvalue, rel=1e-9)
+
+
+def test_wilcoxon_counts_up_to_fifty_differences() -> None:
+    steps = np.arange(1.0, 52.0) * np.where(np.arange(51) % 3 == 0, -1, 1)
+    for n, method in ((50, "exact"), (51, "asymptotic")):
+        got = paired(steps[:n] / 75, np.zeros(n)).p_wilcoxon
+        assert got == pytest.approx(stats.wilcoxon(steps[:n], method=method).pvalue, rel=1e-9)
+    assert stats.wilcoxon(steps, method="exact").pvalue != pytest.approx(got, rel=1e-3)
 
 
 def test_wilcoxon_by_hand() -> None:

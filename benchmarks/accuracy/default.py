@@ -42,11 +42,10 @@ def main() -> None:
         for column, shot in enumerate((1, 5)):
             protocol = Protocol(shot=shot, tasks=options.tasks, split=options.split, seed=options.seed)
             summary = evaluate(methods, folder, protocol, options.device).summary("simpleshot", class_intervals=False)
-            cells = [f"{100 * m['accuracy']:.2f} ± {100 * m['ci95']:.2f}" for m in summary["methods"].values()]
-            [gain] = [d for d in summary["paired"] if {d["a"], d["b"]} == {"gdc", "simpleshot"}]
-            sign = 1 if gain["a"] == "gdc" else -1
+            cells = [f"{100 * m.accuracy:.2f} ± {100 * m.ci95:.2f}" for m in summary.methods.values()]
+            gain = summary.difference("gdc", "simpleshot")
             asked = ASKED.get(folder.name, ("–", "–"))[column]
-            points = f"{sign * 100 * gain['difference']:+.2f} ± {100 * gain['ci95']:.2f}"
+            points = f"{100 * gain.difference:+.2f} ± {100 * gain.ci95:.2f}"
             print(f"| {folder.name} | {shot} | {' | '.join(cells)} | {points} | {asked} |", flush=True)
 
 

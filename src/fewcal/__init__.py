@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from fewcal.bank import BaseBank
     from fewcal.estimators import Gaussianizer, GDCClassifier
     from fewcal.estimators.sampler import GDCSampler
-    from fewcal.evaluation import Protocol, Results, evaluate
-    from fewcal.evaluation.run_folder import load_run
+    from fewcal.evaluation import Protocol, Results, evaluate, load_run
     from fewcal.factor_gaussian import FactorGaussian
     from fewcal.features import FeatureSet, FeatureSplit
     from fewcal.gaussianize import Gaussianization
@@ -55,8 +54,7 @@ _MODULES = {
     "fewcal.bank": ("BaseBank",),
     "fewcal.estimators": ("GDCClassifier", "Gaussianizer"),
     "fewcal.estimators.sampler": ("GDCSampler",),
-    "fewcal.evaluation": ("Protocol", "Results", "evaluate"),
-    "fewcal.evaluation.run_folder": ("load_run",),
+    "fewcal.evaluation": ("Protocol", "Results", "evaluate", "load_run"),
     "fewcal.factor_gaussian": ("FactorGaussian",),
     "fewcal.features": ("FeatureSet", "FeatureSplit"),
     "fewcal.gaussianize": ("Gaussianization",),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import math
 import os
 import sys
 import time
@@ -24,7 +25,6 @@ from fewcal.bank import BaseBank
 from fewcal.episodes import sample_episodes
 from fewcal.errors import FewcalError, InputError
 from fewcal.evaluation import Protocol, Results, evaluate
-from fewcal.evaluation.run_folder import markdown
 from fewcal.features import FeatureSet
 from fewcal.methods import parse_methods
 
@@ -122,21 +122,17 @@ def _results_table(page: Page, results: Results) -> None:
     from fewcal.render import Cell
 
     summary, p = results.summary(REFERENCE), results.protocol
-    best = max(m["accuracy"] for m in summary["methods"].values())
-    differences = {d["a"] if d["b"] == REFERENCE else d["b"]: d for d in summary["paired"]}
     rows: list[list[Any]] = []
-    for name, m in summary["methods"].items():
-        mark = "best" if m["accuracy"] == best else ""
-        cells: list[Any] = [name, Cell(_points(m["accuracy"], m["ci95"]), 100 * m["accuracy"], mark=mark)]
+    for name, m in summary.methods.items():
+        mark = "best" if m.accuracy == summary.methods[summary.best].accuracy else ""
+        cells: list[Any] = [name, Cell(_points(m.accuracy, m.ci95), 100 * m.accuracy, mark=mark)]
         if name == REFERENCE:
             cells.append(Cell("–", sort=0.0))
         else:
-            d = differences[name]
-            value = d["difference"] if d["b"] == REFERENCE else -d["difference"]
-            clear = d["ci95"] is not None and abs(value) > d["ci95"]
-            sign = ("good" if value > 0 else "bad") if clear else ""
-            cells.append(Cell(_points(value, d["ci95"], "+"), 100 * value, mark=sign))
-        rows.append([*cells, f"{m['ece']:.3f}"])
+            d = summary.difference(name, REFERENCE)
+            sign = ("good" if d.difference > 0 else "bad") if abs(d.difference) > d.ci95 else ""
+            cells.append(Cell(_points(d.difference, d.ci95, "+"), 100 * d.difference, mark=sign))
+        rows.append([*cells, f"{m.ece:.3f}"])
     page.table(
         ["method", "accuracy %", f"points above {REFERENCE}", "calibration error"],
         rows,
@@ -144,8 +140,8 @@ def _results_table(page: Page, results: Results) -> None:
     )
 
 
-def _points(value: float, half: float | None, sign: str = "") -> str:
-    return f"{100 * value:{sign}.2f}" + ("" if half is None else f" ± {100 * half:.2f}")
+def _points(value: float, half: float, sign: str = "") -> str:
+    return f"{100 * value:{sign}.2f}" + ("" if math.isnan(half) else f" ± {100 * half:.2f}")
 
 
 def _task(page: Page, pictures: dict[str, GlyphPictures], task: ShownTask, results: Results) -> None:
@@ -283,7 +279,7 @@ def run(tasks: int, rows: int, seed: int, out: Path, features_out: Path | None) 
     for protocol in protocols:
         with ProgressBar("tasks") as progress:
             runs.append(evaluate(methods, features, protocol, progress=progress))
-        print_markdown(markdown(runs[-1].summary(REFERENCE)))
+        print_markdown(runs[-1].summary(REFERENCE).to_markdown())
         print(flush=True)
     _say("writing the report …")
     write_report(report, features, pictures, runs, solve_task(features, runs[0].protocol))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -43,7 +42,7 @@ def evaluate(
         str | None, typer.Option(help="Compare every method with this one instead of all pairs.")
     ] = None,
     task_list: Annotated[Path | None, typer.Option(help="Use the tasks of this file (see --save-tasks).")] = None,
-    save_tasks: Annotated[Path | None, typer.Option(help="Save the drawn tasks for later runs.")] = None,
+    save_list: Annotated[Path | None, typer.Option("--save-tasks", help="Save the drawn tasks for later runs.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder that keeps the run.", metavar="RUN")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
     n_jobs: Annotated[int, typer.Option(help="Worker processes on this machine; -1 for all cores.")] = 1,
@@ -53,18 +52,17 @@ def evaluate(
     quiet: Quiet = False,
 ) -> None:
     """Run methods on the same few-shot tasks and compare them."""
+    if resume and out is None:
+        raise InputError("--resume needs --out: the folder of the run to continue")
+    if task_list is not None and save_list is not None:
+        raise InputError("--task-list and --save-tasks exclude each other: the list is saved already")
     from fewcal._utils.terminal import ProgressBar
-    from fewcal.episodes import Episodes, sample_episodes
     from fewcal.evaluation import Protocol
     from fewcal.evaluation import evaluate as run
-    from fewcal.evaluation.run_folder import markdown
+    from fewcal.evaluation.task_list import load_tasks, save_tasks
     from fewcal.features import FeatureSet
     from fewcal.methods import parse_methods
 
-    if resume and out is None:
-        raise InputError("--resume needs --out: the folder of the run to continue")
-    if task_list is not None and save_tasks is not None:
-        raise InputError("--task-list and --save-tasks exclude each other: the list is saved already")
     chosen = parse_methods(methods, preset, set_ or [])
     protocol = Protocol(way, shot, query, 1000 if tasks is None else tasks, seed, split, replacement)
     if reference is not None and reference not in chosen:
@@ -72,11 +70,9 @@ def evaluate(
     features = FeatureSet.load(folder)
     episodes = None
     if task_list is not None:
-        episodes = Episodes.load(task_list, features.split(split).require_labels())
-        protocol = replace(protocol, tasks=len(episodes) if tasks is None else tasks)
-    if save_tasks is not None:
-        labels = features.split(split).require_labels()
-        sample_episodes(labels, protocol.spec, range(protocol.tasks)).save(save_tasks)
+        episodes, protocol = load_tasks(task_list, features, protocol, tasks)
+    if save_list is not None:
+        save_tasks(save_list, features, protocol)
     with ProgressBar("tasks", quiet) as report:
         results = run(
             chosen,
@@ -92,8 +88,8 @@ def evaluate(
         )
     summary = results.summary(reference)
     if not quiet:
-        print_markdown(markdown(summary))  # before the file, which may fail where hours of work should not be lost
-    write_json(json_file, summary)
+        print_markdown(summary.to_markdown())  # before the file, which may fail where hours of work should not be lost
+    write_json(json_file, summary.to_dict())
 
 
 def compare(
@@ -105,9 +101,9 @@ def compare(
     quiet: Quiet = False,
 ) -> None:
     """Paired statistics across finished runs on the same tasks."""
-    from fewcal.evaluation.run_folder import compare_runs, markdown
+    from fewcal.evaluation.run_folder import compare_runs
 
     summary = compare_runs(runs, reference)
-    write_json(json_file, summary)
+    write_json(json_file, summary.to_dict())
     if not quiet:
-        print_markdown(markdown(summary))
+        print_markdown(summary.to_markdown())

@@ -39,6 +39,6 @@ def report(
         raise InputError(f"--out {out} is a folder; name a file in it, such as {out / 'report.html'}")
     groups = group_runs(runs, reference, features or [])
     page_of(groups, title, hardest).write(out)
-    write_json(json_file, {group.title: group.summary for group in groups})
+    write_json(json_file, {group.title: group.summary.to_dict() for group in groups})
     if not quiet:
         print(f"wrote {out} ({out.stat().st_size / 1e6:.1f} MB)")

@@ -1,6 +1,6 @@
-"""Where blocks are computed: here, in processes on this machine (joblib), or on a Dask cluster.
+"""Blocks computed elsewhere: in processes on this machine (joblib), or on a Dask cluster.
 
-Every way yields the same blocks with the same numbers; only the order differs.
+Every executor yields the same blocks with the same numbers; only the order differs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from fewcal.errors import FewcalError, InputError
-from fewcal.evaluation.engine import Block, Engine, Job, run_block
+from fewcal.evaluation.engine import Block, Job, run_block
 
 # Times that blocks are sent out again after the workers that held them were lost.
 _RETRIES = 10
@@ -21,26 +21,22 @@ _RETRIES = 10
 _CONNECT, _WORKERS = 10, 60
 
 
-def run_blocks(
-    job: Job,
-    todo: Sequence[tuple[int, int]],
-    *,
-    engine: Engine,
-    n_jobs: int = 1,
-    scheduler: str | None = None,
-) -> Iterator[Block]:
-    """Compute the blocks `todo`, in any order."""
+def check_workers(n_jobs: int, scheduler: str | None) -> None:
+    """Refuse numbers of processes and schedulers that have no meaning."""
     if n_jobs == 0:
         raise InputError("n_jobs=0 has no meaning; use 1, a number of processes, or -1 for all cores")
     if scheduler is not None and n_jobs != 1:
         raise InputError(f"n_jobs={n_jobs} and a Dask scheduler exclude each other; use one of them")
+
+
+def run_blocks(
+    job: Job, todo: Sequence[tuple[int, int]], n_jobs: int = 1, scheduler: str | None = None
+) -> Iterator[Block]:
+    """Compute the blocks `todo` in worker processes, in any order."""
     if not todo:
         return
     if scheduler is not None:
         yield from _dask(job, todo, scheduler)
-    elif n_jobs == 1:
-        for start, stop in todo:
-            yield engine.run(start, stop)
     else:
         yield from _joblib(job, todo, n_jobs)
 

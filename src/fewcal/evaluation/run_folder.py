@@ -32,9 +32,11 @@ import torch
 from fewcal._utils.atomic import atomic_path, write_json
 from fewcal._version import __version__
 from fewcal.errors import FileFormatError, InputError
-from fewcal.evaluation import Protocol, Results
 from fewcal.evaluation.engine import Block
+from fewcal.evaluation.protocol import Protocol
+from fewcal.evaluation.results import Results
 from fewcal.evaluation.stats import CalibrationBins
+from fewcal.evaluation.summary import Summary
 
 FORMAT = "fewcal-run"
 FORMAT_VERSION = 1
@@ -123,9 +125,9 @@ class Run:
         """Write the results and drop the blocks."""
         summary = results.summary()
         write_json(self.folder / "environment.json", env)
-        write_json(self.folder / "summary.json", summary)
+        write_json(self.folder / "summary.json", summary.to_dict())
         with atomic_path(self.folder / "summary.md") as temporary:
-            temporary.write_text(markdown(summary), encoding="utf-8")
+            temporary.write_text(summary.to_markdown(), encoding="utf-8")
         _write_parquet(self.folder / "tasks.parquet", results)
         arrays = _arrays(results.classes, results.correct, results.bins, results.seconds)
         with atomic_path(self.folder / "results.npz") as temporary, temporary.open("wb") as file:
@@ -157,7 +159,7 @@ def load_run(folder: str | Path) -> Results:
         ) from error
 
 
-def compare_runs(folders: Sequence[str | Path], reference: str | None = None) -> dict[str, Any]:
+def compare_runs(folders: Sequence[str | Path], reference: str | None = None) -> Summary:
     """Methods of several finished runs side by side, with paired statistics; all runs must have the same tasks.
 
     A method that two runs share is named `run/method`.
@@ -193,36 +195,6 @@ def merge_runs(loaded: Mapping[str, Results]) -> Results:
     return merged
 
 
-def markdown(summary: dict[str, Any]) -> str:
-    """The summary as a Markdown table."""
-    p = summary["protocol"]
-    lines = [
-        f"{p['tasks']} tasks, {p['way']}-way {p['shot']}-shot, {p['query']} queries a class, split {p['split']}, "
-        f"seed {p['seed']}",
-        "",
-        "| method | accuracy % | 95% half-width | over classes 95% | worst 10% | ECE | tasks/s |",
-        "|---|---:|---:|---:|---:|---:|---:|",
-    ]
-    for name, m in summary["methods"].items():
-        interval = m["class_interval"]
-        span = f"{100 * interval['low']:.1f}–{100 * interval['high']:.1f}" if interval else "–"
-        speed = f"{m['tasks_per_second']:.0f}" if m["tasks_per_second"] else "–"
-        cells = [f"{100 * m['accuracy']:.2f}", show_points(m["ci95"]), span, f"{100 * m['worst10']:.2f}"]
-        lines.append(f"| {name} | {' | '.join(cells)} | {m['ece']:.3f} | {speed} |")
-    if summary["paired"]:
-        lines += [
-            "",
-            "| difference | points | 95% half-width | p (t, Holm) | p (Wilcoxon, Holm) |",
-            "|---|---:|---:|---:|---:|",
-        ]
-        for d in summary["paired"]:
-            lines.append(
-                f"| {d['a']} − {d['b']} | {100 * d['difference']:+.2f} | {show_points(d['ci95'])} | "
-                f"{show_p(d['p_t_holm'])} | {show_p(d['p_wilcoxon_holm'])} |"
-            )
-    return "\n".join(lines) + "\n"
-
-
 def environment(device: torch.device) -> dict[str, Any]:
     """Versions and machine, for the record."""
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
@@ -237,18 +209,6 @@ def environment(device: torch.device) -> dict[str, Any]:
         "device": str(device),
         "gpu": gpu,
     }
-
-
-def show_points(value: float | None) -> str:
-    """A share in points; a single task has no interval."""
-    return "–" if value is None else f"{100 * value:.2f}"
-
-
-def show_p(value: float | None) -> str:
-    """A p-value; what is smaller than anyone needs to know is not spelled out."""
-    if value is None:
-        return "–"
-    return "< 0.0001" if value < 1e-4 else f"{value:.4f}"
 
 
 def _arrays(

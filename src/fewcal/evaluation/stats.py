@@ -41,6 +41,8 @@ from fewcal.errors import InputError
 _TIE_DECIMALS = 6
 # Confidences are summed as integers of this unit, so that merging batches in any order gives the same bits.
 _UNIT = 2**30
+# Differences up to which Wilcoxon's test counts every pattern of signs.
+_EXACT = 50
 
 
 class _AsDict:
@@ -51,7 +53,7 @@ class _AsDict:
 
 
 @dataclass(frozen=True)
-class Summary(_AsDict):
+class MeanAccuracy(_AsDict):
     """mean ± ci95 over n tasks; NaN where n = 1 leaves sd and ci95 undefined.
 
     `paper_doubled` is twice the half-width, which the script behind the paper's tables printed after its ±.
@@ -66,7 +68,7 @@ class Summary(_AsDict):
     n: int
 
 
-def summarise(acc: np.ndarray) -> Summary:
+def summarise(acc: np.ndarray) -> MeanAccuracy:
     """Mean, sd and the 95% half-width by Student's t of accuracies (T,).
 
     >>> s = summarise(np.array([0.5, 0.7, 0.6, 0.8]))
@@ -76,7 +78,7 @@ def summarise(acc: np.ndarray) -> Summary:
     acc = _accuracies(acc)
     sd, half = _spread(acc)
     worst = np.sort(acc)[: math.ceil(len(acc) / 10)]
-    return Summary(float(acc.mean()), sd, half, 2 * half, float(worst.mean()), len(acc))
+    return MeanAccuracy(float(acc.mean()), sd, half, 2 * half, float(worst.mean()), len(acc))
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,16 @@ class Paired(_AsDict):
     n: int
     p_t_holm: float | None = None
     p_wilcoxon_holm: float | None = None
+
+    def reversed(self) -> Paired:
+        """The same comparison as b minus a."""
+        return replace(self, a=self.b, b=self.a, difference=-self.difference, won=self.lost, lost=self.won)
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> Paired:
+        """The comparison that `to_dict` made plain."""
+        values: dict[str, Any] = {k: math.nan if v is None and not k.endswith("_holm") else v for k, v in plain.items()}
+        return cls(**values)
 
 
 def paired(acc_a: np.ndarray, acc_b: np.ndarray, a: str = "a", b: str = "b") -> Paired:
@@ -366,12 +378,24 @@ def _p_t(d: np.ndarray, sd: float) -> float:
 
 
 def _p_wilcoxon(d: np.ndarray) -> float:
-    from scipy import stats
+    """Two-sided p of the signed ranks of d (n,).
 
-    # Zeros say nothing about the direction, so they are dropped (Wilcoxon's own treatment).
+    Zeros say nothing about the direction, so they are dropped (Wilcoxon's own treatment). Of up to `_EXACT` others all
+    2ⁿ signs of their ranks, ties sharing a rank, are counted; beyond, the normal approximation, corrected for ties.
+    """
     d = d[d != 0]
     if not len(d):
         return 1.0
-    # Exact where the ranks have no ties and n is small; beyond, the normal approximation, corrected for ties.
-    exact = len(d) <= 50 and len(np.unique(np.abs(d))) == len(d)
-    return float(stats.wilcoxon(d, method="exact" if exact else "asymptotic").pvalue)
+    if len(d) > _EXACT:
+        from scipy import stats
+
+        return float(stats.wilcoxon(d, method="asymptotic").pvalue)
+    _, place, count = np.unique(np.abs(d), return_inverse=True, return_counts=True)
+    last = np.cumsum(count)
+    twice = (2 * last - count + 1)[place]  # ranks, doubled: those of ties may be halves
+    ways = np.zeros(int(twice.sum()) + 1)  # sign patterns by the (doubled) sum of positive ranks
+    ways[0] = 1.0
+    for rank in twice:
+        ways[rank:] += ways[:-rank].copy()
+    smaller = min(int(twice[d > 0].sum()), int(twice[d < 0].sum()))
+    return min(1.0, 2 * float(ways[: smaller + 1].sum()) / 2.0 ** len(d))

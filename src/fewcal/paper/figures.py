@@ -9,6 +9,7 @@ them, and one that says in words what is seen and whether the paper's statement 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -520,8 +521,8 @@ def _accuracies(
         results = evaluate(methods, features, protocol, device)
     out = {}
     for name in methods:
-        s = summarise(results.accuracy(name)).to_dict()
-        out[name] = {"mean": s["mean"], "half": s["ci95"]}
+        s = summarise(results.accuracy(name))
+        out[name] = {"mean": s.mean, "half": None if math.isnan(s.ci95) else s.ci95}
     return out
 
 

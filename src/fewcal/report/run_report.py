@@ -7,6 +7,7 @@ the hardest tasks are computed again, which shows what was mistaken for what and
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -22,8 +23,9 @@ from fewcal.bank import BaseBank
 from fewcal.episodes import sample_episodes
 from fewcal.errors import InputError
 from fewcal.estimators.explain import Explanation, explain_calibration
-from fewcal.evaluation import Results
-from fewcal.evaluation.run_folder import load_run, merge_runs, show_p, show_points, task_identity
+from fewcal.evaluation import STATISTICS, MethodSummary, Results, Summary, load_run
+from fewcal.evaluation.run_folder import merge_runs, task_identity
+from fewcal.evaluation.summary import show_p, show_points
 from fewcal.features import FeatureSet
 from fewcal.heads.linear import class_means
 from fewcal.methods.gdc import GDC
@@ -46,7 +48,7 @@ class Group:
         Names of the runs.
     folders : list of Path
     results : Results, the methods of all of them
-    summary : dict, as `Results.summary` gives it
+    summary : Summary of them
     features : FeatureSet or None
         The features that the runs were made with, where they were given.
     """
@@ -54,7 +56,7 @@ class Group:
     title: str
     folders: list[Path]
     results: Results
-    summary: dict[str, Any]
+    summary: Summary
     features: FeatureSet | None = None
 
     @property
@@ -64,8 +66,7 @@ class Group:
 
     @property
     def best(self) -> str:
-        methods = self.summary["methods"]
-        return max(methods, key=lambda name: float(methods[name]["accuracy"]))
+        return self.summary.best
 
 
 def run_report(
@@ -161,12 +162,12 @@ def _own_features(runs: Sequence[Results], given: Mapping[Path, FeatureSet], use
 def _overview(page: Page, groups: Sequence[Group]) -> None:
     """Accuracy of every method on every set of tasks."""
     page.heading("Overview")
-    names = list(dict.fromkeys(name for g in groups for name in g.summary["methods"]))
+    names = list(dict.fromkeys(name for g in groups for name in g.summary.methods))
     rows: list[list[Value]] = []
     for name in names:
         row: list[Value] = [name]
         for g in groups:
-            m = g.summary["methods"].get(name)
+            m = g.summary.methods.get(name)
             row.append(None if m is None else _accuracy(m, name == g.best))
         rows.append(row)
     header = ["method", *(f"{g.title}, {g.results.protocol.shot}-shot" for g in groups)]
@@ -176,53 +177,37 @@ def _overview(page: Page, groups: Sequence[Group]) -> None:
 
 def _results(page: Page, group: Group, level: int) -> None:
     page.heading("Accuracy", level)
+    # The half-width stands beside the accuracy; every other statistic has a column.
+    columns = [s for name, s in STATISTICS.items() if name not in ("accuracy", "ci95")]
     rows: list[list[Value]] = []
-    intervals = {}
-    for name, m in group.summary["methods"].items():
-        over = m["class_interval"]
-        span: Value = None
-        if over:
-            span = Cell(f"{100 * over['low']:.1f}–{100 * over['high']:.1f}", sort=over["low"])
-        speed = m["tasks_per_second"]
-        rows.append(
-            [
-                name,
-                _accuracy(m, name == group.best),
-                span,
-                _number(m["worst10"]),
-                Cell(f"{m['ece']:.3f}", sort=m["ece"]),
-                None if speed is None else Cell(f"{speed:,.0f}", sort=speed),
-            ]
-        )
-        intervals[name] = {
-            "accuracy": m["accuracy"],
-            "ci95": m["ci95"],
-            **({"low": over["low"], "high": over["high"]} if over else {}),
-        }
-    header = ["method", "accuracy %", "95% over classes", "worst tenth %", "ECE", "tasks/s"]
+    for name, m in group.summary.methods.items():
+        cells = [Cell(s.text(m.value(s.name)), sort=s.sort_key(m.value(s.name))) for s in columns]
+        rows.append([name, _accuracy(m, name == group.best), *cells])
+    header = ["method", "accuracy %", *(s.title for s in columns)]
     page.table(header, rows, "Accuracy ± 95% half-width over tasks. ★ the highest.")
-    best = group.summary["methods"][group.best]
-    alt = f"Accuracies with intervals; the highest is {group.best} with {100 * best['accuracy']:.1f} per cent."
-    page.figure(figures.accuracy_intervals(intervals), alt)
+    best = group.summary.methods[group.best]
+    alt = f"Accuracies with intervals; the highest is {group.best} with {100 * best.accuracy:.1f} per cent."
+    page.figure(figures.accuracy_intervals({name: _interval(m) for name, m in group.summary.methods.items()}), alt)
 
 
 def _differences(page: Page, group: Group, level: int) -> None:
-    pairs = sorted((_better_first(d) for d in group.summary["paired"]), key=lambda d: -d["difference"])
+    better_first = [d if d.difference >= 0 else d.reversed() for d in group.summary.paired]
+    pairs = sorted(better_first, key=lambda d: -d.difference)
     if not pairs:
         return
     page.heading("Differences on the same tasks", level)
     rows: list[list[Value]] = []
     for d in pairs:
-        clear = d["p_t_holm"] is not None and d["p_t_holm"] < 0.05
+        clear = d.p_t_holm is not None and d.p_t_holm < 0.05  # NaN is not
         words = "p (t, Holm) < 0.05" if clear else "may be chance"
-        points = f"{100 * d['difference']:+.2f} ± {show_points(d['ci95'])}"
+        points = f"{100 * d.difference:+.2f} ± {show_points(d.ci95)}"
         rows.append(
             [
-                f"{d['a']} − {d['b']}",
-                Cell(points, sort=100 * d["difference"], mark="good" if clear else "", title=words),
-                Cell(show_p(d["p_t_holm"]), sort=d["p_t_holm"]),
-                Cell(show_p(d["p_wilcoxon_holm"]), sort=d["p_wilcoxon_holm"]),
-                Cell(f"{100 * d['won']:.0f} / {100 * d['tied']:.0f} / {100 * d['lost']:.0f}", sort=d["won"]),
+                f"{d.a} − {d.b}",
+                Cell(points, sort=100 * d.difference, mark="good" if clear else "", title=words),
+                Cell(show_p(d.p_t_holm), sort=d.p_t_holm),
+                Cell(show_p(d.p_wilcoxon_holm), sort=d.p_wilcoxon_holm),
+                Cell(f"{100 * d.won:.0f} / {100 * d.tied:.0f} / {100 * d.lost:.0f}", sort=d.won),
             ]
         )
     header = ["difference", "points", "p (t, Holm)", "p (Wilcoxon, Holm)", "won / tied / lost %"]
@@ -230,26 +215,24 @@ def _differences(page: Page, group: Group, level: int) -> None:
         "The better method first. ▲ where p (t, Holm) < 0.05: the difference is more than chance on these classes."
     )
     page.table(header, rows, caption)
-    shown = pairs if len(pairs) <= _MANY_PAIRS else [d for d in pairs if group.best in (d["a"], d["b"])]
+    shown = pairs if len(pairs) <= _MANY_PAIRS else [d for d in pairs if group.best in (d.a, d.b)]
     alt = "Differences of accuracy with intervals: " + "; ".join(
-        f"{d['a']} minus {d['b']} {100 * d['difference']:+.1f}" for d in shown[:_MANY_PAIRS]
+        f"{d.a} minus {d.b} {100 * d.difference:+.1f}" for d in shown[:_MANY_PAIRS]
     )
-    page.figure(figures.difference_forest(shown), alt)
+    page.figure(figures.difference_forest([d.to_dict() for d in shown]), alt)
 
 
 def _classes(page: Page, group: Group, level: int) -> None:
     page.heading("Classes", level)
-    methods = group.summary["methods"]
-    order = sorted(
-        (c for c in group.results.class_names if methods[group.best]["per_class"][c] is not None),
-        key=lambda c: methods[group.best]["per_class"][c],
-    )
+    methods = group.summary.methods
+    per_class = methods[group.best].per_class
+    order = sorted((c for c, share in per_class.items() if not math.isnan(share)), key=lambda c: per_class[c])
     seen = np.bincount(group.results.classes.ravel(), minlength=len(group.results.class_names))
     count = dict(zip(group.results.class_names, seen.tolist(), strict=True))
     if order:
-        low, high = (_share(methods[group.best]["per_class"][order[i]]) for i in (0, -1))
+        low, high = (_share(per_class[order[i]]) for i in (0, -1))
         page.text(f"With {group.best} the hardest class is {order[0]} ({low}), the easiest {order[-1]} ({high}).")
-    rows: list[list[Value]] = [[c, *(_number(m["per_class"][c]) for m in methods.values()), count[c]] for c in order]
+    rows: list[list[Value]] = [[c, *(_number(m.per_class[c]) for m in methods.values()), count[c]] for c in order]
     header = ["class", *(f"{name} %" for name in methods), "tasks"]
     caption = f"Queries of each class that were answered rightly, hardest for {group.best} first"
     if len(rows) > _MANY_ROWS:
@@ -404,9 +387,9 @@ def _view(support: Tensor, labels: Tensor, query: Tensor, calibrated: Tensor, wa
 
 def _explainable(group: Group) -> str | None:
     """The best method whose calibration can be explained."""
-    methods = group.summary["methods"]
+    methods = group.summary.methods
     able = [name for name in methods if _rebuilt(group.results.settings[name]) is not None]
-    return max(able, key=lambda name: float(methods[name]["accuracy"]), default=None)
+    return max(able, key=lambda name: methods[name].accuracy, default=None)
 
 
 def _rebuilt(settings: Mapping[str, Any]) -> GDC | None:
@@ -426,7 +409,7 @@ def _confidence(page: Page, group: Group, level: int) -> None:
         name: {"counts": b.counts.tolist(), "correct": b.correct.tolist(), "confidence": b.confidence.tolist()}
         for name, b in group.results.bins.items()
     }
-    errors = ", ".join(f"{name} {m['ece']:.3f}" for name, m in group.summary["methods"].items())
+    errors = ", ".join(f"{name} {m.ece:.3f}" for name, m in group.summary.methods.items())
     page.figure(
         figures.reliability(bins),
         f"Share of right answers against confidence; expected calibration errors: {errors}.",
@@ -480,19 +463,19 @@ def _hardest(group: Group, count: int, name: str | None = None) -> np.ndarray:
     return order
 
 
-def _better_first(d: Mapping[str, Any]) -> dict[str, Any]:
-    if d["difference"] >= 0:
-        return dict(d)
-    return {**d, "a": d["b"], "b": d["a"], "difference": -d["difference"], "won": d["lost"], "lost": d["won"]}
+def _accuracy(m: MethodSummary, best: bool) -> Cell:
+    text = f"{100 * m.accuracy:.2f} ± {show_points(m.ci95)}"
+    return Cell(text, sort=100 * m.accuracy, mark="best" if best else "")
 
 
-def _accuracy(m: Mapping[str, Any], best: bool) -> Cell:
-    text = f"{100 * m['accuracy']:.2f} ± {show_points(m['ci95'])}"
-    return Cell(text, sort=100 * m["accuracy"], mark="best" if best else "")
+def _interval(m: MethodSummary) -> dict[str, float | None]:
+    over = m.class_interval
+    half = None if math.isnan(m.ci95) else m.ci95
+    return {"accuracy": m.accuracy, "ci95": half} | ({} if over is None else {"low": over.low, "high": over.high})
 
 
-def _number(share: float | None) -> float | None:
-    return None if share is None else round(100 * share, 1)
+def _number(share: float) -> float | None:
+    return None if math.isnan(share) else round(100 * share, 1)
 
 
 def _share(value: float) -> str:

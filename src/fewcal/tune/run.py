@@ -224,14 +224,15 @@ def _open_novel(
     plain = {name: make_method(name) for name in ("simpleshot", "lr")}
     results = evaluate(plain | methods, fs, protocol, device)
     summary = results.summary(class_intervals=False)
-    figures = {name: {k: m[k] for k in ("accuracy", "ci95", "tasks")} for name, m in summary["methods"].items()}
-    best = max(methods, key=lambda name: figures[name]["accuracy"])
+    plain_values = summary.to_dict()
+    figures = {name: {k: m[k] for k in ("accuracy", "ci95", "tasks")} for name, m in plain_values["methods"].items()}
+    best = max(methods, key=lambda name: summary.methods[name].accuracy)
     record = {
         "opened": datetime.now(UTC).isoformat(timespec="seconds"),
         "protocol": protocol.to_dict(),
         "features": fs.split("novel").fingerprint(),
         "figures": figures,
-        "paired": summary["paired"],
+        "paired": plain_values["paired"],
         "chosen_trial": int(best.removeprefix("trial ")),
         "params": chosen.params.as_dict(),
     }
