@@ -169,7 +169,7 @@ def test_bad_input(album: Path) -> None:
 
 
 def test_a_long_sheet_is_cut(album: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fewcal.apply.classify.MOST_ON_SHEET", 4)
+    monkeypatch.setattr("fewcal.apply.contact_sheet.MOST_ON_SHEET", 4)
     answers = classify(album / "photos", album / "new", colours())
     answers.write_html(album / "sheet.html")
     page = (album / "sheet.html").read_text(encoding="utf-8")

@@ -14,8 +14,9 @@ import torch
 from torch import nn
 
 from fewcal.errors import FileFormatError, InputError
-from fewcal.features.efficientnet_lite import EfficientNetLite, _Same
+from fewcal.features.backbones import make_backbone, save_checkpoint
 from fewcal.features.extractors import Extractor, as_extractor, get_extractor, list_extractors
+from fewcal.features.extractors.efficientnet_lite import EfficientNetLite, SameConv2d
 from fewcal.features.sources.texts import Texts
 
 PAIRS = [
@@ -47,7 +48,7 @@ def test_efficientnet_has_the_published_size(variant: int, published: int) -> No
 @pytest.mark.parametrize("side", [15, 16])
 @pytest.mark.parametrize(("kernel", "stride"), [(3, 1), (3, 2), (5, 2)])
 def test_padding_is_that_of_tensorflow(side: int, kernel: int, stride: int) -> None:
-    conv = _Same(1, 1, kernel, stride, bias=False)
+    conv = SameConv2d(1, 1, kernel, stride, bias=False)
     x = torch.randn(1, 1, side, side, generator=torch.Generator().manual_seed(0))
     out = -(-side // stride)
     total = max((out - 1) * stride + kernel - side, 0)
@@ -254,3 +255,41 @@ def test_hugging_face_models_from_this_machine(tmp_path: Path) -> None:
 
 def test_names_are_listed() -> None:
     assert {"efficientnet-lite0", "minilm", "wordllama"} <= set(list_extractors())
+
+
+def test_an_extractor_is_added_by_registering_a_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fewcal.features.extractors import base, extractor_table, prefixes
+
+    monkeypatch.setattr(base, "REGISTRY", dict(base.REGISTRY))
+    monkeypatch.setattr("fewcal.features.extractors.REGISTRY", base.REGISTRY)
+
+    @base.register("toy", "toys:", kind="text", features="1", signs="≥ 0", needs="nothing")
+    def toy(name: str, device: torch.device, allow_download: bool) -> Extractor:
+        return Extractor(name, "text", 1, "0" * 16, lambda texts: [[float(len(t))] for t in texts])
+
+    assert get_extractor("toy")(["four"]).tolist() == [[4.0]]
+    assert get_extractor("toys:any").name == "toys:any"
+    assert "toy" in list_extractors()
+    assert "toys:" in prefixes()
+    assert ["toys:NAME", "texts", "1", "≥ 0", "nothing"] in extractor_table()
+    with pytest.raises(InputError, match="toys:NAME"):
+        get_extractor("toys:")
+
+
+def test_the_documentation_names_every_extractor() -> None:
+    docs = "".join(
+        (Path(__file__).parents[1] / "docs" / page).read_text("utf-8") for page in ("pictures.md", "text.md")
+    )
+    for name in [*list_extractors(), "timm:NAME", "hf:NAME"]:
+        assert f"`{name}`" in docs, name
+
+
+@pytest.mark.parametrize("size", [10**5, 2, "84", [84, 10**5], []])
+def test_a_checkpoint_with_an_impossible_size_is_refused(size: object, tmp_path: Path) -> None:
+    path = tmp_path / "net.safetensors"
+    save_checkpoint(path, make_backbone("conv4", channels=4, size=16), {"test_size": size})
+    if size == []:  # as good as none
+        assert get_extractor(str(path)).size == 16
+        return
+    with pytest.raises(FileFormatError, match="test_size"):
+        get_extractor(str(path))

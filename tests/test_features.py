@@ -561,3 +561,24 @@ def test_info_warns_of_different_scales() -> None:
     far = FeatureSplit.from_arrays(make(seed=3).features * np.float16(10), np.arange(12) % 2, ["x", "y"])
     said = " ".join(features_info(FeatureSet(make(), None, far))["warnings"])
     assert "mean row norms differ" in said
+
+
+def test_a_format_is_added_by_one_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fewcal.features.io.files import FORMATS
+    from fewcal.features.io.formats import FileFormat, RawSplit
+
+    def read(path: Path) -> RawSplit:
+        rows = [line.split() for line in path.read_text().split("\n")]
+        return RawSplit(np.array([row[1:] for row in rows], np.float32), np.array([row[0] for row in rows]), None)
+
+    def write(path: Path, raw: RawSplit) -> None:
+        assert raw.labels is not None
+        assert raw.classes is not None
+        names = [raw.classes[i] for i in raw.labels]
+        lines = [" ".join([c, *map(str, row)]) for c, row in zip(names, raw.features, strict=True)]
+        path.write_text("\n".join(lines))
+
+    monkeypatch.setitem(FORMATS, ".words", FileFormat((".words",), read, write))
+    split = FeatureSplit.from_arrays([[1.0, 2.0], [3.0, 4.0]], ["b", "a"])
+    FeatureSet(split).save(tmp_path, format="words")
+    assert FeatureSet.load(tmp_path).split("base").fingerprint() == split.fingerprint()

@@ -290,3 +290,28 @@ def test_threads_keep_the_order_and_hand_errors_over(workers: int) -> None:
     stream.close()
     with pytest.raises(InputError, match="workers"):
         next(decoded([1], load, 0))
+
+
+def test_links_in_a_circle_give_every_picture_once(tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        Image.new("RGB", (4, 4)).save(folder_of(tmp_path / "photos" / name) / "a.png")
+    (tmp_path / "photos" / "cat" / "up").symlink_to(tmp_path / "photos")
+    (tmp_path / "photos" / "cat" / "here").symlink_to(tmp_path / "photos" / "cat")
+    (tmp_path / "photos" / "again").symlink_to(tmp_path / "photos")
+    (tmp_path / "photos" / "broken").symlink_to(tmp_path / "photos" / "broken")
+    found = find_pictures(tmp_path / "photos")
+    assert (found.names, found.labels) == (["cat/a.png", "dog/a.png"], ["cat", "dog"])
+    assert find_pictures(tmp_path / "photos", labelled=False).names == ["cat/a.png", "dog/a.png"]
+
+
+def test_links_to_folders_elsewhere_are_followed(tmp_path: Path) -> None:
+    Image.new("RGB", (4, 4)).save(folder_of(tmp_path / "store") / "a.png")
+    (folder_of(tmp_path / "photos") / "cat").symlink_to(tmp_path / "store")
+    Image.new("RGB", (4, 4)).save(folder_of(tmp_path / "photos" / "dog") / "b.png")
+    (tmp_path / "photos" / "dog" / "more").symlink_to(tmp_path / "store")
+    assert find_pictures(tmp_path / "photos").names == ["cat/a.png", "dog/b.png", "dog/more/a.png"]
+
+
+def folder_of(path: Path) -> Path:
+    path.mkdir(parents=True, exist_ok=True)
+    return path

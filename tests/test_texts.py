@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -74,3 +75,13 @@ def test_places_without_texts(tmp_path: Path) -> None:
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
     with pytest.raises(FileFormatError, match="not UTF-8"):
         find_texts(tmp_path / "latin.txt", labelled=False)
+
+
+def test_only_line_ends_end_a_text(tmp_path: Path) -> None:
+    odd = "one\u2028still one\x0c\u0085and on"
+    plain = tmp_path / "a.txt"
+    plain.write_bytes(f"{odd}\r\ntwo\rthree\n\n".encode())
+    assert find_texts(plain, labelled=False).texts == [odd, "two", "three"]
+    rows = tmp_path / "a.jsonl"
+    rows.write_text("".join(json.dumps({"text": odd, "label": c}, ensure_ascii=False) + "\n" for c in "ab"))
+    assert find_texts(rows).texts == [odd, odd]

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
+import numpy as np
 import torch
 
 from fewcal._utils.arrays import pick_device
@@ -21,6 +22,7 @@ from fewcal.gaussianize import Gaussianization, GaussianizationFitter
 from fewcal.params import GDCParams
 
 T = TypeVar("T")
+P = ParamSpec("P")
 SUFFIXES = (".parquet", ".npz")
 
 
@@ -71,12 +73,12 @@ def bank_from_parts(
     return whole.check()
 
 
-def _rows(part: Path) -> tuple[Any, list[str]]:
+def _rows(part: Path) -> tuple[np.ndarray, list[str]]:
     split = load_split(part, labelled=True)
     return split.features, [split.classes[i] for i in split.require_labels()]
 
 
-def _fit_part(part: Path, settings: tuple[Any, ...]) -> GaussianizationFitter:
+def _fit_part(part: Path, settings: tuple[float, str, bool, bool, float]) -> GaussianizationFitter:
     features, _ = _rows(part)
     return GaussianizationFitter(*settings).update(torch.from_numpy(features).float())
 
@@ -88,12 +90,18 @@ def _bank_part(
     return bank.partial_fit(*_rows(part), device=device).to("cpu")
 
 
-def _map(work: Callable[..., T], parts: Iterable[Path], scheduler: str | None, *rest: Any) -> Iterator[T]:
+def _map(
+    work: Callable[Concatenate[Path, P], T],
+    parts: Iterable[Path],
+    scheduler: str | None,
+    *rest: P.args,
+    **named: P.kwargs,
+) -> Iterator[T]:
     """`work(part, *rest)` for every part, in their order, so that the result does not depend on who was first."""
     if scheduler is None:
-        yield from (work(part, *rest) for part in parts)
+        yield from (work(part, *rest, **named) for part in parts)
         return
     with dask_client(scheduler) as client:
-        futures = [client.submit(work, part, *rest, pure=False) for part in parts]
+        futures = [client.submit(work, part, *rest, **named, pure=False) for part in parts]
         while futures:
             yield futures.pop(0).result()  # its copy on the cluster goes with it

@@ -7,25 +7,32 @@ answers.write_html("sheet.html")
 
 from __future__ import annotations
 
-import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 
-from fewcal.apply.predict import NONE_OF_THESE, check_reject, gdc_settings, predict_features, write_predictions
+from fewcal._utils.types import Progress, StrPath
+from fewcal.apply.contact_sheet import contact_sheet
+from fewcal.apply.predict import (
+    NONE_OF_THESE,
+    Classifier,
+    check_reject,
+    gdc_settings,
+    predict_features,
+    write_predictions,
+)
 from fewcal.bank import BaseBank
 from fewcal.errors import FewcalWarning, InputError
-from fewcal.features.extract import Progress, embed, find_items
-from fewcal.features.extractors import Extractor, as_extractor
+from fewcal.features.extract import embed, find_items
+from fewcal.features.extractors import Embed, Extractor, as_extractor
 from fewcal.features.sources.items import Items
 from fewcal.features.sources.texts import Texts
 
-# A sheet with more pictures than this is slow to open and nobody looks through it.
-MOST_ON_SHEET = 600
+# item, prediction, its probability, the next class, its probability
+Row: TypeAlias = tuple[str, str, float, str, float]
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,13 +49,13 @@ class Answers:
     classifier : the fitted classifier, for more rows from the same extractor
     """
 
-    table: dict[str, Any]
+    table: dict[str, np.ndarray]
     support: Items
     query: Items
     truth: list[str] | None
     method: str
     extractor: Extractor
-    classifier: Any
+    classifier: Classifier
 
     def __len__(self) -> int:
         return len(self.query)
@@ -66,7 +73,7 @@ class Answers:
         found = [str(p) for p in self.table["prediction"]]
         return {name: found.count(name) for name in names if name in self.support.classes or name in found}
 
-    def rows(self) -> list[tuple[str, str, float, str, float]]:
+    def rows(self) -> list[Row]:
         """For each query: item, prediction, its probability, the next class, its probability."""
         classes = [k for k in self.table if k.startswith("p(")]
         p = np.stack([self.table[k] for k in classes], axis=1)
@@ -78,21 +85,21 @@ class Answers:
             out.append((item, name, float(p[i, first]), classes[second][2:-1], float(p[i, second])))
         return out
 
-    def write_csv(self, path: str | os.PathLike[str]) -> None:
+    def write_csv(self, path: StrPath) -> None:
         """The table as .csv or .parquet."""
-        write_predictions({k: np.asarray(v) for k, v in self.table.items()}, path)
+        write_predictions(self.table, path)
 
-    def write_html(self, path: str | os.PathLike[str]) -> None:
+    def write_html(self, path: StrPath) -> None:
         """A contact sheet to look at: every query under its answer, the doubtful ones last."""
-        _sheet(self).write(path)
+        contact_sheet(self).write(path)
 
 
 def classify(
-    support: str | os.PathLike[str] | Items,
-    query: str | os.PathLike[str] | Items,
-    extractor: str | Extractor | Callable[[Any], Any] = "efficientnet-lite0",
+    support: StrPath | Items,
+    query: StrPath | Items,
+    extractor: str | Extractor | Embed = "efficientnet-lite0",
     *,
-    bank: str | os.PathLike[str] | BaseBank | None = None,
+    bank: StrPath | BaseBank | None = None,
     preset: str = "default",
     settings: Sequence[str] = (),
     reject: float | None = None,
@@ -115,68 +122,61 @@ def classify(
         L2-normalised features (after a square root, where these are ≥ 0).
     reject : with a bank, answer "none of these" where more than this share of base examples fit as well
     """
+    from fewcal.estimators import GDCClassifier
+
     check_reject(reject)
     if reject is not None and bank is None:
         raise InputError("'none of these' is judged against base classes: --reject needs --bank")
     changes = gdc_settings(settings)
     model = as_extractor(extractor, device=device, allow_download=allow_download)
     known = _listed(support, model, labelled=True)
-    if len(known.classes) < 2:
-        raise InputError(
-            f"{known.source} has one class only, {known.classes[0]!r}; give examples of at least two classes"
-        )
     asked = _listed(query, model, labelled=False)
     loaded = bank if bank is None or isinstance(bank, BaseBank) else BaseBank.load(bank)
     if loaded is not None:
         check_same_extractor(loaded, model)
     total = len(known) + len(asked)
-    how: dict[str, Any] = {"batch": batch, "workers": workers, "skip_bad": skip_bad}
 
-    def offset(by: int) -> Progress | None:
-        return None if progress is None else lambda done, _: progress(by + done, total)
+    def features_of(items: Items, done_before: int) -> tuple[np.ndarray, Items]:
+        report = None if progress is None else lambda done, _: progress(done_before + done, total)
+        return embed(items, model, batch=batch, workers=workers, skip_bad=skip_bad, progress=report)
 
     classes = known.classes
-    x, known = embed(known, model, progress=offset(0), **how)
+    x, known = features_of(known, 0)
     if lost := sorted(set(classes) - set(known.classes)):
         raise InputError(f"no example of class {lost[0]!r} can be read; add one that can")
-    z, asked = embed(asked, model, progress=offset(total - len(asked)), **how)
-    classifier = _fitted(x, known.labels or [], model.beta, loaded, preset, changes, device, seed)
+    z, asked = features_of(asked, total - len(asked))
+    gdc = GDCClassifier(bank=loaded, preset=preset, device=device, random_state=seed).set_params(**changes)
+    classifier = (gdc if loaded is not None else _after_power(gdc, model.beta)).fit(x, np.array(known.labels))
     table = predict_features(classifier, z, reject)
     shown = asked.texts if isinstance(asked, Texts) else asked.names
-    table = {"item": shown, **{k: v for k, v in table.items() if k != "row"}}
+    table = {"item": np.array(shown, object), **{k: v for k, v in table.items() if k != "row"}}
     truth = asked.labels if asked.labels is not None and set(asked.labels) <= set(known.classes) else None
-    if loaded is None:
-        method = "plain discriminant, no base classes"
-    else:
-        method = f"GDC, preset {preset}, {len(loaded)} base classes"
-    return Answers(table, known, asked, truth, method, model, classifier)
+    return Answers(table, known, asked, truth, _method_name(loaded, preset), model, classifier)
 
 
-def _listed(source: str | os.PathLike[str] | Items, model: Extractor, labelled: bool) -> Items:
+def _method_name(bank: BaseBank | None, preset: str) -> str:
+    return "plain discriminant, no base classes" if bank is None else f"GDC, preset {preset}, {len(bank)} base classes"
+
+
+def _after_power(classifier: Classifier, beta: float) -> Classifier:
+    """The classifier on L2-normalised features after the power transform β, where no base classes tell a better one."""
+    from sklearn.pipeline import make_pipeline
+
+    from fewcal.estimators import Gaussianizer
+
+    pipeline: Classifier = make_pipeline(Gaussianizer(beta=beta, l2=True), classifier)
+    return pipeline
+
+
+def _listed(source: StrPath | Items, model: Extractor, labelled: bool) -> Items:
     items = source if isinstance(source, Items) else find_items(source, model.kind, labelled)
     if labelled and items.labels is None:
         raise InputError(f"{items.source} has no labels; every example needs a class")
+    if labelled and len(items.classes) < 2:
+        raise InputError(
+            f"{items.source} has one class only, {items.classes[0]!r}; give examples of at least two classes"
+        )
     return items
-
-
-def _fitted(
-    x: np.ndarray,
-    labels: list[str],
-    beta: float,
-    bank: BaseBank | None,
-    preset: str,
-    changes: dict[str, Any],
-    device: str | None,
-    seed: int,
-) -> Any:
-    from sklearn.pipeline import make_pipeline
-
-    from fewcal.estimators import Gaussianizer, GDCClassifier
-
-    classifier = GDCClassifier(bank=bank, preset=preset, device=device, random_state=seed, **changes)
-    if bank is None:
-        classifier = make_pipeline(Gaussianizer(beta=beta, l2=True), classifier)
-    return classifier.fit(x, np.array(labels))
 
 
 def check_same_extractor(bank: BaseBank, extractor: Extractor) -> None:
@@ -197,69 +197,3 @@ def check_same_extractor(bank: BaseBank, extractor: Extractor) -> None:
             FewcalWarning,
             stacklevel=3,
         )
-
-
-# ---- the sheet ------------------------------------------------------------------------------------------------------
-
-
-def _sheet(answers: Answers) -> Any:
-    from fewcal.render.page import Cell, Page
-
-    query, support = answers.query, answers.support
-    page = Page(
-        f"{len(query)} {query.kind}s, {len(support.classes)} classes",
-        f"{answers.extractor.name}; {answers.method}; {len(support)} examples",
-    )
-    page.heading("Answers")
-    examples = {c: (support.labels or []).count(c) for c in support.classes}
-    counts = answers.counts()
-    page.table(
-        ["class", "examples", f"{query.kind}s"], [[c, examples.get(c, 0), n] for c, n in counts.items()], sortable=False
-    )
-    if answers.accuracy is not None:
-        page.text(f"{100 * answers.accuracy:.1f}% agree with the folders or labels of the queries.")
-    rows = answers.rows()
-    if query.kind == "text":
-        page.table(
-            ["text", "answer", "%", "next", "%"],
-            [[t, a, _percent(p), b, _percent(q)] for t, a, p, b, q in rows],
-        )
-        page.heading("Examples")
-        page.table(["text", "class"], [[support.load(i), c] for i, c in enumerate(support.labels or [])])
-        return page
-    shown = range(min(len(rows), MOST_ON_SHEET))
-    if len(shown) < len(rows):
-        page.note(f"Only the first {len(shown)} of {len(rows)} pictures are shown; the table has all of them.")
-    for name in counts:
-        mine = sorted((i for i in shown if rows[i][1] == name), key=lambda i: -rows[i][2])
-        page.heading(name)
-        if name in examples:
-            with page.details(f"{examples[name]} examples"):
-                own = [i for i, c in enumerate(support.labels or []) if c == name][:24]
-                page.gallery([(_thumbnail(support, i), support.names[i], Path(support.names[i]).name) for i in own])
-        if not mine:
-            page.text("None.")
-            continue
-        page.gallery([(_thumbnail(query, i), rows[i][0], _caption(answers, rows[i], i)) for i in mine])
-    page.heading("Table")
-    page.table(
-        ["picture", "answer", "%", "next", "%"],
-        [[r[0], Cell(r[1], mark="warn" if r[2] < 0.5 else ""), _percent(r[2]), r[3], _percent(r[4])] for r in rows],
-    )
-    return page
-
-
-def _percent(p: float) -> float:
-    return round(100 * p, 1)
-
-
-def _caption(answers: Answers, row: tuple[str, str, float, str, float], i: int) -> str:
-    item, name, p, second, q = row
-    wrong = f"⚠ is {answers.truth[i]}; " if answers.truth is not None and answers.truth[i] != name else ""
-    return f"{wrong}{100 * p:.0f}%, then {second} {100 * q:.0f}%; {Path(item).name}"
-
-
-def _thumbnail(items: Items, i: int) -> bytes:
-    from fewcal.features.sources.pictures import encoded
-
-    return encoded(items.load(i, 320))

@@ -3,26 +3,42 @@
 from __future__ import annotations
 
 import csv
-import os
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Protocol, Self, TypeAlias
 
 import numpy as np
 
 from fewcal._utils.atomic import atomic_path
 from fewcal._utils.names import nearest_names
+from fewcal._utils.types import StrPath
 from fewcal.bank import BaseBank
 from fewcal.errors import InputError
 from fewcal.features import FeatureSplit, load_split
 from fewcal.methods import parse_settings
 from fewcal.params import GDCParams
 
+if TYPE_CHECKING:
+    from fewcal.estimators import GDCClassifier
+
 NONE_OF_THESE = "none of these"
+Setting: TypeAlias = str | int | float | bool | None
+# Columns of a table of predictions, all of one length.
+Columns: TypeAlias = dict[str, np.ndarray]
 
 
-def gdc_settings(settings: Sequence[str]) -> dict[str, Any]:
+class Classifier(Protocol):
+    """What predictions need of a classifier in the manner of scikit-learn."""
+
+    classes_: np.ndarray
+
+    def fit(self, X: np.ndarray, y: np.ndarray) -> Self: ...
+
+    def predict_proba(self, X: np.ndarray) -> np.ndarray: ...
+
+
+def gdc_settings(settings: Sequence[str]) -> dict[str, Setting]:
     """Parameters of GDC from `key=value` texts.
 
     >>> gdc_settings(["k=4"])
@@ -40,13 +56,13 @@ def gdc_settings(settings: Sequence[str]) -> dict[str, Any]:
 
 
 def fit_from_files(
-    bank: str | os.PathLike[str] | None,
-    support: str | os.PathLike[str],
+    bank: StrPath | None,
+    support: StrPath,
     preset: str | None = None,
     settings: Sequence[str] = (),
     seed: int = 0,
     device: str | None = None,
-) -> tuple[Any, FeatureSplit]:
+) -> tuple[GDCClassifier, FeatureSplit]:
     """A fitted `GDCClassifier` and the support it was fitted on."""
     from fewcal.estimators import GDCClassifier
 
@@ -56,11 +72,11 @@ def fit_from_files(
     classes = np.array(rows.classes if rows.named else [int(c) for c in rows.classes])
     names = classes[rows.require_labels()]
     loaded = None if bank is None else BaseBank.load(bank)
-    classifier = GDCClassifier(bank=loaded, preset=preset or "default", device=device, random_state=seed, **changes)
-    return classifier.fit(rows.float32(), names), rows
+    classifier = GDCClassifier(bank=loaded, preset=preset or "default", device=device, random_state=seed)
+    return classifier.set_params(**changes).fit(rows.float32(), names), rows
 
 
-def predict_rows(classifier: Any, query: str | os.PathLike[str], reject: float | None = None) -> dict[str, Any]:
+def predict_rows(classifier: GDCClassifier, query: StrPath, reject: float | None = None) -> Columns:
     """Predictions for a file of rows, as columns; see `predict_features`."""
     check_reject(reject)
     rows = load_split(query)
@@ -78,18 +94,22 @@ def check_reject(reject: float | None) -> None:
         raise InputError(f"--reject {reject} must lie between 0 and 1, e.g. 0.05")
 
 
-def predict_features(classifier: Any, x: np.ndarray, reject: float | None = None) -> dict[str, Any]:
+def predict_features(classifier: Classifier, x: np.ndarray, reject: float | None = None) -> Columns:
     """Predictions for rows `x (Q, D)`, as columns: row, prediction, probability, one probability for each class.
 
     With `reject` there is also `p_other`, the share of base-class examples that look at least as much like the support
     classes as this row; rows with `p_other` ≥ reject are answered "none of these".
     """
+    from fewcal.estimators import GDCClassifier
+
     check_reject(reject)
     probabilities = classifier.predict_proba(x)
     best = probabilities.argmax(axis=1)
     answers = classifier.classes_[best].astype(object)
-    table: dict[str, Any] = {"row": np.arange(len(x)), "prediction": answers, "probability": probabilities.max(axis=1)}
+    table: Columns = {"row": np.arange(len(x)), "prediction": answers, "probability": probabilities.max(axis=1)}
     if reject is not None:
+        if not isinstance(classifier, GDCClassifier):
+            raise InputError(f"{type(classifier).__name__} cannot answer {NONE_OF_THESE!r}; that takes a bank")
         other = classifier.other_class_share(x)
         answers[other >= reject] = NONE_OF_THESE
         table["p_other"] = other
@@ -98,7 +118,7 @@ def predict_features(classifier: Any, x: np.ndarray, reject: float | None = None
     return table
 
 
-def write_predictions(table: dict[str, Any], path: str | os.PathLike[str]) -> None:
+def write_predictions(table: Columns, path: StrPath) -> None:
     """Write the columns as parquet or, by extension, CSV."""
     target = Path(path)
     if target.suffix == ".csv":

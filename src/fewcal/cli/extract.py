@@ -24,9 +24,18 @@ def register(app: typer.Typer) -> None:
 
 
 def complete_extractor(incomplete: str) -> list[str]:
-    from fewcal.features.extractors import list_extractors
+    from fewcal.features.extractors import list_extractors, prefixes
 
-    return [name for name in [*list_extractors(), "timm:", "hf:"] if name.startswith(incomplete)]
+    return [name for name in [*list_extractors(), *prefixes()] if name.startswith(incomplete)]
+
+
+def show_extractors(wanted: bool) -> None:
+    """Print the table of extractors and leave, where it is wanted."""
+    if wanted:
+        from fewcal.features.extractors import extractor_table
+
+        table(["extractor", "of", "features", "signs", "needs"], extractor_table())
+        raise typer.Exit()
 
 
 ExtractorName = Annotated[
@@ -34,9 +43,13 @@ ExtractorName = Annotated[
     typer.Option(
         "--extractor",
         "-e",
-        help="Pictures: efficientnet-lite0, -lite1, -lite2, timm:NAME, a checkpoint; texts: minilm, wordllama; hf:…",
+        help="Its name, or a checkpoint of `fewcal train`; --list-extractors shows them all.",
         autocompletion=complete_extractor,
     ),
+]
+ListExtractors = Annotated[
+    bool,
+    typer.Option("--list-extractors", help="Show all extractors.", callback=show_extractors, is_eager=True),
 ]
 Batch = Annotated[int, typer.Option(help="Items computed at once.")]
 Workers = Annotated[int | None, typer.Option(help="Threads that read and decode; as many as cores, up to 8.")]
@@ -53,6 +66,7 @@ def extract(
     ],
     out: Annotated[Path, typer.Option(help="Folder for the feature files.", metavar="DIR")],
     extractor: ExtractorName = "efficientnet-lite0",
+    list_extractors: ListExtractors = False,
     split: Annotated[
         str | None, typer.Option(help="Name of the file where the source has no splits: base, val or novel.")
     ] = None,
@@ -101,7 +115,9 @@ def extract(
     write_json(json_file, {"extractor": model.stamp, "files": facts})
     if not quiet:
         keys = ["file", "rows", "classes", "features", "skipped"]
-        rows = [[cell(len(f[k]) if k == "skipped" else f[k]) for k in keys] for f in facts]
+        rows = [
+            [f["file"], *(cell(n) for n in (f["rows"], f["classes"], f["features"], len(f["skipped"])))] for f in facts
+        ]
         table(keys, rows, ["left", *["right"] * 4])
 
 
@@ -111,6 +127,7 @@ def classify(
     ],
     query: Annotated[Path, typer.Option(help="What to classify: a folder, a list, a picture, or texts.")],
     extractor: ExtractorName = "efficientnet-lite0",
+    list_extractors: ListExtractors = False,
     bank: Annotated[
         Path | None, typer.Option(help="Bank of base classes from the same extractor; without it a plain classifier.")
     ] = None,
@@ -204,7 +221,7 @@ def data_prepare(
     write_json(json_file, facts)
     if not quiet:
         header = ["split", "classes", "rows", "smallest", "largest"]
-        rows = [[s, *(str(f[k]) for k in header[1:])] for s, f in facts["splits"].items()]
+        rows = [[s, *map(str, f.values())] for s, f in facts["splits"].items()]
         table(header, rows, ["left", *["right"] * 4])
         for note in facts["notes"]:
             print(f"note: {note}")

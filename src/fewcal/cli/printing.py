@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ def cell(value: Any) -> str:
     return str(value)
 
 
-def flat(facts: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(facts: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested facts as one level of readable names; fingerprints are cut to what tells them apart."""
     out: dict[str, Any] = {}
     for key, value in facts.items():

@@ -15,18 +15,18 @@ from __future__ import annotations
 
 import inspect
 import json
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fewcal._utils.atomic import atomic_path
 from fewcal._utils.names import nearest_names
 from fewcal._utils.safetensors_io import read_tensors
+from fewcal._utils.types import JSON, StrPath
 from fewcal._version import __version__
 from fewcal.errors import FileFormatError, InputError
 
@@ -213,7 +213,7 @@ class _PreActivationBlock(nn.Module):
 
 
 # Name -> class and the settings that the name stands for.
-BACKBONES: dict[str, tuple[type[Backbone], dict[str, Any]]] = {
+BACKBONES: dict[str, tuple[type[Backbone], dict[str, int]]] = {
     "wrn28-10": (WideResNet, {"depth": 28, "width": 10, "projection": 0}),
     "wrn28-10-p64": (WideResNet, {"depth": 28, "width": 10, "projection": 64}),
     "resnet12": (ResNet12, {}),
@@ -243,15 +243,32 @@ def make_backbone(name: str, **settings: int) -> Backbone:
     return net
 
 
+def mean_features(backbone: Backbone, x: Tensor, size: int | Sequence[int], *, flip: bool) -> Tensor:
+    """Features (B, D) of pictures x (B, C, H, W) in 0..1: the mean over sizes and, with `flip`, over mirror images."""
+    sizes = (size,) if isinstance(size, int) else tuple(size)
+    total: Tensor | None = None
+    for z in sizes:
+        sized = x
+        if x.shape[-2:] != (z, z):
+            sized = F.interpolate(x, (z, z), mode="bicubic", antialias=True, align_corners=False).clamp(0, 1)
+        sized = sized.contiguous(memory_format=torch.channels_last)
+        features = backbone(sized).float()
+        if flip:
+            features = (features + backbone(sized.flip(3)).float()) / 2
+        total = features if total is None else total + features
+    assert total is not None
+    return total / len(sizes)
+
+
 def parameter_count(model: nn.Module) -> int:
     """Trainable numbers of a model."""
     return sum(p.numel() for p in model.parameters())
 
 
 def save_checkpoint(
-    path: str | os.PathLike[str],
+    path: StrPath,
     model: Backbone,
-    meta: dict[str, Any] | None = None,
+    meta: Mapping[str, JSON] | None = None,
     dtype: torch.dtype | None = None,
 ) -> None:
     """Write the weights as safetensors, with name, settings and `meta` (plain values) in the header; atomically.
@@ -276,7 +293,7 @@ def save_checkpoint(
         save_file(tensors, str(temporary), {"fewcal": json.dumps(header, ensure_ascii=False, default=str)})
 
 
-def load_checkpoint(path: str | os.PathLike[str], backbone: str | None = None) -> tuple[Backbone, dict[str, Any]]:
+def load_checkpoint(path: StrPath, backbone: str | None = None) -> tuple[Backbone, dict[str, JSON]]:
     """The backbone of a checkpoint on the CPU, ready for extraction (`eval`), and the `meta` it was saved with.
 
     With `backbone` a checkpoint of another architecture is refused.

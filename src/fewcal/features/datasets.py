@@ -8,14 +8,14 @@ missing the message says what, where it belongs and who offers it.
 from __future__ import annotations
 
 import csv
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from fewcal._utils.atomic import atomic_path
 from fewcal._utils.names import nearest_names
+from fewcal._utils.types import StrPath
 from fewcal.errors import FileFormatError, InputError
 from fewcal.features.featureset import SPLITS
 from fewcal.features.io.tables import class_name, read_csv
@@ -46,15 +46,33 @@ class Recipe:
     note: str = ""
 
 
+class SplitCounts(TypedDict):
+    """Classes and rows of a split, and rows of its smallest and its largest class."""
+
+    classes: int
+    rows: int
+    smallest: int
+    largest: int
+
+
+class Prepared(TypedDict):
+    """What `prepare` wrote; `notes` say what differs from the published data set."""
+
+    name: str
+    splits: dict[str, SplitCounts]
+    notes: list[str]
+    folder: str
+
+
 def prepare(
     name: str,
-    source: str | os.PathLike[str],
-    out: str | os.PathLike[str],
+    source: StrPath,
+    out: StrPath,
     *,
-    novel_source: str | os.PathLike[str] | None = None,
-    split_file: str | os.PathLike[str] | None = None,
+    novel_source: StrPath | None = None,
+    split_file: StrPath | None = None,
     allow_incomplete: bool = False,
-) -> dict[str, Any]:
+) -> Prepared:
     """Write the lists of a data set to the folder `out`; returns classes and rows of each split.
 
     `name` is one of `RECIPES`, or two of them joined by "2" (`mini2cub`): base of the first, val and novel of the
@@ -116,7 +134,7 @@ def _problem(recipe: Recipe, split: str, rows: Rows) -> str:
     )
 
 
-def _facts(rows: Rows) -> dict[str, int]:
+def _facts(rows: Rows) -> SplitCounts:
     counts: dict[str, int] = {}
     for _, label in rows:
         counts[label] = counts.get(label, 0) + 1

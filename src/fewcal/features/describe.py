@@ -4,14 +4,64 @@ from __future__ import annotations
 
 import hashlib
 from itertools import combinations
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 
-from fewcal.features.featureset import _CHUNK, FeatureSet, FeatureSplit, leaked_classes
+from fewcal.features.featureset import CHUNK, FeatureSet, FeatureSplit, leaked_classes
 
 
-def features_info(features: FeatureSet) -> dict[str, Any]:
+class RowCounts(TypedDict):
+    """Rows of the smallest, the middle and the largest class."""
+
+    min: int
+    median: float
+    max: int
+
+
+class Scale(TypedDict):
+    """Mean length of a row, and medians over rows of the distance to class means; None where there are none."""
+
+    mean_row_norm: float
+    nearest_other_class_mean: float | None
+    nearest_base_class_mean: float | None
+
+
+class SplitInfo(TypedDict):
+    """What one split holds."""
+
+    classes: int
+    rows: int
+    rows_per_class: RowCounts
+    dimension: int
+    dtype: str
+    sign: str
+    zeros: float
+    scale: Scale
+    constant_columns: int
+    duplicate_rows: int
+    conflicting_duplicates: int
+    named: bool
+    fingerprint: str
+
+
+class Overlap(TypedDict):
+    """What two splits have in common."""
+
+    duplicate_rows: int
+    shared_classes: list[str]
+
+
+class FeaturesInfo(TypedDict):
+    """What a feature set holds, for JSON."""
+
+    dimension: int
+    splits: dict[str, SplitInfo]
+    across: dict[str, Overlap]
+    warnings: list[str]
+
+
+def features_info(features: FeatureSet) -> FeaturesInfo:
     """A description for JSON: `dimension`, `splits` by name, `across` by pair of splits, `warnings` as sentences.
 
     >>> base = FeatureSplit.from_arrays([[0.0, 1.0], [0.0, 2.0], [0.0, 2.0]], ["cat", "dog", "dog"])
@@ -24,7 +74,9 @@ def features_info(features: FeatureSet) -> dict[str, Any]:
     splits = features.splits()
     hashes = {name: _row_hashes(split) for name, split in splits.items()}
     base_means = _class_means(splits["base"]) if "base" in splits else None
-    described, across, warnings = {}, {}, []
+    described: dict[str, SplitInfo] = {}
+    across: dict[str, Overlap] = {}
+    warnings: list[str] = []
     for name, split in splits.items():
         described[name] = facts = _describe(split, hashes[name], base_means, is_base=name == "base")
         warnings += _remarks(name, facts)
@@ -47,13 +99,13 @@ def features_info(features: FeatureSet) -> dict[str, Any]:
     return {"dimension": features.dimension, "splits": described, "across": across, "warnings": warnings}
 
 
-def _describe(split: FeatureSplit, hashes: list[bytes], base_means: np.ndarray | None, is_base: bool) -> dict[str, Any]:
+def _describe(split: FeatureSplit, hashes: list[bytes], base_means: np.ndarray | None, is_base: bool) -> SplitInfo:
     counts = split.rows_per_class()
     zeros, norms = 0, 0.0
     column_low = np.full(split.dimension, np.inf, np.float32)
     column_high = -column_low
-    for start in range(0, split.rows, _CHUNK):
-        x = split.features[start : start + _CHUNK].astype(np.float32)
+    for start in range(0, split.rows, CHUNK):
+        x = split.features[start : start + CHUNK].astype(np.float32)
         zeros += x.size - int(np.count_nonzero(x))
         column_low, column_high = np.minimum(column_low, x.min(axis=0)), np.maximum(column_high, x.max(axis=0))
         norms += float(np.linalg.norm(x, axis=1).sum(dtype=np.float64))
@@ -66,7 +118,7 @@ def _describe(split: FeatureSplit, hashes: list[bytes], base_means: np.ndarray |
             duplicates += 1
             conflicting += int(labels[earlier] != labels[row])
     means = base_means if is_base and base_means is not None else _class_means(split)
-    scale = {
+    scale: Scale = {
         "mean_row_norm": norms / split.rows,
         "nearest_other_class_mean": _median_nearest(split, means, skip_own=True),
         "nearest_base_class_mean": None
@@ -90,7 +142,7 @@ def _describe(split: FeatureSplit, hashes: list[bytes], base_means: np.ndarray |
     }
 
 
-def _remarks(name: str, facts: dict[str, Any]) -> list[str]:
+def _remarks(name: str, facts: SplitInfo) -> list[str]:
     remarks = []
     if constant := facts["constant_columns"]:
         remarks.append(f"{name}: {constant} of {facts['dimension']} columns constant, carrying no information.")
@@ -114,7 +166,7 @@ def _rows(count: int) -> str:
 
 def _row_hashes(split: FeatureSplit) -> list[bytes]:
     """A digest per row of its numbers as float32, so that equal rows match whatever the dtype of their file."""
-    return [hashlib.blake2b(row.data, digest_size=16).digest() for chunk in split._float32_chunks() for row in chunk]
+    return [hashlib.blake2b(row.data, digest_size=16).digest() for chunk in split.float32_chunks() for row in chunk]
 
 
 def _class_means(split: FeatureSplit) -> np.ndarray:
@@ -133,8 +185,8 @@ def _median_nearest(split: FeatureSplit, means: np.ndarray, skip_own: bool) -> f
     labels = split.require_labels()
     nearest = np.empty(split.rows, np.float32)
     squares = (means**2).sum(axis=1)
-    for start in range(0, split.rows, _CHUNK):
-        x = split.features[start : start + _CHUNK].astype(np.float32)
+    for start in range(0, split.rows, CHUNK):
+        x = split.features[start : start + CHUNK].astype(np.float32)
         d = (x**2).sum(axis=1, keepdims=True) - 2 * (x @ means.T) + squares
         if skip_own:
             d[np.arange(len(x)), labels[start : start + len(x)]] = np.inf

@@ -9,18 +9,18 @@ the item of each row, and `extractor`, so that features of different extractors 
 from __future__ import annotations
 
 import json
-import os
 import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 
 from fewcal._utils.atomic import atomic_path, write_json
+from fewcal._utils.types import Progress, StrPath
 from fewcal.errors import FileFormatError, InputError
 from fewcal.features.extractors import Extractor
 from fewcal.features.featureset import SPLITS, FeatureSplit
@@ -30,21 +30,18 @@ from fewcal.features.sources.texts import find_texts
 
 # Seconds between the moments from which a killed run can go on.
 SAVE_EVERY = 5.0
-Progress = Callable[[int, int], None]
 
 
 # ---- sources --------------------------------------------------------------------------------------------------------
 
 
-def find_items(
-    source: str | os.PathLike[str], kind: str, labelled: bool = True, text: str = "text", label: str = "label"
-) -> Items:
+def find_items(source: StrPath, kind: str, labelled: bool = True, text: str = "text", label: str = "label") -> Items:
     """The pictures or texts of one source; see `find_pictures` and `find_texts`."""
     return find_pictures(source, labelled) if kind == "picture" else find_texts(source, labelled, text, label)
 
 
 def find_splits(
-    source: str | os.PathLike[str], kind: str, labelled: bool = True, text: str = "text", label: str = "label"
+    source: StrPath, kind: str, labelled: bool = True, text: str = "text", label: str = "label"
 ) -> dict[str, Items]:
     """The splits of a source by name (base, val, novel), or all of it under the name "features".
 
@@ -104,7 +101,7 @@ def embed(
         if progress is not None:
             progress(done.stop, len(items))
     if not skip_bad or not kept:
-        refuse_bad(errors, len(items), "mend or remove them, or leave them out with --skip-bad")
+        refuse_bad(errors, len(items), "fix or remove them, or leave them out with --skip-bad")
     return np.concatenate(rows), items.take(kept)
 
 
@@ -153,10 +150,21 @@ def _batches(
 # ---- to a file ------------------------------------------------------------------------------------------------------
 
 
+class Extracted(TypedDict):
+    """Facts about a feature file: what it holds, who made it, and the items left out."""
+
+    file: str
+    rows: int
+    classes: int
+    features: int
+    extractor: str
+    skipped: list[str]
+
+
 def extract(
     items: Items,
     extractor: Extractor,
-    target: str | os.PathLike[str],
+    target: StrPath,
     *,
     batch: int = 32,
     workers: int | None = None,
@@ -164,11 +172,11 @@ def extract(
     resume: bool = False,
     dtype: str = "float32",
     progress: Progress | None = None,
-) -> dict[str, Any]:
+) -> Extracted:
     """Write the features of the items to `target`, an `.npz`; returns facts about it.
 
     Items that cannot be read do not stop the others. At the end they are listed all at once as an error, and
-    everything else is kept: mend them and resume, or resume with `skip_bad`. Resuming takes the batch size of
+    everything else is kept: fix them and resume, or resume with `skip_bad`. Resuming takes the batch size of
     the first start.
     """
     target = Path(target)
@@ -201,7 +209,7 @@ def extract(
         refuse_bad(
             [InputError(m) for m in part.bad.values()],
             len(items),
-            f"mend them and resume, or leave them out (--resume --skip-bad); all in {listing}",
+            f"fix them and resume, or leave them out (--resume --skip-bad); all in {listing}",
         )
     return part.finish()
 
@@ -252,7 +260,7 @@ class _Part:
         except OSError as error:
             raise InputError(f"cannot write {self.array_file}: {error.strerror or error}") from error
 
-    def _check(self, identity: dict[str, Any]) -> None:
+    def _check(self, identity: Mapping[str, object]) -> None:
         words = {"extractor": "another extractor", "source": f"other {self.items.kind}s", "rows": "other rows"}
         for key, value in self.identity.items():
             if identity.get(key) != value:
@@ -280,12 +288,12 @@ class _Part:
         bad = dict(sorted(self.bad.items()))
         write_json(self.state_file, {"identity": self.identity, "batch": self.batch, "done": self.done, "bad": bad})
 
-    def finish(self) -> dict[str, Any]:
+    def finish(self) -> Extracted:
         assert self.array is not None
         kept = [i for i in range(len(self.items)) if i not in self.bad]
         items = self.items.take(kept)
         features = self.array if len(kept) == len(self.items) else self.array[kept]
-        arrays: dict[str, Any] = {"features": features}
+        arrays: dict[str, np.ndarray] = {"features": features}
         if items.labels is not None:
             arrays |= {"labels": items.label_codes(), "classes": np.array(items.classes)}
         arrays |= {
@@ -294,20 +302,20 @@ class _Part:
             "source": np.array(self.identity["source"]),
         }
         with atomic_path(self.target) as temporary, temporary.open("wb") as file:
-            np.savez(file, **arrays)
+            np.savez(file, **arrays)  # type: ignore[arg-type]
         self.array = None
         for leftover in (self.array_file, self.state_file, self.target.with_name(f"{self.target.stem}.unreadable.txt")):
             leftover.unlink(missing_ok=True)
         return self._facts(len(kept), len(items.classes), list(self.bad.values()))
 
-    def finished(self) -> dict[str, Any]:
+    def finished(self) -> Extracted:
         """Facts about a target that is there already, if it is what this run would write."""
         found = _stored(self.target, ("extractor", "source", "labels", "names"))
         self._check({**self.identity, **{k: str(found.get(k)) for k in ("extractor", "source")}})
         classes = len(np.unique(found["labels"])) if "labels" in found else 0
         return self._facts(len(found["names"]), classes, [])
 
-    def _facts(self, rows: int, classes: int, skipped: list[str]) -> dict[str, Any]:
+    def _facts(self, rows: int, classes: int, skipped: list[str]) -> Extracted:
         return {
             "file": str(self.target),
             "rows": rows,
@@ -318,7 +326,7 @@ class _Part:
         }
 
 
-def extractor_of(path: str | os.PathLike[str]) -> str | None:
+def extractor_of(path: StrPath) -> str | None:
     """The stamp of the extractor that made a feature file, where the file says so."""
     if Path(path).suffix.lower() != ".npz":
         return None
@@ -332,7 +340,7 @@ def bank_source(split: FeatureSplit) -> str:
     return split.fingerprint() if stamp is None else f"{stamp} {split.fingerprint()}"
 
 
-def _stored(path: Path, names: tuple[str, ...]) -> dict[str, Any]:
+def _stored(path: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
     try:
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in names if name in file.files}

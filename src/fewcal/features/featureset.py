@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -12,11 +11,13 @@ from pathlib import Path
 
 import numpy as np
 
+from fewcal._utils.types import StrPath
 from fewcal.errors import FewcalWarning, FileFormatError, InputError
-from fewcal.features.io.files import EXTENSIONS, WRITABLE, RawSplit, read_file, write_file
+from fewcal.features.io.files import EXTENSIONS, read_file, writable, write_file
+from fewcal.features.io.formats import RawSplit
 
 SPLITS = ("base", "val", "novel")
-_CHUNK = 4096  # rows converted at a time, so that float16 data is never held twice as float32
+CHUNK = 4096  # rows converted at a time, so that float16 data is never held twice as float32
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +92,7 @@ class FeatureSplit:
         True
         """
         digest = hashlib.sha256(f"{self.rows},{self.dimension},{self.labels is not None};".encode())
-        for chunk in self._float32_chunks():
+        for chunk in self.float32_chunks():
             digest.update(chunk.tobytes())
         if self.labels is not None:
             order = sorted(range(len(self.classes)), key=self.classes.__getitem__)
@@ -101,12 +102,13 @@ class FeatureSplit:
             digest.update("\0".join(self.classes[i] for i in order).encode())
         return digest.hexdigest()
 
-    def _float32_chunks(self) -> Iterator[np.ndarray]:
-        for start in range(0, self.rows, _CHUNK):
+    def float32_chunks(self) -> Iterator[np.ndarray]:
+        """The features some thousand rows at a time as float32, with one zero: -0.0 becomes 0.0."""
+        for start in range(0, self.rows, CHUNK):
             # + 0 turns -0.0 into 0.0, which compares equal and so must hash equal.
-            yield self.features[start : start + _CHUNK].astype("<f4") + np.float32(0)
+            yield self.features[start : start + CHUNK].astype("<f4") + np.float32(0)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: StrPath) -> None:
         """Write one file in the format of its extension (npz, parquet, safetensors), atomically."""
         labels, classes = self.labels, self.classes if self.labels is not None else None
         if labels is not None and not self.named:
@@ -165,9 +167,7 @@ class FeatureSet:
         raise InputError("an empty feature set has no dimension; give it at least one split")
 
     @classmethod
-    def load(
-        cls, folder: str | os.PathLike[str], splits: Sequence[str] | None = None, allow_leaks: bool = False
-    ) -> FeatureSet:
+    def load(cls, folder: StrPath, splits: Sequence[str] | None = None, allow_leaks: bool = False) -> FeatureSet:
         """Read a folder of `base`, `val`, `novel` files, each npz, parquet, safetensors, plk or pkl.
 
         `splits` names those needed, each of which must be there; without it, all that are there are read.
@@ -198,10 +198,10 @@ class FeatureSet:
             raise InputError(f"{folder} has none of base, val and novel (it holds: {content}); add e.g. base.npz")
         return cls(**{name: load_split(found[name], labelled=True) for name in wanted}, allow_leaks=allow_leaks)
 
-    def save(self, folder: str | os.PathLike[str], format: str = "npz") -> None:
+    def save(self, folder: StrPath, format: str = "npz") -> None:
         """Write each split to `folder`, each file atomically; refused where it would stand beside another format."""
-        if format not in WRITABLE:
-            raise InputError(f"format is {format!r}; choose {', '.join(WRITABLE)}")
+        if format not in writable():
+            raise InputError(f"format is {format!r}; choose {', '.join(writable())}")
         folder = Path(folder)
         for name in self.splits():
             for extension in EXTENSIONS:
@@ -211,7 +211,7 @@ class FeatureSet:
             split.save(folder / f"{name}.{format}")
 
 
-def load_split(path: str | os.PathLike[str], labelled: bool = False) -> FeatureSplit:
+def load_split(path: StrPath, labelled: bool = False) -> FeatureSplit:
     """Read one feature file; labels may be missing (a query file) unless `labelled`."""
     raw = read_file(path)
     if raw.labels is None and labelled:
@@ -240,8 +240,8 @@ def _checked_features(values: np.ndarray | Sequence[Sequence[float]], source: st
         with np.errstate(over="ignore"):
             features = features.astype(native if native in (np.float16, np.float32) else np.float32)
     bad, first = 0, -1
-    for start in range(0, len(features), _CHUNK):
-        rows = np.flatnonzero(~np.isfinite(features[start : start + _CHUNK]).all(axis=1))
+    for start in range(0, len(features), CHUNK):
+        rows = np.flatnonzero(~np.isfinite(features[start : start + CHUNK]).all(axis=1))
         if rows.size and first < 0:
             first = start + int(rows[0])
         bad += rows.size

@@ -6,11 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from fewcal.errors import InputError
-from fewcal.features.backbones import Backbone
+from fewcal.features.backbones import Backbone, mean_features
 from fewcal.features.featureset import FeatureSet, FeatureSplit
 from fewcal.training.data import PixelSplit
 
@@ -39,23 +37,6 @@ def extract(
     backbone.train(was_training)
     features = torch.cat(rows).numpy()
     return FeatureSplit.from_arrays(features, pictures.labels.cpu().numpy(), pictures.classes)
-
-
-def mean_features(backbone: Backbone, x: Tensor, size: int | Sequence[int], *, flip: bool) -> Tensor:
-    """Features (B, D) of pictures x (B, C, H, W) in 0..1: the mean over sizes and, with `flip`, over mirror images."""
-    sizes = (size,) if isinstance(size, int) else tuple(size)
-    total: Tensor | None = None
-    for z in sizes:
-        sized = x
-        if x.shape[-2:] != (z, z):
-            sized = F.interpolate(x, (z, z), mode="bicubic", antialias=True, align_corners=False).clamp(0, 1)
-        sized = sized.contiguous(memory_format=torch.channels_last)
-        features = backbone(sized).float()
-        if flip:
-            features = (features + backbone(sized.flip(3)).float()) / 2
-        total = features if total is None else total + features
-    assert total is not None
-    return total / len(sizes)
 
 
 def feature_set(splits: Mapping[str, FeatureSplit]) -> FeatureSet:

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from fewcal.errors import FileFormatError
+from fewcal.features.io.formats import FileFormat, RawSplit
 from fewcal.features.io.pickle_data import Array, Damaged, Pairs, Refused, Value, kind_of, read_pickle
 
 # Vectors may take this many times the bytes of the file: small whole numbers take two there and eight in memory.
@@ -39,8 +40,8 @@ def loads(data: bytes, name: str) -> list[tuple[Value, Value]]:
     return loaded.pairs
 
 
-def read_plk(path: Path) -> tuple[np.ndarray, np.ndarray, list[str] | None]:
-    """features (R, D), labels (R,), class names or None where the keys are numbers.
+def read_plk(path: Path) -> RawSplit:
+    """The rows of all classes; the class names are None where the keys are numbers.
 
     Rows come class by class in the order of the dictionary. Keys that are numbers are returned as the labels; text
     keys become the class names.
@@ -61,7 +62,7 @@ def read_plk(path: Path) -> tuple[np.ndarray, np.ndarray, list[str] | None]:
         raise FileFormatError(f"{path} has vectors of {_sorted(dimensions)} dimensions; all need the same")
     labels = np.repeat(np.arange(len(pairs)) if numbers is None else numbers, [len(block) for block in blocks])
     blocks = [block for block in blocks if len(block)] or [np.empty((0, 0), np.float32)]
-    return np.concatenate(blocks), labels, names
+    return RawSplit(np.concatenate(blocks), labels, names)
 
 
 def _keys(pairs: list[tuple[Value, Value]], path: Path) -> tuple[list[str] | None, np.ndarray | None]:
@@ -134,3 +135,6 @@ def _spent(size: int, budget: int, path: Path) -> int:
 
 def _sorted(numbers: set[int]) -> str:
     return ", ".join(map(str, sorted(numbers)[:6]))
+
+
+FORMAT = FileFormat((".plk", ".pkl"), read_plk)

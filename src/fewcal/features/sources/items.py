@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self, TypeVar
+from typing import ClassVar, Self, TypeVar
 
 import numpy as np
 
@@ -38,23 +38,18 @@ class Items:
     def __len__(self) -> int:
         return len(self.names)
 
-    def load(self, i: int, at_least: int | None = None) -> Any:
+    def load(self, i: int, at_least: int | None = None) -> np.ndarray | str:
         """Item i itself, or an `InputError` that names it."""
         raise NotImplementedError
 
-    def _taken(self, at: list[int]) -> dict[str, Any]:
-        """What a kind of items holds besides names, labels and splits, for some of them."""
-        return {}
-
     def take(self, indices: Sequence[int] | np.ndarray) -> Self:
-        """Some of them, in the order given."""
+        """Some of them, in the order given; a kind of items that holds more takes its part of that, too."""
         at = [int(i) for i in indices]
         return replace(
             self,
             names=[self.names[i] for i in at],
             labels=None if self.labels is None else [self.labels[i] for i in at],
             splits=None if self.splits is None else [self.splits[i] for i in at],
-            **self._taken(at),
         )
 
     @property
@@ -75,7 +70,7 @@ class Items:
         return hashlib.sha256(f"{self.kind}\0{text}".encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def refuse_bad(errors: Sequence[InputError], total: int, remedy: str = "mend or remove them") -> None:
+def refuse_bad(errors: Sequence[InputError], total: int, remedy: str = "fix or remove them") -> None:
     """Raise one error that lists all that could not be read, if any."""
     if errors:
         listed = "; ".join(str(e) for e in errors[:5]) + (f"; and {len(errors) - 5} more" if len(errors) > 5 else "")

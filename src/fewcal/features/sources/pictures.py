@@ -10,15 +10,21 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from types import ModuleType
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
 
+from fewcal._utils.atomic import atomic_path
+from fewcal._utils.types import StrPath
 from fewcal.errors import FileFormatError, InputError
 from fewcal.features.io.tables import class_name, read_csv
 from fewcal.features.sources.items import Items, decoded, refuse_bad
+
+if TYPE_CHECKING:
+    import PIL.Image
 
 # By extension, so that listing opens nothing. Formats that Pillow cannot read (HEIC without its plugin) are in it on
 # purpose: such a file is reported as unreadable, not passed over in silence.
@@ -33,7 +39,7 @@ _IGNORED_FOLDERS = {"__MACOSX", "@eaDir"}
 # ---- one picture ----------------------------------------------------------------------------------------------------
 
 
-def decode(picture: bytes | str | os.PathLike[str], at_least: int | None = None, name: str | None = None) -> np.ndarray:
+def decode(picture: bytes | StrPath, at_least: int | None = None, name: str | None = None) -> np.ndarray:
     """One encoded picture as RGB, uint8 `(H, W, 3)`, upright.
 
     EXIF rotation is applied; grey, palette, CMYK and 16-bit pictures become RGB; what is transparent becomes white; of
@@ -70,7 +76,7 @@ def decode(picture: bytes | str | os.PathLike[str], at_least: int | None = None,
         raise InputError(f"{shown} cannot be read as a picture ({reason})") from error
 
 
-def _upright_rgb(image: Any) -> Any:
+def _upright_rgb(image: PIL.Image.Image) -> PIL.Image.Image:
     from PIL import Image, ImageOps
 
     if getattr(image, "is_animated", False):
@@ -122,7 +128,7 @@ def encoded(picture: np.ndarray, longest: int = 160, quality: int = 80) -> bytes
     return buffer.getvalue()
 
 
-def _pillow() -> Any:
+def _pillow() -> ModuleType:
     try:
         from PIL import Image
     except ImportError as error:
@@ -150,12 +156,14 @@ class Pictures(Items):
         data, first, last = self._pack
         return decode(data[first[i] : last[i]].tobytes(), at_least, self.names[i])
 
-    def _taken(self, at: list[int]) -> dict[str, Any]:
-        pack = self._pack
-        return {
-            "_paths": None if self._paths is None else [self._paths[i] for i in at],
-            "_pack": None if pack is None else (pack[0], pack[1][at], pack[2][at]),
-        }
+    def take(self, indices: Sequence[int] | np.ndarray) -> Self:
+        """Some of them, in the order given."""
+        at, pack = [int(i) for i in indices], self._pack
+        return replace(
+            super().take(at),
+            _paths=None if self._paths is None else [self._paths[i] for i in at],
+            _pack=None if pack is None else (pack[0], pack[1][at], pack[2][at]),
+        )
 
     def arrays(self, size: int, crop: float | None = None, workers: int | None = None) -> np.ndarray:
         """All of them as one array `(R, size, size, 3)` uint8, squashed to squares unless `crop` is given."""
@@ -171,7 +179,7 @@ class Pictures(Items):
 # ---- sources --------------------------------------------------------------------------------------------------------
 
 
-def find_pictures(source: str | os.PathLike[str], labelled: bool = True) -> Pictures:
+def find_pictures(source: StrPath, labelled: bool = True) -> Pictures:
     """List the pictures of a source: a folder, a CSV list, an `.npz` pack, or one picture.
 
     With `labelled` a folder must hold one folder for each class. Without, every picture below it is taken, and the
@@ -195,11 +203,21 @@ def find_pictures(source: str | os.PathLike[str], labelled: bool = True) -> Pict
 
 
 def picture_files(folder: Path) -> list[Path]:
-    """All picture files below a folder, sorted by their path; hidden ones and those of other kinds are passed over."""
-    found = []
+    """All picture files below a folder, sorted by their path; hidden ones and those of other kinds are passed over.
+
+    Links to folders are followed, but no folder is entered twice, nor one that holds the present one: links may form
+    a circle.
+    """
+    found: list[Path] = []
+    entered: set[Path] = set()
     for root, folders, files in os.walk(folder, followlinks=True):
-        folders[:] = [f for f in folders if _shown(f)]
+        here = Path(root).resolve()
+        if here in entered:
+            folders.clear()
+            continue
+        entered.add(here)
         found += [Path(root, f) for f in files if is_picture(f)]
+        folders[:] = sorted(f for f in folders if _shown(f) and not _holds(Path(root, f), here))
     return sorted(found, key=lambda p: _name(p, folder))
 
 
@@ -209,8 +227,15 @@ def is_picture(name: str) -> bool:
 
 
 def class_folders(folder: Path) -> list[Path]:
-    """The folders in a folder, sorted; hidden ones are passed over."""
-    return sorted((p for p in folder.iterdir() if p.is_dir() and _shown(p.name)), key=lambda p: p.name)
+    """The folders in a folder, sorted; hidden ones, and links back to the folder or above it, are passed over."""
+    here = folder.resolve()
+    found = (p for p in folder.iterdir() if p.is_dir() and _shown(p.name) and not _holds(p, here))
+    return sorted(found, key=lambda p: p.name)
+
+
+def _holds(folder: Path, inner: Path) -> bool:
+    """Whether a link leads to `inner` (resolved) itself or to a folder above it."""
+    return folder.is_symlink() and inner.is_relative_to(folder.resolve())
 
 
 def _shown(name: str) -> bool:
@@ -301,12 +326,8 @@ def _packed(path: Path) -> Pictures:
     return Pictures(names, labels, None, str(path), None, (data, offsets[:-1], offsets[1:]))
 
 
-def write_pack(
-    path: str | os.PathLike[str], pictures: Sequence[bytes], labels: Sequence[str], names: Sequence[str]
-) -> None:
+def write_pack(path: StrPath, pictures: Sequence[bytes], labels: Sequence[str], names: Sequence[str]) -> None:
     """Write encoded pictures as one `.npz` pack that `find_pictures` reads."""
-    from fewcal._utils.atomic import atomic_path
-
     classes = sorted(set(labels))
     arrays = {
         "data": np.frombuffer(b"".join(pictures), np.uint8),

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-import os
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar, Self
 
+import numpy as np
+
+from fewcal._utils.types import StrPath
 from fewcal.errors import FileFormatError, InputError
 from fewcal.features.io.tables import class_name, read_csv
 from fewcal.features.sources.items import Items
@@ -30,19 +34,16 @@ class Texts(Items):
             raise InputError(f"{self.names[i]} is empty")
         return text
 
-    def _taken(self, at: list[int]) -> dict[str, Any]:
-        return {"texts": [self.texts[i] for i in at]}
+    def take(self, indices: Sequence[int] | np.ndarray) -> Self:
+        """Some of them, in the order given."""
+        return replace(super().take(indices), texts=[self.texts[int(i)] for i in indices])
 
     def fingerprint(self) -> str:
         """A digest of texts and labels."""
-        import hashlib
-
         return hashlib.sha256((super().fingerprint() + "\0".join(self.texts)).encode()).hexdigest()
 
 
-def find_texts(
-    source: str | os.PathLike[str], labelled: bool = True, text: str = "text", label: str = "label"
-) -> Texts:
+def find_texts(source: StrPath, labelled: bool = True, text: str = "text", label: str = "label") -> Texts:
     """The texts of a file: CSV with a header, JSON lines, or plain text (one a line, no labels); or of a folder with
     one plain text file for each class. `text` and `label` are the names of columns or keys; `split` may be there too.
     """
@@ -75,7 +76,8 @@ def find_texts(
 
 def _lines(path: Path) -> list[str]:
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        # Reading made \r\n and \r to \n; `splitlines` would also split at form feeds and U+2028, which belong to texts.
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
         raise FileFormatError(f"{path} is not UTF-8 text ({error.reason}); save it as UTF-8") from error
     while lines and not lines[-1].strip():

