@@ -13,8 +13,8 @@ import reference
 from conftest import ProcessGroup, make_world
 from fewcal.bank import BaseBank
 from fewcal.calibrate import Calibration, calibrate
-from fewcal.covariance import COVARIANCES, SHARES, CalibratedCovariance, shares, shrink_covariance
-from fewcal.covariance import calibrated as module
+from fewcal.covariance import COVARIANCES, SHARES, CalibratedCovariance, base, shares, shrink_covariance
+from fewcal.covariance.independent import Independent, root
 from fewcal.errors import FewcalWarning, InputError
 
 
@@ -49,7 +49,7 @@ def test_every_mode_and_share(
     world: ProcessGroup, mode: str, weights: str, k: int, whole: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not whole:
-        monkeypatch.setattr(module, "_ALL_CLASSES", 3)
+        monkeypatch.setattr(base, "ALL_CLASSES", 3)
     bank = world.bank()
     found = found_in(world, bank, k)
     c = shares(found, weights)
@@ -181,8 +181,8 @@ def test_a_constant_on_every_entry(world: ProcessGroup) -> None:
 def test_roots_of_singular_matrices() -> None:
     u = torch.tensor([1.0, 2.0, 3.0])
     dense = torch.stack([torch.eye(3), torch.outer(u, u), torch.zeros(3, 3), torch.diag(torch.tensor([1.0, 1, -1e-5]))])
-    root = module._root(dense)
-    torch.testing.assert_close(root.mT @ root, dense.clamp(min=0) * (dense > 0), rtol=1e-4, atol=1e-4)
+    found = root(dense)
+    torch.testing.assert_close(found.mT @ found, dense.clamp(min=0) * (dense > 0), rtol=1e-4, atol=1e-4)
 
 
 def test_shares_of_classes_infinitely_far() -> None:
@@ -217,8 +217,24 @@ def test_the_average_product_is_the_dense_one_however_many_classes_take_part(mod
     support = torch.from_numpy(rng.standard_normal((4, 3, 9))).float()
     found = calibrate(support, bank, k=k, m=1.0)
     covariance = CalibratedCovariance(bank, mode, found.index, shares(found))
-    assert (covariance._tasks_of_class is None) == (k == 12)  # both ways of computing it are compared
+    assert (covariance.strategy.classes.tasks_of_class is None) == (k == 12)  # both ways of computing it are compared
     v = torch.from_numpy(rng.standard_normal((4, 5, 9))).float()
     factor = covariance.factor()
     dense = (factor.mT @ factor).mean(dim=1)
     torch.testing.assert_close(covariance.average_times(v), v @ dense, rtol=1e-4, atol=1e-4)
+
+
+def test_a_new_mode_is_one_class_and_one_entry(relu_world: ProcessGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Doubled(Independent):
+        name = "doubled"
+
+        def make_block(self) -> torch.Tensor:
+            return 2 * super().make_block()
+
+    monkeypatch.setitem(COVARIANCES, "doubled", Doubled)
+    bank = relu_world.bank()
+    found = found_in(relu_world, bank)
+    one, two = (CalibratedCovariance(bank, mode, found.index, shares(found)) for mode in ("independent", "doubled"))
+    v = torch.randn(len(relu_world.support), 2, bank.dim, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(two.average_times(v), 4 * one.average_times(v))
+    torch.testing.assert_close(two.moments()[0], 4 * one.moments()[0])

@@ -293,7 +293,7 @@ def test_a_large_bank_fits_and_explains_like_a_small_one(monkeypatch: pytest.Mon
     bank = BaseBank(rank=4, transform=Gaussianization("none", l2=True)).fit(x, y)
     settings = {"preset": "paper", "beta": 1.0, "l2": True, "cov": "independent", "head": "closed_form", "k": 2}
     plain = GDCClassifier(bank, **settings).fit(support, [0, 1, 2])
-    monkeypatch.setattr("fewcal.covariance.calibrated._ALL_CLASSES", 0)
+    monkeypatch.setattr("fewcal.covariance.base.ALL_CLASSES", 0)
     monkeypatch.setattr("fewcal.calibrate._MANY", 0)
     large = GDCClassifier(copy.copy(bank), **settings).fit(support, [0, 1, 2])
     np.testing.assert_allclose(large.predict_proba(query), plain.predict_proba(query), atol=1e-3)

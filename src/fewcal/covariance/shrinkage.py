@@ -1,0 +1,57 @@
+"""Shrinkage of Σ' (eq. 9): Σ'ₛ = Σ' + a·I + b·11ᵀ."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fewcal._utils.bfloat16 import half_pays
+from fewcal.covariance.calibrated import CalibratedCovariance
+from fewcal.errors import InputError
+from fewcal.factor_gaussian import FactorGaussian, shrink
+
+PSD = ("clip", "eigen")
+
+
+@dataclass(frozen=True, eq=False)
+class ShrunkCovariance:
+    """Σ'ₛ = Σ' + a·I + b·11ᵀ of every support point (eq. 9), a and b `(T, S)`; a whitened bank's v is part of a."""
+
+    covariance: CalibratedCovariance
+    a: Tensor | None
+    b: Tensor
+    psd: str = "clip"
+
+    def gaussian(self, mean: Tensor) -> FactorGaussian:
+        """The distributions N(mean, Σ'ₛ) for `mean (T, S, D)`."""
+        half = self.psd != "eigen" and half_pays(mean, mean.numel() * self.covariance.rows)
+        g = FactorGaussian(mean, self.covariance.factor(half), self.a, self.b)
+        return g.eigen_clipped() if self.psd == "eigen" else g
+
+
+def shrink_covariance(
+    covariance: CalibratedCovariance,
+    alpha1: float,
+    alpha2_ratio: float,
+    *,
+    off_diagonal: str = "pairs",
+    psd: str = "clip",
+    constant: float | None = None,
+) -> ShrunkCovariance:
+    """Shrink Σ' (eq. 9). With `constant` that number is added to every entry instead, as DC does.
+
+    `psd="clip"` keeps Σ'ₛ positive semi-definite by the analytic clip of b; `"eigen"` leaves a and b as asked and
+    clips eigenvalues when the distribution is built.
+    """
+    if psd not in PSD:
+        raise InputError(f"psd={psd!r} is unknown; use one of {', '.join(PSD)}")
+    if constant is not None:
+        if not constant >= 0:
+            raise InputError(f"alpha={constant!r} must be ≥ 0; DC adds it to every entry of the covariance")
+        b = torch.full_like(covariance.c[..., 0], float(constant))
+        return ShrunkCovariance(covariance, None, b)
+    sigma1, sigma2 = covariance.moments(off_diagonal)
+    a, b = shrink(sigma1, sigma2, covariance.bank.dim, alpha1, alpha2_ratio, clip=psd == "clip")
+    return ShrunkCovariance(covariance, a + covariance.isotropic, b, psd)
