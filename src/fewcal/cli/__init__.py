@@ -12,6 +12,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from fewcal._version import __version__
 from fewcal.cli import evaluate, extract, features, paper, predict, report, train, tune
 from fewcal.cli.options import Json, Quiet
 from fewcal.cli.printing import write_json
@@ -44,8 +45,6 @@ def version(json_file: Json = None, quiet: Quiet = False) -> None:
     """Print versions of fewcal and what it stands on."""
     import numpy
     import torch
-
-    from fewcal import __version__
 
     facts = {
         "fewcal": __version__,

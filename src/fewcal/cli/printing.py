@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from fewcal.render.terminal import print_markdown, table
+
+__all__ = ["cell", "flat", "print_markdown", "table", "write_json"]
 
 
 def write_json(path: Path | None, value: Any) -> None:
@@ -40,35 +43,3 @@ def flat(facts: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             out[name] = value[:12] if key == "fingerprint" else value
     return out
-
-
-def table(header: list[str] | None, rows: list[list[str]], sides: list[Any] | None = None) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, show_header=header is not None)
-    names = header or [""] * len(rows[0])
-    for name, side in zip(names, sides or ["left"] * len(names), strict=True):
-        table.add_column(name, overflow="fold", justify=side)  # a long word goes on in the next line, nothing is cut
-    for row in rows:
-        table.add_row(*row)
-    # A pipe has no width: every row stays on its line.
-    Console(width=None if sys.stdout.isatty() else 10_000, markup=False, highlight=False).print(table)
-
-
-def print_markdown(text: str) -> None:
-    """Markdown tables as tables in a terminal, as they are in a pipe."""
-    if not sys.stdout.isatty():
-        print(text, end="")
-        return
-    block: list[list[str]] = []
-    for line in [*text.splitlines(), ""]:
-        if line.startswith("|"):
-            block.append([cell.strip() for cell in line.strip("|").split("|")])
-            continue
-        if block:
-            table(block[0], block[2:], ["right" if rule.endswith(":") else "left" for rule in block[1]])
-            block = []
-        if line:
-            print(line)

@@ -1,0 +1,40 @@
+"""Tables on a terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+
+def table(header: list[str] | None, rows: list[list[str]], sides: Sequence[str] | None = None) -> None:
+    """Print a table: as wide as the terminal, each row on its line in a pipe."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, show_header=header is not None)
+    names = header or [""] * len(rows[0])
+    for name, side in zip(names, sides or ["left"] * len(names), strict=True):
+        # A long word goes on in the next line, nothing is cut.
+        table.add_column(name, overflow="fold", justify="right" if side == "right" else "left")
+    for row in rows:
+        table.add_row(*row)
+    # A pipe has no width: every row stays on its line.
+    Console(width=None if sys.stdout.isatty() else 10_000, markup=False, highlight=False).print(table)
+
+
+def print_markdown(text: str) -> None:
+    """Markdown tables as tables in a terminal, as they are in a pipe."""
+    if not sys.stdout.isatty():
+        print(text, end="")
+        return
+    block: list[list[str]] = []
+    for line in [*text.splitlines(), ""]:
+        if line.startswith("|"):
+            block.append([cell.strip() for cell in line.strip("|").split("|")])
+            continue
+        if block:
+            table(block[0], block[2:], ["right" if rule.endswith(":") else "left" for rule in block[1]])
+            block = []
+        if line:
+            print(line)
