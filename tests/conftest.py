@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,8 +18,10 @@ from fewcal.bank import BaseBank
 # Started in the background, as some runners do, a process and its children are deaf to Ctrl-C, which tests send.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # Tests are small and run side by side: more threads than cores make them many times slower.
-torch.set_num_threads(1)
-threadpool_limits(1)
+# FEWCAL_TEST_THREADS=4 shows that no test depends on it.
+THREADS = int(os.environ.get("FEWCAL_TEST_THREADS", "1"))
+torch.set_num_threads(THREADS)
+threadpool_limits(THREADS)
 
 
 @dataclass(frozen=True, eq=False)

@@ -187,12 +187,13 @@ def test_checkpoints_of_our_own(tmp_path: Path) -> None:
     batch = pictures(2, 32)
     assert (model.size, model.dim) == (32, net.dimension)
     expected = net(torch.from_numpy(batch.transpose(0, 3, 1, 2).copy())).detach().numpy()
-    np.testing.assert_allclose(model(batch), expected, atol=1e-6)
+    # Convolutions sum in another order on other processors: a relative error, of values around 2.
+    np.testing.assert_allclose(model(batch), expected, rtol=1e-5, atol=1e-5)
     save_checkpoint(tmp_path / "trained.safetensors", net, {"test_size": 33})
     trained = get_extractor(str(tmp_path / "trained.safetensors"))
     assert trained.size == 33
     both = pictures(2, 33)
-    np.testing.assert_allclose(trained(both), trained(both[:, :, ::-1]), atol=1e-6)  # with its mirror image
+    np.testing.assert_allclose(trained(both), trained(both[:, :, ::-1]), rtol=1e-5, atol=1e-5)  # with its mirror image
     assert trained.fingerprint != model.fingerprint
     grey = make_backbone("conv4", channels=4, size=32, in_channels=1).eval()
     save_checkpoint(tmp_path / "grey.safetensors", grey)
