@@ -2,8 +2,8 @@
 
 A pickle is a program for a stack machine, and Python's own machine can be made to call functions, to hash for ever, to
 recurse until the process dies or to fill the memory with nine bytes. This one has no instruction that calls anything:
-names stand for a handful of rules below, dictionaries are lists of pairs so that nothing is hashed, no rule looks
-deeper than it must, and whatever is copied is paid for from a budget in proportion to the file.
+names stand for a handful of rules (`pickle_values`), dictionaries are lists of pairs so that nothing is hashed, no rule
+looks deeper than it must, and whatever is copied is paid for from a budget in proportion to the file.
 
 >>> import pickle
 >>> read_pickle(pickle.dumps({"a": [1, 2.5]})).pairs
@@ -16,63 +16,17 @@ import codecs
 import re
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import numpy as np
 
-# Whatever a pickle may hold here: numbers, texts, bytes, lists, tuples, and the classes of this page.
-Value = object
-_NUMBER = re.compile(r"[<>|=]?([fiu][1248]|b1)")
+from fewcal.features.io.pickle_values import NAMES, Name, Pairs, Refused, Value, build, kind_of
+
 _FLOATS = re.compile(rb"(?:G.{8})+", re.DOTALL)
 _FLOAT_RUN = np.dtype([("opcode", "u1"), ("value", ">f8")])
-# Arrays of more axes are nobody's features.
-_MOST_AXES = 8
-
-
-class Refused(Exception):
-    """The pickle holds something that is no plain data; the message says what."""
 
 
 class Damaged(Exception):
     """The bytes are no pickle, or not all of it."""
-
-
-@dataclass(eq=False)
-class Pairs:
-    """A dictionary as its pairs, in their order; a key that comes twice stands twice."""
-
-    pairs: list[tuple[Value, Value]] = field(default_factory=list)
-
-
-@dataclass(eq=False)
-class Dtype:
-    """`numpy.dtype`, of numbers."""
-
-    value: np.dtype
-
-
-@dataclass(eq=False)
-class Array:
-    """`numpy.ndarray`: empty when it is made, filled by its state."""
-
-    value: np.ndarray = field(default_factory=lambda: np.empty(0, np.float32))
-
-
-@dataclass(frozen=True, eq=False)
-class Name:
-    """Something that a pickle mentions, and what becomes of it when it is called."""
-
-    text: str
-    rule: Callable[[_Machine, tuple], Value]
-
-
-def kind_of(value: Value) -> str:
-    """The type of a value as people know it.
-
-    >>> kind_of(Pairs()), kind_of(3)
-    ('dict', 'int')
-    """
-    return {Pairs: "dict", Array: "ndarray", Dtype: "dtype", Name: "function"}.get(type(value), type(value).__name__)
 
 
 def read_pickle(data: bytes) -> Value:
@@ -166,7 +120,7 @@ class _Machine:
     def name(self, module: str, name: str) -> None:
         # Protocols 0 to 2 use the module's name in Python 2.
         text = f"{'builtins' if module == '__builtin__' else module}.{name}"
-        rule = _NAMES.get(text)
+        rule = NAMES.get(text)
         if rule is None:
             raise Refused(f"mentions {text[:80]}")
         self.stack.append(Name(text, rule))
@@ -181,19 +135,11 @@ class _Machine:
         arguments, name = self.stack.pop(), self.stack.pop()
         if not isinstance(name, Name) or not isinstance(arguments, tuple):
             raise Refused(f"calls a {kind_of(name)}")
-        self.stack.append(name.rule(self, arguments))
+        self.stack.append(name.rule(self.spend, arguments))
 
     def build(self) -> None:
-        state, target = self.stack.pop(), self.stack[-1]
-        if isinstance(target, Dtype):
-            _dtype_state(target, state)
-        elif isinstance(target, Array):
-            if not isinstance(state, tuple) or len(state) != 5:
-                raise Refused("holds an array with an unknown layout")
-            _, shape, dtype, fortran, raw = state
-            target.value = _numbers(raw, dtype, shape, fortran is True or fortran == 1)
-        else:
-            raise Refused("sets the state of something that has none")
+        state = self.stack.pop()
+        build(self.stack[-1], state)
 
     # ---- numbers and texts ----
 
@@ -218,108 +164,6 @@ class _Machine:
 
     def long(self, layout: str) -> None:
         self.stack.append(int.from_bytes(self.take(self.number(layout)), "little", signed=True))
-
-
-# ---- what names stand for -------------------------------------------------------------------------------------------
-
-
-def _no_call(what: str) -> Callable[[_Machine, tuple], Value]:
-    def rule(machine: _Machine, arguments: tuple) -> Value:
-        raise Refused(f"constructs {what} directly")
-
-    return rule
-
-
-def _dictionary(machine: _Machine, arguments: tuple) -> Pairs:
-    """`defaultdict(factory)`, whose factory is dropped, or `OrderedDict([[key, value], …])`."""
-    made = Pairs()
-    if arguments and isinstance(arguments[0], list):
-        machine.spend(8 * len(arguments[0]))
-        for pair in arguments[0]:
-            if not isinstance(pair, list | tuple) or len(pair) != 2:
-                raise Refused("holds a dictionary with something else than pairs")
-            made.pairs.append((pair[0], pair[1]))
-    return made
-
-
-def _dtype(machine: _Machine, arguments: tuple) -> Dtype:
-    code = arguments[0] if arguments else None
-    if isinstance(code, Dtype):
-        return Dtype(code.value)
-    if not isinstance(code, str) or not _NUMBER.fullmatch(code):
-        named = repr(code[:40]) if isinstance(code, str) else kind_of(code)
-        raise Refused(f"holds {'object arrays' if code in ('O', 'O8', '|O') else f'arrays of dtype {named}'}")
-    return Dtype(np.dtype(code))
-
-
-def _dtype_state(dtype: Dtype, state: Value) -> None:
-    # (version, byte order, subdtype, names, fields, ...): only the byte order may matter for a number.
-    if not isinstance(state, tuple) or len(state) < 5 or any(part is not None for part in state[2:5]):
-        raise Refused("holds arrays with a structured dtype")
-    order = state[1]
-    if isinstance(order, str) and order in ("<", ">"):
-        dtype.value = dtype.value.newbyteorder("<" if order == "<" else ">")
-
-
-def _from_buffer(machine: _Machine, arguments: tuple) -> Array:
-    """`numpy.core.numeric._frombuffer(buffer, dtype, shape, order)`: how protocol 5 writes an array."""
-    raw, dtype, shape, order = arguments
-    return Array(_numbers(raw, dtype, shape, isinstance(order, str) and order == "F"))
-
-
-def _scalar(machine: _Machine, arguments: tuple) -> Value:
-    dtype, raw = arguments
-    return _numbers(raw, dtype, (), False)[()]
-
-
-def _encode(machine: _Machine, arguments: tuple) -> bytes:
-    """`_codecs.encode(text, 'latin1')`: how protocols 0 to 2 write bytes."""
-    text, encoding = arguments
-    if not isinstance(text, str) or not isinstance(encoding, str) or encoding not in ("latin1", "latin-1"):
-        raise Refused("encodes something that is no bytes")
-    machine.spend(len(text))
-    return text.encode("latin1")
-
-
-def _empty_bytes(machine: _Machine, arguments: tuple) -> bytes:
-    if arguments:
-        raise Refused("constructs bytes directly")
-    return b""
-
-
-def _numbers(raw: Value, dtype: Value, shape: Value, fortran: bool) -> np.ndarray:
-    if not isinstance(dtype, Dtype):
-        raise Refused("holds an array without a dtype")
-    if isinstance(raw, str):  # Python 2 wrote bytes as str
-        raw = raw.encode("latin1")
-    if not isinstance(raw, bytes):
-        raise Refused("holds object arrays, not plain numbers")
-    if not isinstance(shape, tuple) or len(shape) > _MOST_AXES or not all(type(n) is int and n >= 0 for n in shape):
-        raise Refused("holds an array with an impossible shape")
-    size = dtype.value.itemsize
-    for n in shape:
-        size *= n
-    if size != len(raw):
-        shown = shape if max(shape, default=0) < 10**15 else "beyond any memory"
-        raise Refused(f"holds an array of shape {shown} with {len(raw)} bytes")
-    return np.frombuffer(raw, dtype.value).reshape(shape, order="F" if fortran else "C")
-
-
-_NAMES: dict[str, Callable[[_Machine, tuple], Value]] = {
-    "numpy.ndarray": _no_call("an ndarray"),
-    "numpy.dtype": _dtype,
-    "_codecs.encode": _encode,
-    "builtins.bytes": _empty_bytes,
-    "collections.defaultdict": _dictionary,
-    "collections.OrderedDict": _dictionary,
-    "builtins.dict": _dictionary,
-    # Factories of defaultdict.
-    **{f"builtins.{kind}": _no_call(f"a {kind}") for kind in ("list", "tuple", "set")},
-}
-for _core in ("numpy.core", "numpy._core"):
-    _NAMES[f"{_core}.multiarray._reconstruct"] = lambda machine, arguments: Array()
-    _NAMES[f"{_core}.multiarray.scalar"] = _scalar
-    _NAMES[f"{_core}.numeric._frombuffer"] = _from_buffer
 
 
 # ---- instructions ---------------------------------------------------------------------------------------------------

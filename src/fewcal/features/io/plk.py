@@ -19,7 +19,8 @@ import numpy as np
 
 from fewcal.errors import FileFormatError
 from fewcal.features.io.formats import FileFormat, RawSplit
-from fewcal.features.io.pickle_data import Array, Damaged, Pairs, Refused, Value, kind_of, read_pickle
+from fewcal.features.io.pickle_data import Damaged, read_pickle
+from fewcal.features.io.pickle_values import Array, Pairs, Refused, Value, kind_of
 
 # Vectors may take this many times the bytes of the file: small whole numbers take two there and eight in memory.
 _GROWTH = 8
