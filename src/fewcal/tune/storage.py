@@ -43,15 +43,18 @@ def open_storage(folder: Path, url: str | None = None) -> Any:
     """The journal file in `folder`, or the database at `url`."""
     optuna = require_optuna()
     if url is None:
-        from optuna.storages.journal import JournalFileBackend
+        from fewcal.tune.journal import JournalFile
 
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            return optuna.storages.JournalStorage(JournalFileBackend(str(folder / JOURNAL)))
+            return optuna.storages.JournalStorage(JournalFile(folder / JOURNAL))
         except OSError as error:
             raise InputError(f"cannot write {folder / JOURNAL}: {error.strerror or error}") from error
-        except ValueError as error:
-            raise InputError(f"{folder / JOURNAL} is damaged ({error}); choose another folder") from error
+        except FewcalError:
+            raise
+        except Exception as error:  # records that are none can make Optuna raise anything
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+            raise InputError(f"{folder / JOURNAL} is damaged ({reason}); choose another folder") from error
     scheme = url.partition(":")[0]
     if not scheme.startswith(("sqlite", "postgresql")):
         raise InputError(
