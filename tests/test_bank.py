@@ -441,9 +441,10 @@ def test_round_trip(relu_world: ProcessGroup, make: object, tmp_path: Path) -> N
         assert again.transform is None
     else:
         assert again.transform is not None
-        assert torch.equal(again.transform(x), bank.transform(x))
+        # Memory-mapped tensors may lie at other addresses, for which some processors sum in another order.
+        torch.testing.assert_close(again.transform(x), bank.transform(x), rtol=1e-5, atol=1e-6)
         x = bank.transform(x)
-    assert torch.equal(calibrate(x, again, k=3).mean, calibrate(x, bank, k=3).mean)
+    torch.testing.assert_close(calibrate(x, again, k=3).mean, calibrate(x, bank, k=3).mean, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
