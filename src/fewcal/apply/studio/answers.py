@@ -1,0 +1,152 @@
+"""The classifier of a project: fitted on the labelled items, asked about all others.
+
+Pure functions over arrays: R items with features `x (R, D)`, of which some are labelled.
+
+*Label this next* is the item that covers most doubt not yet covered. Item j has doubt u_j = 1 − (p₁ − p₂), 1 before there
+are answers. s(i, j) is the cosine of centred features where it is positive. An item is covered as far as its most similar
+labelled item resembles it, c_j = max_l s(l, j). The gain of labelling i is Σ_j u_j · max(0, s(i, j) − c_j). Before any label
+this finds the most typical item of the largest group; later it goes to groups without a label and to doubtful regions,
+never to a lone outlier, which covers itself alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from scipy.stats import beta as beta_distribution
+
+from fewcal.bank import BaseBank
+
+# The gain is a sum over pairs; beyond this many items, pairs are taken from an even sample.
+MOST_PAIRED = 2000
+# Each left-out item is a fit of its own: beyond this many an even sample of them is taken.
+MOST_LEFT_OUT = 100
+
+
+class Classifier(Protocol):
+    """What a studio needs of a classifier; `GDCClassifier` and pipelines that end in one have it."""
+
+    classes_: np.ndarray
+
+    def fit(self, X: np.ndarray, y: np.ndarray) -> Classifier: ...
+
+    def predict_proba(self, X: np.ndarray) -> np.ndarray: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Recipe:
+    """How a classifier is made: base classes or none, preset, and the power for features without a bank."""
+
+    bank: BaseBank | None = None
+    preset: str = "default"
+    beta: float = 1.0
+
+    def make(self) -> Classifier:
+        """A new classifier, not fitted."""
+        from sklearn.pipeline import make_pipeline
+
+        from fewcal.estimators import Gaussianizer, GDCClassifier
+
+        if self.bank is not None:
+            return GDCClassifier(bank=self.bank, preset=self.preset)
+        return make_pipeline(Gaussianizer(beta=self.beta, l2=True), GDCClassifier())
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The accuracy to expect: `right` of `asked` left-out examples, and the central 95% interval of its posterior."""
+
+    right: int
+    asked: int
+    low: float
+    high: float
+
+    @property
+    def accuracy(self) -> float:
+        return self.right / self.asked
+
+
+def fitted(recipe: Recipe, x: np.ndarray, labels: np.ndarray) -> Classifier | None:
+    """A classifier fitted on labelled rows, or None where there are fewer than two classes."""
+    return None if len(np.unique(labels)) < 2 else recipe.make().fit(x, labels)
+
+
+def doubt(probabilities: np.ndarray) -> np.ndarray:
+    """1 − (p₁ − p₂) of each row `(R, N)`: 1 where two classes are level, 0 where one is certain.
+
+    >>> doubt(np.array([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]])).tolist()
+    [1.0, 0.0]
+    """
+    best = np.partition(probabilities, -2, axis=1)
+    return 1 - (best[:, -1] - best[:, -2])
+
+
+def leave_one_out(recipe: Recipe, x: np.ndarray, labels: np.ndarray) -> Estimate | None:
+    """Each labelled item answered by a classifier fitted on the others.
+
+    Items that are alone in their class are not asked, since without them the class is unknown; they stay in the fits.
+    None where no item can be asked. Every answer comes from one example fewer than there are, so that the estimate is
+    on the careful side.
+    """
+    classes, codes, shots = np.unique(labels, return_inverse=True, return_counts=True)
+    asked = np.flatnonzero(shots[codes] > 1)
+    if len(classes) < 2 or not len(asked):
+        return None
+    asked = asked[spaced(len(asked), MOST_LEFT_OUT)]
+    right = 0
+    for i in asked:
+        others = np.arange(len(x)) != i
+        p = recipe.make().fit(x[others], codes[others]).predict_proba(x[i : i + 1])[0]
+        right += int(p.argmax() == codes[i])
+    return Estimate(right, len(asked), *accuracy_interval(right, len(asked)))
+
+
+def accuracy_interval(right: int, asked: int) -> tuple[float, float]:
+    """The central 95% interval of an accuracy after `right` of `asked`, with Jeffreys' prior Beta(½, ½).
+
+    >>> low, high = accuracy_interval(9, 10)
+    >>> round(low, 2), round(high, 2)
+    (0.62, 0.99)
+    """
+    low, high = beta_distribution.ppf([0.025, 0.975], right + 0.5, asked - right + 0.5)
+    return (0.0 if right == 0 else float(low), 1.0 if right == asked else float(high))
+
+
+def spaced(total: int, most: int) -> np.ndarray:
+    """At most `most` of `total` positions, evenly spaced.
+
+    >>> spaced(5, 2).tolist()
+    [0, 2]
+    """
+    return np.arange(total) if total <= most else (np.arange(most) * total) // most
+
+
+def similarities(x: np.ndarray, beta: float = 1.0) -> np.ndarray:
+    """Cosines `(R, R)` of centred rows, as float32, negative ones 0; `beta` is a power for features ≥ 0."""
+    if beta != 1.0 and (x >= 0).all():
+        x = x**beta
+    x = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
+    x = x - x.mean(axis=0)
+    x = (x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)).astype(np.float32)
+    return np.maximum(x @ x.T, 0)
+
+
+def label_next(similar: np.ndarray, labelled: np.ndarray, doubts: np.ndarray) -> np.ndarray:
+    """Positions of the unlabelled items by the gain of labelling them, the largest first; see the module.
+
+    Parameters
+    ----------
+    similar : (R, R) from `similarities`
+    labelled : (R,) bool
+    doubts : (R,) from `doubt`, ones before there are answers
+
+    >>> s = np.array([[1, 0.9, 0, 0], [0.9, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]])
+    >>> label_next(s, np.array([False, False, True, False]), np.array([1, 1, 0, 0.5])).tolist()
+    [0, 1, 3]
+    """
+    covered = similar[labelled].max(axis=0, initial=0.0)
+    free = np.flatnonzero(~labelled)
+    gains = np.maximum(similar[free] - covered, 0) @ (doubts * ~labelled)
+    return free[np.argsort(-gains, kind="stable")]

@@ -1,0 +1,136 @@
+"""Features in the background: one thread that takes what waits, says how far it is, and never dies of one bad file."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fewcal.apply.studio.intake import inside
+from fewcal.apply.studio.store import Item, ProjectStore
+from fewcal.errors import FewcalError, InputError
+from fewcal.features.extractors import Extractor
+from fewcal.features.sources.pictures import decode, fitted
+
+BATCH = 16
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far the features are: items done and in all, seconds left (None: nobody knows yet), what is wrong."""
+
+    done: int
+    total: int
+    seconds_left: float | None
+    stage: str  # "idle", "loading" (the network), "working" or "stopped"
+    error: str | None = None
+
+
+class Embedder:
+    """Runs an extractor over the waiting items of a store.
+
+    Parameters
+    ----------
+    make_extractor : gives the extractor, called once in the thread, since networks take seconds to load
+    changed : called after every batch, and when the stage changes
+    """
+
+    def __init__(
+        self, store: ProjectStore, folder: Path, make_extractor: Callable[[], Extractor], changed: Callable[[], None]
+    ) -> None:
+        self._store, self._folder, self._make, self._changed = store, folder, make_extractor, changed
+        self._wake, self._stop = threading.Event(), False
+        self._stage = "idle"
+        self._error: str | None = None
+        self._rate: float | None = None  # items a second
+        self.extractor: Extractor | None = None
+        self._thread = threading.Thread(target=self._run, name="fewcal-embedder", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def wake(self) -> None:
+        """There is something to do."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Finish the batch at hand and end."""
+        self._stop = True
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=30)
+
+    def progress(self) -> Progress:
+        waiting = self._store.count("waiting")
+        total = waiting + self._store.count("ready") + self._store.count("failed")
+        left = waiting / self._rate if waiting and self._rate else (0.0 if not waiting else None)
+        return Progress(total - waiting, total, left, self._stage, self._error)
+
+    def _set(self, stage: str, error: str | None = None) -> None:
+        self._stage, self._error = stage, error
+        self._changed()
+
+    def _run(self) -> None:
+        while not self._stop:
+            self._wake.clear()
+            try:
+                self._work()
+            except FewcalError as error:  # no extractor: nothing can be done until the server is started anew
+                self._set("stopped", str(error))
+                return
+            except Exception as error:
+                self._set("stopped", f"unexpected {type(error).__name__}: {error}")
+                return
+            self._wake.wait()
+
+    def _work(self) -> None:
+        while not self._stop and (batch := self._store.waiting(BATCH)):
+            if self.extractor is None:
+                self._set("loading")
+                self.extractor = self._make()
+                self._forget_others(self.extractor)
+                batch = self._store.waiting(BATCH)
+            self._stage = "working"
+            began = time.monotonic()
+            features, errors = self._features(self.extractor, batch)
+            self._store.set_features(features, errors)
+            rate = len(batch) / max(time.monotonic() - began, 1e-6)
+            self._rate = rate if self._rate is None else 0.7 * self._rate + 0.3 * rate
+            self._changed()
+        if self._stage != "idle":
+            self._set("idle")
+
+    def _forget_others(self, extractor: Extractor) -> None:
+        """Features of another extractor cannot be compared with those of this one."""
+        if self._store.meta("extractor") != extractor.stamp:
+            self._store.forget_features()
+            self._store.set_meta("extractor", extractor.stamp)
+
+    def _features(self, extractor: Extractor, batch: list[Item]) -> tuple[dict[int, np.ndarray], dict[int, str]]:
+        ready, errors = {}, {}
+        for item in batch:
+            try:
+                ready[item.id] = self._prepared(extractor, item)
+            except InputError as error:
+                errors[item.id] = str(error)
+        if not ready:
+            return {}, errors
+        rows = extractor(list(ready.values()))
+        good = np.isfinite(rows).all(axis=1)
+        features = {i: row for i, row, ok in zip(ready, rows, good, strict=True) if ok}
+        errors |= {i: f"{extractor.name} gave no finite features" for i in ready if i not in features}
+        return features, errors
+
+    def _prepared(self, extractor: Extractor, item: Item) -> np.ndarray | str:
+        if (item.text is None) != (extractor.kind == "picture"):
+            raise InputError(f"{extractor.name} takes {extractor.kind}s")
+        if item.text is not None:
+            return item.text
+        path = inside(self._folder, item.name)
+        if extractor.size is None:
+            return decode(path, None, item.name)
+        return fitted(decode(path, 2 * extractor.size, item.name), extractor.size, extractor.crop)

@@ -1,0 +1,134 @@
+"""What leaves a project: a table, folders by class, a Python snippet. Names are data: none can become a formula, a path
+or code."""
+
+from __future__ import annotations
+
+import csv
+import io
+import zipfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fewcal.apply.studio.intake import inside, safe_file_name
+
+
+@dataclass(frozen=True)
+class Row:
+    """One item of an export: its class, whether a person gave it, and the probabilities of all classes (or none)."""
+
+    name: str
+    text: str | None
+    answer: str | None
+    labelled: bool
+    probabilities: tuple[float, ...] | None
+
+
+def formula_safe(text: str) -> str:
+    """A cell that no spreadsheet takes for a formula: an apostrophe goes before =, +, -, @, tab and return.
+
+    >>> formula_safe('=HYPERLINK("…")'), formula_safe("robin")
+    ('\\'=HYPERLINK("…")', 'robin')
+    """
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
+
+
+def csv_table(rows: Sequence[Row], classes: Sequence[str]) -> str:
+    """All items as CSV: item, text where there is one, class, by whom, probability, one column for each class."""
+    texts = any(row.text is not None for row in rows)
+    out = io.StringIO()
+    writer = csv.writer(out)
+    header = ["item", *(["text"] if texts else []), "class", "by", "probability", *(f"p({c})" for c in classes)]
+    writer.writerow([formula_safe(h) for h in header])
+    for row in rows:
+        by = "person" if row.labelled else "fewcal" if row.answer is not None else ""
+        p = [f"{v:.6f}" for v in row.probabilities] if row.probabilities is not None else [""] * len(classes)
+        best = f"{max(row.probabilities):.6f}" if row.probabilities is not None else ""
+        cells = [row.name, *([row.text or ""] if texts else []), row.answer or "", by, best, *p]
+        writer.writerow([formula_safe(cell) for cell in cells])
+    return out.getvalue()
+
+
+def folder_names(classes: Iterable[str]) -> dict[str, str]:
+    """A safe folder name for each class, no two alike even where case does not count.
+
+    >>> folder_names(["a/b", "A:B", "robin"])
+    {'a/b': 'a_b', 'A:B': 'A_B (2)', 'robin': 'robin'}
+    """
+    out: dict[str, str] = {}
+    taken: set[str] = set()
+    for name in classes:
+        safe = wanted = safe_file_name(name.replace("/", "_").replace("\\", "_"), "class")
+        number = 1
+        while safe.casefold() in taken:
+            number += 1
+            safe = f"{wanted} ({number})"
+        taken.add(safe.casefold())
+        out[name] = safe
+    return out
+
+
+def write_folders(target: Path, folder: Path, rows: Sequence[Row]) -> None:
+    """A ZIP with a folder for each class that holds its items: pictures as they are, texts in one .txt file."""
+    places = folder_names(dict.fromkeys(row.answer for row in rows if row.answer is not None))
+    texts: dict[str, list[str]] = {}
+    taken: set[str] = set()
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_STORED) as archive:
+        for row in rows:
+            if row.answer is None:
+                continue
+            place = places[row.answer]
+            if row.text is not None:
+                texts.setdefault(place, []).append(" ".join(row.text.split()))
+                continue
+            path = inside(folder, row.name)
+            if not path.is_file():
+                continue  # it went away since it was listed
+            name, number = safe_file_name(row.name), 1
+            while f"{place}/{name}".casefold() in taken:
+                number += 1
+                name = f"{Path(safe_file_name(row.name)).stem} ({number}){Path(row.name).suffix}"
+            taken.add(f"{place}/{name}".casefold())
+            archive.write(path, f"{place}/{name}")
+        for place, lines in texts.items():
+            archive.writestr(f"{place}/texts.txt", "\n".join(lines) + "\n")
+
+
+def python_snippet(rows: Sequence[Row], extractor: str, beta: float, bank: str | None, preset: str) -> str:
+    """A script that fits the same classifier from the same examples, run from inside the folder."""
+    support = [(row.text if row.text is not None else row.name, row.answer) for row in rows if row.labelled]
+    texts = any(row.text is not None for row in rows)
+    listed = "\n".join(f"    ({item!r}, {name!r})," for item, name in support)
+    if bank is None:
+        fit = f"make_pipeline(Gaussianizer(beta={beta!r}, l2=True), GDCClassifier())"
+        imports = "from sklearn.pipeline import make_pipeline\n\nfrom fewcal import GDCClassifier, Gaussianizer"
+    else:
+        fit = f"GDCClassifier(bank={bank!r}, preset={preset!r})"
+        imports = "from fewcal import GDCClassifier"
+    if texts:
+        load = "extractor(items)"
+        more = ""
+    else:
+        load = "extractor([fitted(decode(p, 2 * extractor.size), extractor.size, extractor.crop) for p in items])"
+        more = "\nfrom fewcal.features.sources.pictures import decode, fitted"
+    return f'''"""The classifier of a fewcal studio project, fitted anew: run it inside the project's folder."""
+
+{imports}
+from fewcal.features.extractors import get_extractor{more}
+
+examples = [
+{listed}
+]
+
+extractor = get_extractor({extractor!r})
+
+
+def features(items):
+    return {load}
+
+
+items, names = zip(*examples)
+classifier = {fit}
+classifier.fit(features(items), list(names))
+print(classifier.predict(features(items)))
+'''

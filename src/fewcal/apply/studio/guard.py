@@ -1,0 +1,143 @@
+"""Who may ask a studio, and how much: a pure ASGI layer around the application.
+
+- **Token.** The link that the server prints carries a token; opening it sets a cookie, and every other request needs
+  the cookie or the header `Authorization: Bearer TOKEN`.
+- **Host.** Names other than those the server was bound to are refused: a foreign name that resolves to this machine
+  (DNS rebinding) is not one of them.
+- **Origin.** A request that changes something must come from this very page, or carry the token in its header.
+- **Size.** A body beyond the limit is refused as soon as that is known.
+- **Headers.** No scripts but our own, no frames, nothing cached, no sniffing of types.
+"""
+
+from __future__ import annotations
+
+import hmac
+from dataclasses import dataclass
+from http.cookies import CookieError, SimpleCookie
+from urllib.parse import parse_qs, urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+CONTENT_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+SECURITY_HEADERS = {
+    "content-security-policy": CONTENT_POLICY,
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+}
+_SAFE = ("GET", "HEAD", "OPTIONS")
+
+
+@dataclass(frozen=True)
+class Access:
+    """What a server lets in: `hosts` as they stand in the Host header (with the port), the token, bytes of a body."""
+
+    hosts: frozenset[str]
+    token: str
+    most_bytes: int
+
+    @property
+    def cookie(self) -> str:
+        """A name of its own for each port: browsers send the cookies of one port to all ports of a host."""
+        port = next(iter(sorted(self.hosts))).rpartition(":")[2]
+        return f"fewcal-studio-{port}"
+
+    def knows(self, token: str | None) -> bool:
+        return token is not None and hmac.compare_digest(token.encode(), self.token.encode())
+
+
+class Guard:
+    """The ASGI layer; see the module."""
+
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self.app, self.access = app, access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+        if scope["type"] != "http":  # no web sockets
+            return
+
+        async def send_secured(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in SECURITY_HEADERS.items():
+                    headers.setdefault(name, value)
+                headers.setdefault("cache-control", "no-store")
+            await send(message)
+
+        refusal = self._refusal(scope)
+        if refusal is not None:
+            await refusal(scope, receive, send_secured)
+            return
+        await self.app(scope, self._limited(receive), send_secured)
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        headers = Headers(scope=scope)
+        if headers.get("host", "").lower() not in self.access.hosts:
+            return _refused(403, "this name of the server is not allowed; use the link that the server printed")
+        method, bearer = scope["method"], _bearer(headers)
+        given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [None])[0]
+        if scope["path"] == "/" and self.access.knows(given):
+            response = RedirectResponse("/", status_code=303)
+            response.set_cookie(self.access.cookie, self.access.token, httponly=True, samesite="strict", path="/")
+            return response
+        if not (self.access.knows(bearer) or self.access.knows(_cookie(headers, self.access.cookie))):
+            return _refused(401, "the token is missing; open the link that the server printed")
+        if method not in _SAFE and not self.access.knows(bearer):
+            origin = headers.get("origin")
+            if origin is None or urlsplit(origin).netloc.lower() != headers["host"].lower():
+                return _refused(403, "this request comes from another page")
+        length = headers.get("content-length", "0")
+        if not length.isdecimal() or int(length) > self.access.most_bytes:
+            return _refused(413, f"too large; at most {self.access.most_bytes:,} bytes are taken")
+        return None
+
+    def _limited(self, receive: Receive) -> Receive:
+        """Bodies without a length are counted as they come."""
+        seen = 0
+
+        async def limited() -> Message:
+            nonlocal seen
+            message = await receive()
+            seen += len(message.get("body", b""))
+            if seen > self.access.most_bytes:
+                raise BodyTooLarge(f"too large; at most {self.access.most_bytes:,} bytes are taken")
+            return message
+
+        return limited
+
+
+class BodyTooLarge(Exception):
+    """A body went beyond the limit while it was read."""
+
+
+async def too_large(request: Request, error: Exception) -> Response:
+    """The answer to `BodyTooLarge`."""
+    return _refused(413, str(error))
+
+
+def _refused(status: int, message: str) -> Response:
+    return JSONResponse({"error": message}, status)
+
+
+def _bearer(headers: Headers) -> str | None:
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    return token if scheme.lower() == "bearer" else None
+
+
+def _cookie(headers: Headers, name: str) -> str | None:
+    try:
+        found = SimpleCookie(headers.get("cookie", "")).get(name)
+    except CookieError:
+        return None
+    return None if found is None else found.value

@@ -1,0 +1,128 @@
+"""What may enter a project: files of its folder, dropped files, texts; sizes are limited, no path leaves the folder."""
+
+from __future__ import annotations
+
+import io
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fewcal._utils.atomic import atomic_path
+from fewcal.errors import InputError
+from fewcal.features.sources.pictures import is_picture, picture_files
+from fewcal.features.sources.texts import EXTENSIONS, find_texts
+
+DROPPED = "dropped"  # folder for files that come through the page
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one request may bring.
+
+    upload_bytes : of one file; pixels : of one picture; text_length : characters of one text; items : of a project
+    """
+
+    upload_bytes: int = 50_000_000
+    pixels: int = 100_000_000
+    text_length: int = 20_000
+    items: int = 50_000
+
+
+def inside(folder: Path, name: str) -> Path:
+    """The file that an item's name means, or an error where it would lie outside of the folder.
+
+    >>> inside(Path("/data"), "../etc/passwd")
+    Traceback (most recent call last):
+    fewcal.errors.InputError: '../etc/passwd' lies outside of the project's folder
+    """
+    root = folder.resolve()
+    path = (root / name).resolve()
+    if not path.is_relative_to(root) or path == root:
+        raise InputError(f"{name!r} lies outside of the project's folder")
+    return path
+
+
+def safe_file_name(name: str, fallback: str = "file", most: int = 100) -> str:
+    """A name that every file system takes as one name in one folder, similar to the one given.
+
+    >>> safe_file_name("../../a:b?.jpg"), safe_file_name("CON"), safe_file_name("  "), safe_file_name("é/è.png")
+    ('a_b_.jpg', '_CON', 'file', 'è.png')
+    """
+    name = unicodedata.normalize("NFC", name).replace("\\", "/").rstrip("/").rpartition("/")[2]
+    kept = "".join("_" if c in '<>:"|?*' or unicodedata.category(c)[0] == "C" else c for c in name).strip(" .")
+    stem, dot, suffix = kept.rpartition(".")
+    if not dot:
+        stem, suffix = kept, ""
+    # Bytes count, not characters: most file systems stop at 255 of them.
+    while len((stem + dot + suffix).encode()) > most and stem:
+        stem = stem[:-1]
+    kept = (stem + dot + suffix)[:most] or fallback
+    reserved = {"CON", "PRN", "AUX", "NUL", *(f"{d}{i}" for d in ("COM", "LPT") for i in range(1, 10))}
+    return f"_{kept}" if kept.partition(".")[0].upper() in reserved else kept
+
+
+def scan(folder: Path) -> list[tuple[str, str | None]]:
+    """Names and texts of what lies in a folder: its pictures, or where there are none its text files' texts."""
+    root = folder.resolve()
+    pictures = [p for p in picture_files(folder) if p.resolve().is_relative_to(root)]  # links may lead elsewhere
+    if pictures:
+        return [(p.relative_to(folder).as_posix(), None) for p in pictures]
+    files = sorted(p for p in folder.iterdir() if is_text_file(p.name) and p.resolve().is_relative_to(root))
+    return [pair for file in files for pair in texts_of(file, file.name)]
+
+
+def is_text_file(name: str) -> bool:
+    """Whether a file of this name is taken for a file of texts."""
+    return not name.startswith(".") and Path(name).suffix.lower()[1:] in EXTENSIONS
+
+
+def texts_of(file: Path, shown: str) -> list[tuple[str, str | None]]:
+    """The texts of a .txt (one a line), .csv or .jsonl file (column or key `text`), with names; empty ones left out."""
+    found = find_texts(file, labelled=False)
+    rows = [(f"{shown}: {i + 1}", text.strip()) for i, text in enumerate(found.texts)]
+    return [(name, text) for name, text in rows if text]
+
+
+def checked_texts(texts: Sequence[str], limits: Limits) -> list[str]:
+    """Texts without white space around them, empty ones left out; too long ones are refused."""
+    kept = [t for text in texts if (t := text.strip())]
+    if long := [t for t in kept if len(t) > limits.text_length]:
+        raise InputError(f"a text has {len(long[0])} characters; at most {limits.text_length} are taken")
+    return kept
+
+
+def check_picture(data: bytes, name: str, limits: Limits) -> None:
+    """Refuse what is no picture, or one with too many pixels, by its header: nothing is decoded yet."""
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise InputError("pictures need the package Pillow: pip install 'fewcal[images]'") from error
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            width, height = image.size
+    except Exception as error:  # decoders raise whatever they stumble over
+        raise InputError(f"{name} cannot be read as a picture") from error
+    if width * height > limits.pixels:
+        raise InputError(f"{name} has {width}×{height} pixels; at most {limits.pixels:,} are taken")
+
+
+def keep_picture(folder: Path, name: str, data: bytes, limits: Limits) -> str:
+    """Write a dropped picture into the project, under a name that is free, and give its item name.
+
+    The same picture dropped twice is kept once.
+    """
+    name = safe_file_name(name, "picture")
+    if not is_picture(name):
+        raise InputError(f"{name!r} is no picture by its name; drop .jpg, .png, .webp and the like")
+    check_picture(data, name, limits)
+    target, number = inside(folder, f"{DROPPED}/{name}"), 1
+    while target.exists():
+        if target.stat().st_size == len(data) and target.read_bytes() == data:
+            break
+        number += 1
+        target = inside(folder, f"{DROPPED}/{Path(name).stem} ({number}){Path(name).suffix}")
+    else:
+        with atomic_path(target) as temporary:
+            temporary.write_bytes(data)
+    return target.relative_to(folder.resolve()).as_posix()
