@@ -2,11 +2,11 @@
 
 Pure functions over arrays: R items with features `x (R, D)`, of which some are labelled.
 
-*Label this next* is the item that covers most doubt not yet covered. Item j has doubt u_j = 1 − (p₁ − p₂), 1 before there
-are answers. s(i, j) is the cosine of centred features where it is positive. An item is covered as far as its most similar
-labelled item resembles it, c_j = max_l s(l, j). The gain of labelling i is Σ_j u_j · max(0, s(i, j) − c_j). Before any label
-this finds the most typical item of the largest group; later it goes to groups without a label and to doubtful regions,
-never to a lone outlier, which covers itself alone.
+*Label this next* is the item that covers most doubt not yet covered. Item j has doubt u_j = 1 − (p₁ − p₂), 1 before
+there are answers. s(i, j) is the cosine of centred features where it is positive. An item is covered as far as its most
+similar labelled item resembles it, c_j = max_l s(l, j). The gain of labelling i is Σ_j u_j · max(0, s(i, j) − c_j).
+Before any label this finds the most typical item of the largest group; later it goes to groups without a label and to
+doubtful regions, never to a lone outlier, which covers itself alone.
 """
 
 from __future__ import annotations
