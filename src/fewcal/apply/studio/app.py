@@ -177,7 +177,7 @@ def _upload(studio: Studio) -> Callable[[Request], Awaitable[Response]]:
         if not name.strip():
             raise InputError("the header X-File-Name must name the file")
         data = await request.body()
-        return JSONResponse({"added": await run_in_threadpool(studio.add_file, name, data)})
+        return JSONResponse({"items": await run_in_threadpool(studio.add_file, name, data)})
 
     return upload
 

@@ -145,11 +145,13 @@ class Studio:
         except InputError:
             return False
 
-    def add_file(self, name: str, data: bytes) -> int:
-        """Take in a dropped file: a picture, or a file of texts; the number of new items."""
+    def add_file(self, name: str, data: bytes) -> list[int]:
+        """Take in a dropped file: a picture, or a file of texts; the ids of its items, new or known."""
         if not is_text_file(name):
             self._check_kind("picture")
-            return self._add([(keep_picture(self.folder, name, data, self.settings.limits), None)])
+            kept = keep_picture(self.folder, name, data, self.settings.limits)
+            self._add([(kept, None)])
+            return self.store.ids([kept])
         self._check_kind("text")
         name = safe_file_name(name, "texts.txt")
         temporary = self.store.path.with_name(f"incoming{Path(name).suffix.lower()}")
@@ -162,7 +164,8 @@ class Studio:
             finally:
                 temporary.unlink(missing_ok=True)
         checked_texts([text or "" for _, text in found], self.settings.limits)
-        return self._add(found)
+        self._add(found)
+        return self.store.ids([name for name, _ in found])
 
     def add_texts(self, texts: Sequence[str]) -> int:
         """Take in texts that were typed or pasted; the number of new items."""

@@ -174,6 +174,11 @@ class ProjectStore:
             raise InputError(f"there is no item {number}; reload the page")
         return Item(*rows[0])
 
+    def ids(self, names: Iterable[str]) -> list[int]:
+        """The ids of items by name, those that there are."""
+        found = dict(self._rows("SELECT name, id FROM items"))
+        return [found[name] for name in names if name in found]
+
     def add_items(self, items: Iterable[tuple[str, str | None]]) -> int:
         """Add items by name and text; those that are there stay as they are, those that were gone wait again."""
         with self._transaction():

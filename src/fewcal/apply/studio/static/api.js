@@ -1,0 +1,28 @@
+// The server: every change answers with the whole new state; events say that another page changed something.
+
+async function asked(path, options = {}) {
+  let response;
+  try {
+    response = await fetch(path, { credentials: "same-origin", ...options });
+  } catch {
+    throw new Error("The server does not answer; start fewcal studio again and reload this page.");
+  }
+  const body = await response.json().catch(() => ({}));
+  if (!response.ok) throw new Error(body.error || `The server answered ${response.status}.`);
+  return body;
+}
+
+export const get = (path) => asked(path);
+
+export const send = (method, path, body) =>
+  asked(path, { method, headers: { "content-type": "application/json" }, body: JSON.stringify(body ?? {}) });
+
+export const upload = (file) =>
+  asked("/api/files", { method: "POST", headers: { "x-file-name": encodeURIComponent(file.name) }, body: file });
+
+// Calls back with the newest revision, now and after every change; the browser connects again by itself.
+export function listen(changed, lost) {
+  const events = new EventSource("/api/events");
+  events.onmessage = (event) => changed(Number(event.data));
+  events.onerror = () => lost();
+}

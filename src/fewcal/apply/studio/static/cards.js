@@ -1,0 +1,89 @@
+// The grids of items: which are shown, in which order, and one button for each.
+
+import { $, el, percent } from "./dom.js";
+
+export const PAGE = 200;
+const DOUBTFUL = 0.6;
+
+export function colour(state, id) {
+  if (id === 0) return "none";
+  return `c${state.classes.filter((c) => c.id !== 0).findIndex((c) => c.id === id) % 10}`;
+}
+
+export function name(state, id) {
+  return state.classes.find((c) => c.id === id)?.name ?? "";
+}
+
+// What the filters leave, in the order that was chosen.
+export function filtered(state) {
+  const word = $("filter").value.trim().toLowerCase();
+  const show = $("show").value;
+  const of = $("of").value;
+  const order = $("order").value;
+  const kept = state.items.filter((item) => {
+    const labelled = item.label !== undefined;
+    if (show === "open" && (labelled || item.state === "failed")) return false;
+    if (show === "labelled" && !labelled) return false;
+    if (show === "failed" && item.state !== "failed") return false;
+    if (show === "doubtful" && (labelled || !(item.top && item.top[0][1] < DOUBTFUL))) return false;
+    if (of !== "" && String(labelled ? item.label : item.answer) !== of) return false;
+    return !word || item.name.toLowerCase().includes(word) || (item.text ?? "").toLowerCase().includes(word);
+  });
+  const doubt = (item) => item.doubt ?? -1;
+  if (order === "doubt") kept.sort((a, b) => doubt(b) - doubt(a) || a.id - b.id);
+  if (order === "sure") kept.sort((a, b) => doubt(a) - doubt(b) || a.id - b.id);
+  if (order === "name") kept.sort((a, b) => a.name.localeCompare(b.name, undefined, { numeric: true }));
+  return kept;
+}
+
+function told(state, item) {
+  if (item.state === "failed") return `unreadable: ${item.error}`;
+  if (item.state === "waiting") return "no features yet";
+  if (item.label !== undefined) return `labelled ${name(state, item.label)}`;
+  if (item.answer === undefined) return "no answer yet";
+  const own = item.top.find(([id]) => id === item.answer);
+  return `answer ${name(state, item.answer)}${own ? `, ${percent(own[1])}` : ""}`;
+}
+
+function verdict(state, item) {
+  if (item.state === "failed") return el("span", { class: "verdict bad" }, "unreadable");
+  if (item.state === "waiting") return el("span", { class: "verdict quiet" }, "…");
+  const id = item.label ?? item.answer;
+  if (id === undefined) return el("span", { class: "verdict quiet" }, "?");
+  const own = item.top?.find(([c]) => c === id);
+  const share = item.label !== undefined ? "✓" : own ? percent(own[1]) : "";
+  return el("span", { class: `verdict ${colour(state, id)}${item.label !== undefined ? " labelled" : ""}` },
+    el("span", { class: "dot" }), el("span", { class: "what" }, name(state, id)), el("span", { class: "share" }, share));
+}
+
+export function card(state, item) {
+  const short = item.name.split("/").pop();
+  const body = item.text !== undefined
+    ? el("span", { class: "text" }, item.text)
+    : el("img", { src: `/api/items/${item.id}/thumbnail.jpg`, alt: "", loading: "lazy", decoding: "async", draggable: "false" });
+  const shown = item.text !== undefined ? item.text.slice(0, 80) : short;
+  const button = el("button", {
+    type: "button", class: "card", draggable: "true", title: item.name, "aria-pressed": "false",
+    "aria-label": `${shown}: ${told(state, item)}`, data: { id: String(item.id) },
+  }, body, verdict(state, item));
+  if (item.text === undefined) button.append(el("span", { class: "name" }, short));
+  return el("li", {}, button);
+}
+
+// Put cards into a list, keeping those that did not change, so that focus and loaded pictures stay.
+export function fill(list, state, items) {
+  const old = new Map([...list.children].map((li) => [li.dataset.key, li]));
+  const fresh = items.map((item) => {
+    const key = JSON.stringify([item, name(state, item.label ?? item.answer), colour(state, item.label ?? item.answer)]);
+    const known = old.get(key);
+    if (known) return known;
+    const made = card(state, item);
+    made.dataset.key = key;
+    const before = [...list.children].find((li) => li.firstChild.dataset.id === String(item.id));
+    const image = before?.querySelector("img");
+    if (image) made.querySelector("img")?.replaceWith(image);
+    return made;
+  });
+  fresh.forEach((li, n) => { if (list.children[n] !== li) list.insertBefore(li, list.children[n] ?? null); });
+  while (list.children.length > fresh.length) list.lastChild.remove();
+}

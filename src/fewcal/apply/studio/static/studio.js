@@ -1,0 +1,313 @@
+// The studio's page: one state from the server, drawn anew after every change.
+
+import { get, listen, send } from "./api.js";
+import { PAGE, colour, fill, filtered, name } from "./cards.js";
+import { $, duration, el, percent, problem, say } from "./dom.js";
+import { dragItems, takeFiles, target } from "./drop.js";
+import { keys } from "./keys.js";
+import { explain } from "./why.js";
+
+let state = null;
+let selected = new Set();
+let current = null; // the item that keys move from
+let most = PAGE;
+const NEXT = 6;
+
+// ---- changes --------------------------------------------------------------------------------------------------------
+
+async function change(method, path, body, told) {
+  try {
+    const before = new Map(state.items.map((i) => [i.id, i.answer]));
+    draw(await send(method, path, body));
+    const moved = state.items.filter((i) => before.has(i.id) && before.get(i.id) !== i.answer).length;
+    problem("");
+    if (told) say(`${told}.${moved ? ` ${moved} answers changed.` : ""}`);
+    return state;
+  } catch (error) {
+    problem(error.message);
+    return null;
+  }
+}
+
+async function assign(ids, number) {
+  if (number === undefined) { await refresh(); return; }
+  const list = current?.list;
+  const place = list ? [...$(list).children].findIndex((li) => li.firstChild.dataset.id === String(current.id)) : -1;
+  const focused = document.activeElement?.classList.contains("card");
+  const what = ids.length === 1 ? state.items.find((i) => i.id === ids[0])?.name ?? "1 item" : `${ids.length} items`;
+  const done = await change("POST", "/api/labels", { items: ids, class: number },
+    number === null ? `${what}: label taken away` : `${what} is ${name(state, number)}`);
+  if (!done) return;
+  // Go on with what took the place of the item, as in a pile.
+  if (focused && place >= 0) {
+    const cards = $(list).children;
+    const next = cards[Math.min(place, cards.length - 1)];
+    if (next) choose(Number(next.firstChild.dataset.id), list, false, true);
+  }
+}
+
+const step = (way) => {
+  const what = state[way];
+  if (what) change("POST", `/api/${way}`, {}, `${way === "undo" ? "Undone" : "Done again"}: ${what}`);
+};
+
+let waiting = null;
+async function refresh() {
+  clearTimeout(waiting);
+  waiting = null;
+  try {
+    draw(await get("/api/state"));
+  } catch (error) {
+    problem(error.message);
+  }
+}
+
+// ---- selection ------------------------------------------------------------------------------------------------------
+
+function choose(id, list, extend = false, focus = false) {
+  if (!extend) selected = new Set();
+  if (extend && selected.has(id)) selected.delete(id); else selected.add(id);
+  current = { id, list };
+  mark();
+  if (focus) $(list).querySelector(`[data-id="${id}"]`)?.focus();
+  explain(item(), state);
+}
+
+const item = () => state.items.find((i) => i.id === current?.id);
+
+function mark() {
+  const known = new Set(state.items.map((i) => i.id));
+  selected = new Set([...selected].filter((id) => known.has(id)));
+  const cards = [...document.querySelectorAll(".card")];
+  const stop = cards.find((c) => Number(c.dataset.id) === current?.id && c.closest("ul").id === current?.list);
+  for (const card of cards) {
+    card.setAttribute("aria-pressed", String(selected.has(Number(card.dataset.id))));
+    card.tabIndex = -1;
+  }
+  // One stop for Tab in each grid; arrows go on from there.
+  for (const list of ["next-items", "items"]) {
+    const first = $(list).querySelector(".card");
+    if (first && stop?.closest("ul").id !== list) first.tabIndex = 0;
+  }
+  if (stop) stop.tabIndex = 0;
+  drawActions();
+}
+
+function move(list, by, extend) {
+  const cards = [...$(list).querySelectorAll(".card")];
+  const at = cards.findIndex((c) => Number(c.dataset.id) === current?.id);
+  const next = cards[Math.max(0, Math.min(cards.length - 1, at + by))];
+  if (!next) return;
+  if (extend) selected.add(Number(next.dataset.id));
+  choose(Number(next.dataset.id), list, false, true);
+}
+
+function across(list) {
+  const cards = [...$(list).children];
+  const top = cards[0]?.offsetTop;
+  return Math.max(1, cards.findIndex((c) => c.offsetTop !== top));
+}
+
+// ---- drawing --------------------------------------------------------------------------------------------------------
+
+function draw(fresh) {
+  if (state && fresh.revision < state.revision) return; // an older answer that came late
+  state = fresh;
+  document.title = `${state.title} · fewcal studio`;
+  $("title").textContent = state.title;
+  drawWork();
+  drawEstimate();
+  for (const way of ["undo", "redo"]) {
+    $(way).disabled = !state[way];
+    $(way).title = state[way] ?? "";
+  }
+  $("new-text").hidden = state.kind === "picture";
+  $("reject-box").hidden = state.base_classes === null;
+  $("reject").checked = state.reject !== null;
+  drawClasses();
+  drawItems();
+}
+
+function drawWork() {
+  const { done, total, seconds_left, stage, error } = state.progress;
+  $("work").hidden = stage === "idle" || (done === total && stage !== "loading");
+  $("bar").value = total ? done / total : 0;
+  $("work-text").textContent = stage === "loading" ? "Loading the network…"
+    : `Computing features: ${done} of ${total}${seconds_left ? `, ${duration(seconds_left)}` : ""}`;
+  if (error) problem(error);
+}
+
+function drawEstimate() {
+  const e = state.estimate;
+  const labels = state.items.filter((i) => i.label !== undefined).length;
+  const used = new Set(state.items.map((i) => i.label).filter((l) => l !== undefined));
+  if (used.size < 2) $("estimate").textContent = "Give two classes an example each: all others are answered at once.";
+  else if (!e) $("estimate").textContent = `${labels} labels. A second example of a class lets the accuracy be estimated.`;
+  else $("estimate").textContent =
+    `Expect about ${percent(e.right / e.asked)} right (95% interval ${percent(e.low)} to ${percent(e.high)}): ` +
+    `${e.right} of ${e.asked} left-out examples were answered rightly.`;
+}
+
+function drawClasses() {
+  const list = $("classes");
+  const named = state.classes.filter((c) => c.id !== 0);
+  const own = document.activeElement?.closest("#classes li")?.dataset.id;
+  const ordered = [...named, ...state.classes.filter((c) => c.id === 0)];
+  list.replaceChildren(...ordered.map((c, n) => {
+    const key = c.id === 0 ? "0" : n < 9 ? String(n + 1) : "";
+    const examples = state.items.filter((i) => i.label === c.id).slice(-5);
+    const row = el("li", { class: `class ${colour(state, c.id)}`, data: { id: String(c.id) } },
+      el("button", {
+        type: "button", class: "give", onclick: () => (selected.size ? assign([...selected], c.id) : say("Select an item first.")),
+        "aria-label": `Give the selected items the class ${c.name}; it has ${c.count} ${c.count === 1 ? "example" : "examples"}`,
+      }, el("span", { class: "dot" }), el("span", { class: "what" }, c.name),
+      el("span", { class: "share" }, String(c.count)), key ? el("kbd", {}, key) : null),
+      c.id !== 0 ? el("details", { class: "menu" }, el("summary", { "aria-label": `Change the class ${c.name}` }, "⋯"),
+        el("ul", {}, el("li", {}, el("button", { type: "button", onclick: () => rename(c) }, "Rename")),
+          el("li", {}, el("button", { type: "button", onclick: () => change("DELETE", `/api/classes/${c.id}`, {}, `${c.name} removed`) }, "Remove")))) : null,
+      examples.length ? el("ul", { class: "examples", "aria-label": `Examples of ${c.name}` }, examples.map((i) => el("li", {}, el("button", {
+        type: "button", title: `${i.name}: take the label away`, "aria-label": `Take the label from ${i.text ?? i.name}`, onclick: () => assign([i.id], null),
+      }, i.text === undefined ? el("img", { src: `/api/items/${i.id}/thumbnail.jpg`, alt: "", loading: "lazy" }) : i.text.slice(0, 24))))) : null);
+    target(row, c.id, assign);
+    return row;
+  }));
+  if (own) list.querySelector(`li[data-id="${own}"] .give`)?.focus();
+  const of = $("of").value;
+  $("of").replaceChildren(el("option", { value: "" }, "any"), ...ordered.map((c) => el("option", { value: String(c.id) }, c.name)));
+  $("of").value = ordered.some((c) => String(c.id) === of) ? of : "";
+}
+
+function rename(c) {
+  const row = $("classes").querySelector(`li[data-id="${c.id}"]`);
+  const input = el("input", { value: c.name, maxlength: "120", "aria-label": `New name of ${c.name}` });
+  const form = el("form", { class: "row", onsubmit: (event) => {
+    event.preventDefault();
+    change("PATCH", `/api/classes/${c.id}`, { name: input.value }, `${c.name} is now ${input.value}`);
+  } }, input, el("button", {}, "Save"));
+  row.replaceChildren(form);
+  input.select();
+}
+
+function drawItems() {
+  const focus = document.activeElement?.classList.contains("card") ? document.activeElement : null;
+  const kept = focus && [focus.dataset.id, focus.closest("ul").id];
+  const shown = filtered(state);
+  const byId = new Map(state.items.map((i) => [i.id, i]));
+  const next = state.next.slice(0, NEXT).map((id) => byId.get(id)).filter(Boolean);
+  $("next").hidden = !next.length;
+  fill($("next-items"), state, next);
+  fill($("items"), state, shown.slice(0, most));
+  $("count").textContent = `${shown.length} of ${state.items.length}`;
+  $("more").hidden = shown.length <= most;
+  $("empty").hidden = shown.length > 0;
+  $("empty").textContent = state.items.length ? "Nothing here: change the filters." : "Drop pictures or a file of texts here to begin.";
+  if (kept && !document.activeElement?.classList.contains("card")) $(kept[1]).querySelector(`[data-id="${kept[0]}"]`)?.focus();
+  mark();
+}
+
+function drawActions() {
+  const bar = $("actions");
+  bar.hidden = selected.size === 0;
+  if (!selected.size) return;
+  const one = selected.size === 1 && item();
+  bar.replaceChildren(
+    el("span", { class: "what" }, one ? one.text ?? one.name : `${selected.size} items`),
+    ...state.classes.filter((c) => c.id !== 0).concat(state.classes.filter((c) => c.id === 0)).map((c) =>
+      el("button", { type: "button", class: `chip ${colour(state, c.id)}`, onclick: () => assign([...selected], c.id) },
+        el("span", { class: "dot" }), c.name)),
+    el("button", { type: "button", onclick: () => assign([...selected], null) }, "No label"),
+    ...(one ? [el("button", { type: "button", onclick: why }, "Why"), el("button", { type: "button", onclick: zoom }, "Zoom")] : []));
+}
+
+function why() {
+  $("why").hidden = !$("why").hidden;
+  explain(item(), state);
+}
+
+function zoom() {
+  const one = item();
+  if (!one) return;
+  $("zoom-title").textContent = one.name;
+  $("zoom-body").replaceChildren(one.text !== undefined ? el("p", {}, one.text)
+    : el("img", { src: `/api/items/${one.id}/zoomed.jpg`, alt: one.name }));
+  $("zoom").showModal();
+}
+
+// ---- beginning ------------------------------------------------------------------------------------------------------
+
+function wire() {
+  for (const list of ["next-items", "items"]) {
+    $(list).addEventListener("click", (event) => {
+      const card = event.target.closest(".card");
+      if (card) choose(Number(card.dataset.id), list, event.shiftKey || event.ctrlKey || event.metaKey, true);
+    });
+    $(list).addEventListener("focusin", (event) => {
+      const card = event.target.closest(".card");
+      if (card && current?.id !== Number(card.dataset.id) && !selected.size) choose(Number(card.dataset.id), list);
+    });
+    $(list).addEventListener("dragstart", (event) => {
+      const id = Number(event.target.closest(".card")?.dataset.id);
+      if (id) dragItems(event, selected.has(id) ? [...selected] : [id]);
+    });
+  }
+  $("new-class").addEventListener("submit", (event) => {
+    event.preventDefault();
+    const name = $("class-name").value;
+    change("POST", "/api/classes", { name }, `Class ${name} added`).then((done) => { if (done) $("class-name").value = ""; });
+  });
+  $("new-text").addEventListener("submit", (event) => {
+    event.preventDefault();
+    change("POST", "/api/texts", { text: $("text").value }, "Texts added").then((done) => { if (done) $("text").value = ""; });
+  });
+  $("files").addEventListener("change", (event) => takeFiles(event.target.files, assign).then(() => { event.target.value = ""; }));
+  for (const id of ["filter", "show", "of", "order"]) $(id).addEventListener("input", () => { most = PAGE; drawItems(); });
+  $("more").addEventListener("click", () => { most += PAGE; drawItems(); });
+  $("reject").addEventListener("change", () => change("POST", "/api/settings", { reject: $("reject").checked ? 0.05 : null }));
+  $("undo").addEventListener("click", () => step("undo"));
+  $("redo").addEventListener("click", () => step("redo"));
+  $("help").addEventListener("click", () => $("keys").showModal());
+  $("close-why").addEventListener("click", why);
+  for (const id of ["zoom", "keys"]) $(`close-${id}`).addEventListener("click", () => $(id).close());
+  target(document.body, undefined, assign);
+  theme();
+  keys({
+    assign: (n) => {
+      const named = state.classes.filter((c) => c.id !== 0);
+      const c = n === 0 ? 0 : named[n - 1]?.id;
+      if (selected.size && c !== undefined) assign([...selected], c);
+    },
+    clear: () => selected.size && assign([...selected], null),
+    none: () => { selected = new Set(); mark(); },
+    move: (by, extend) => move(current?.list ?? "items", by, extend),
+    across: () => across(current?.list ?? "items"),
+    next: () => { const id = state.next[0]; if (id) choose(id, "next-items", false, true); },
+    undo: () => step("undo"), redo: () => step("redo"), why, zoom,
+    filter: () => $("filter").focus(), create: () => $("class-name").focus(), help: () => $("keys").showModal(),
+  });
+}
+
+function theme() {
+  const root = document.documentElement;
+  const dark = () => (root.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
+  const told = () => { $("theme").textContent = dark() ? "Light" : "Dark"; };
+  const kept = localStorage.getItem("fewcal-theme");
+  if (kept === "dark" || kept === "light") root.dataset.theme = kept;
+  $("theme").addEventListener("click", () => {
+    root.dataset.theme = dark() ? "light" : "dark";
+    localStorage.setItem("fewcal-theme", root.dataset.theme);
+    told();
+  });
+  told();
+}
+
+await refresh();
+if (state) {
+  wire();
+  drawItems();
+  document.documentElement.dataset.ready = "yes";
+  // Features come in batches: no more than two redraws a second.
+  listen(
+    (revision) => { if (revision > state.revision && !waiting) waiting = setTimeout(refresh, 150); },
+    () => problem("The server does not answer; changes are not saved until it is back."),
+  );
+}

@@ -1,0 +1,50 @@
+// The panel that says what speaks for an answer.
+
+import { get } from "./api.js";
+import { $, el, percent, problem } from "./dom.js";
+
+function bars(pairs, label) {
+  return el("ul", { class: "bars", "aria-label": label }, pairs.map(([name, share]) => {
+    const bar = el("span", { class: "fill" });
+    bar.style.width = `${100 * Math.min(1, share)}%`;
+    return el("li", {}, el("span", { class: "what" }, name), el("span", { class: "track", "aria-hidden": "true" }, bar),
+      el("span", { class: "share" }, percent(share)));
+  }));
+}
+
+function shown(item, state) {
+  const found = state.items.find((i) => i.id === item);
+  if (found?.text !== undefined) return el("span", { class: "text" }, found.text);
+  return el("img", { src: `/api/items/${item}/thumbnail.jpg`, alt: found?.name ?? "", loading: "lazy" });
+}
+
+let wanted = 0;
+
+export async function explain(item, state) {
+  const asked = ++wanted;
+  if ($("why").hidden || !item) return;
+  let story;
+  try {
+    story = await get(`/api/items/${item.id}/why`);
+  } catch (error) {
+    if (asked === wanted) $("why-body").replaceChildren(el("p", {}, error.message));
+    return;
+  }
+  if (asked !== wanted) return; // another item was chosen meanwhile
+  problem("");
+  const parts = [el("figure", { class: "asked" }, shown(item.id, state), el("figcaption", {}, item.name))];
+  if (story.probabilities.length) parts.push(el("h3", {}, "Probabilities"), bars(story.probabilities, "Probabilities"));
+  else parts.push(el("p", {}, "Answers come with examples of two classes."));
+  if (story.outlier !== null)
+    parts.push(el("p", { class: "quiet" }, `${percent(story.outlier)} of examples of other classes fit as well as this one.`));
+  if (story.nearest.length) {
+    parts.push(el("h3", {}, "Most similar examples"), el("ul", { class: "near" }, story.nearest.map((near) =>
+      el("li", {}, shown(near.id, state), el("span", {}, `${near.class}, similarity ${near.similarity}`)))));
+  }
+  if (story.bases.length) {
+    parts.push(el("h3", {}, `Base classes that shape ${story.answer}`), el("ul", { class: "near" }, story.bases.map((base) =>
+      el("li", {}, base.picture ? el("img", { src: `/api/base.jpg?name=${encodeURIComponent(base.name)}`, alt: "" }) : null,
+        el("span", {}, `${base.name}, ${percent(base.share)} of its mean`)))));
+  }
+  $("why-body").replaceChildren(...parts);
+}

@@ -1,0 +1,58 @@
+"""A small studio project for tests: pictures of plain colours, whose mean colour is the feature."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from fewcal.apply.studio import Studio, StudioSettings
+from fewcal.features.extractors import Extractor, as_extractor
+
+COLOURS = {"red": (200, 40, 40), "green": (40, 180, 60), "blue": (50, 60, 200)}
+
+
+def colour_extractor() -> Extractor:
+    return as_extractor(lambda x: x.reshape(len(x), -1, 3).mean(axis=1), name="mean colour", size=8)
+
+
+def write_picture(path: Path, colour: tuple[int, int, int], seed: int) -> Path:
+    rng = np.random.default_rng(seed)
+    grain = np.array(colour) + rng.normal(0, 20, (24, 32, 3)) + rng.normal(0, 12, 3)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(grain.clip(0, 255).astype(np.uint8)).save(path)
+    return path
+
+
+def colour_folder(folder: Path, each: int = 6) -> Path:
+    for c, (name, colour) in enumerate(COLOURS.items()):
+        for i in range(each):
+            write_picture(folder / f"{name}-{i}.png", colour, 100 * c + i)
+    return folder
+
+
+def wait_until(condition: object, seconds: float = 30.0) -> None:
+    """Wait for work of other threads; the limit is there for a broken test, not to measure."""
+    end = time.monotonic() + seconds
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < end, "did not happen"
+        time.sleep(0.01)
+
+
+def embedded(studio: Studio) -> Studio:
+    """Wait until nothing waits for features."""
+    wait_until(lambda: studio.store.count("waiting") == 0 and studio.progress().stage == "idle")
+    return studio
+
+
+def colour_studio(folder: Path, **changes: object) -> Studio:
+    studio = Studio(folder, StudioSettings(extractor=colour_extractor(), **changes))  # type: ignore[arg-type]
+    studio.start()
+    return embedded(studio)
+
+
+def ids(studio: Studio, name: str) -> list[int]:
+    """The items whose name begins like this."""
+    return [item.id for item in studio.store.items() if item.name.startswith(name)]

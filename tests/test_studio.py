@@ -1,0 +1,326 @@
+"""The studio without a browser: what it keeps, what it answers, what it exports."""
+
+from __future__ import annotations
+
+import ast
+import csv
+import io
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("PIL")
+
+from fewcal.apply.studio import Studio, StudioSettings, exports, views
+from fewcal.apply.studio.answers import Recipe, accuracy_interval, doubt, label_next, leave_one_out, similarities
+from fewcal.apply.studio.intake import Limits
+from fewcal.apply.studio.store import Edit, ProjectStore
+from fewcal.errors import FileFormatError, InputError
+from fewcal.features.extractors import as_extractor
+from studio_project import COLOURS, colour_folder, colour_studio, embedded, ids, wait_until, write_picture
+
+
+@pytest.fixture
+def studio(tmp_path: Path) -> Iterator[Studio]:
+    one = colour_studio(colour_folder(tmp_path / "photos"))
+    yield one
+    one.close()
+
+
+def label_one_each(studio: Studio, shots: int = 1) -> dict[str, int]:
+    made = {}
+    for name in COLOURS:
+        made[name] = studio.add_class(name)
+        studio.assign(ids(studio, name)[:shots], made[name])
+    return made
+
+
+# ---- the store ------------------------------------------------------------------------------------------------------
+
+
+def test_edits_are_undone_and_redone_in_order(tmp_path: Path) -> None:
+    store = ProjectStore(tmp_path)
+    store.add_items([("a.png", None), ("b.png", None)])
+    store.record(Edit("class added", classes={1: (None, "cat")}))
+    store.record(Edit("a → cat", labels={1: (None, 1)}))
+    store.record(Edit("class removed", labels={1: (1, None)}, classes={1: ("cat", None)}))
+    assert (store.classes(), store.labels()) == ({}, {})
+    assert store.history() == ("class removed", None)
+    store.undo()
+    assert (store.classes(), store.labels()) == ({1: "cat"}, {1: 1})
+    store.undo()
+    assert store.labels() == {}
+    store.redo()
+    assert store.labels() == {1: 1}
+    store.record(Edit("b → cat", labels={2: (None, 1)}))
+    assert store.redo() is None  # a new change ends what could be redone
+    assert store.history() == ("b → cat", None)
+    store.close()
+
+
+def test_undo_to_the_beginning_and_no_further(tmp_path: Path) -> None:
+    store = ProjectStore(tmp_path)
+    assert store.undo() is None
+    store.record(Edit("class added", classes={store.next_class_id(): (None, "cat")}))
+    store.undo()
+    assert store.classes() == {}
+    assert store.undo() is None
+    # An id is never given twice, or redo of an older class could meet a newer one.
+    assert store.next_class_id() == 2
+    store.close()
+
+
+def test_a_second_process_is_refused_and_a_killed_one_loses_nothing(tmp_path: Path) -> None:
+    code = f"""
+import os, signal
+from pathlib import Path
+from fewcal.apply.studio.store import Edit, ProjectStore
+store = ProjectStore(Path({str(tmp_path)!r}))
+store.add_items([("a.png", None)])
+store.record(Edit("class added", classes={{1: (None, "cat")}}))
+store.record(Edit("label", labels={{1: (None, 1)}}))
+print("ready", flush=True)
+os.kill(os.getpid(), signal.SIGSTOP)
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    with pytest.raises(InputError, match="open in another studio"):
+        ProjectStore(tmp_path)
+    process.kill()
+    process.wait()
+    store = ProjectStore(tmp_path)
+    assert (store.classes(), store.labels(), store.history()[0]) == ({1: "cat"}, {1: 1}, "label")
+    store.close()
+
+
+def test_foreign_and_newer_files_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a" / ".fewcal").mkdir(parents=True)
+    (tmp_path / "a" / ".fewcal" / "studio.sqlite").write_bytes(b"no database at all" * 200)
+    with pytest.raises(FileFormatError, match="no studio project"):
+        ProjectStore(tmp_path / "a")
+    store = ProjectStore(tmp_path / "b")
+    store.set_meta("schema", "99")
+    store.close()
+    with pytest.raises(FileFormatError, match="upgrade fewcal"):
+        ProjectStore(tmp_path / "b")
+
+
+# ---- answers --------------------------------------------------------------------------------------------------------
+
+
+def test_doubt_and_interval() -> None:
+    assert doubt(np.array([[0.7, 0.2, 0.1]])) == pytest.approx([0.5])
+    low, high = accuracy_interval(10, 10)
+    assert high == 1.0
+    assert 0.7 < low < 0.9
+    assert accuracy_interval(0, 4)[0] == 0.0
+
+
+def test_label_next_begins_with_the_largest_group_and_leaves_outliers() -> None:
+    rng = np.random.default_rng(0)
+    centres = np.eye(4)[:3] * 4 + 1
+    x = np.concatenate([centres[c] + rng.normal(0, 0.05, (n, 4)) for c, n in enumerate((20, 8, 8))])
+    x = np.concatenate([x, [[1, 1, 1, 30.0]]])  # one of its own
+    similar, none = similarities(x), np.zeros(len(x), bool)
+    order = label_next(similar, none, np.ones(len(x)))
+    assert order[0] < 20
+    assert order[-1] == len(x) - 1
+    one = none.copy()
+    one[order[0]] = True
+    assert 20 <= label_next(similar, one, np.ones(len(x)))[0] < 36
+
+
+def test_label_next_prefers_doubtful_regions() -> None:
+    rng = np.random.default_rng(1)
+    x = np.concatenate([c + rng.normal(0, 0.1, (10, 3)) for c in np.eye(3)])
+    doubts = np.repeat([0.0, 0.9, 0.1], 10)
+    assert 10 <= label_next(similarities(x), np.zeros(30, bool), doubts)[0] < 20
+
+
+def test_leave_one_out_asks_only_where_a_class_has_others() -> None:
+    x = np.array([[0.0, 1], [0.1, 1], [1, 0], [1, 0.1], [5, 5]])
+    labels = np.array(["a", "a", "b", "b", "c"])
+    estimate = leave_one_out(Recipe(), x, labels)
+    assert estimate is not None
+    assert (estimate.asked, estimate.right) == (4, 4)
+    assert leave_one_out(Recipe(), x[[0, 2]], np.array(["a", "b"])) is None
+
+
+def test_labels_become_answers(studio: Studio) -> None:
+    assert studio.answers().probabilities is None
+    label_one_each(studio)
+    answers = {row.name: row.answer for row in views.export_rows(studio)[0]}
+    assert all(answer == name.partition("-")[0] for name, answer in answers.items())
+    state = views.state(studio)
+    assert len(state["items"]) == 18
+    assert sum("label" in item for item in state["items"]) == 3
+    assert state["next"]
+    assert not set(state["next"]) & set(studio.store.labels())
+
+
+def test_none_of_these_is_a_bucket_of_its_own(studio: Studio) -> None:
+    made = label_one_each(studio)
+    studio.remove_class(made["blue"])
+    studio.assign(ids(studio, "blue")[:2], 0)
+    rows = {row.name: row.answer for row in views.export_rows(studio)[0]}
+    assert {rows[f"blue-{i}.png"] for i in range(6)} == {"none of these"}
+    assert rows["red-3.png"] == "red"
+
+
+def test_the_estimate_comes_from_left_out_labels(studio: Studio) -> None:
+    label_one_each(studio, shots=3)
+    wait_until(lambda: studio.estimate is not None and studio.estimate.asked == 9)
+    assert studio.estimate is not None
+    assert studio.estimate.right == 9
+    assert studio.estimate.low < 1 == studio.estimate.high
+
+
+def test_undo_changes_answers_back(studio: Studio) -> None:
+    label_one_each(studio)
+    before = views.state(studio)["items"]
+    studio.assign(ids(studio, "red")[:1], studio.add_class("crimson"))
+    assert views.state(studio)["items"] != before
+    studio.undo()
+    studio.undo()
+    assert views.state(studio)["items"] == before
+
+
+def test_why_names_the_nearest_examples(studio: Studio) -> None:
+    label_one_each(studio, shots=2)
+    story = views.why(studio, ids(studio, "green")[4])
+    assert story["answer"] == "green"
+    assert [near["class"] for near in story["nearest"][:2]] == ["green", "green"]
+    assert story["bases"] == []  # there is no bank
+    assert sum(p for _, p in story["probabilities"]) == pytest.approx(1, abs=1e-3)
+
+
+def test_class_names_are_checked(studio: Studio) -> None:
+    studio.add_class("  robin ")
+    for name, wrong in {"robin": "already", "": "needs a name", "a\nb": "control", "none of these": "already"}.items():
+        with pytest.raises(InputError, match=wrong):
+            studio.add_class(name)
+    with pytest.raises(InputError, match="at most"):
+        studio.add_class("x" * 500)
+    with pytest.raises(InputError, match="no class 77"):
+        studio.assign(ids(studio, "red")[:1], 77)
+
+
+def test_a_restart_finds_everything(tmp_path: Path) -> None:
+    folder = colour_folder(tmp_path / "photos")
+    first = colour_studio(folder)
+    label_one_each(first)
+    before = views.state(first)["items"]
+    first.close()
+    asked = []
+
+    def never(batch: np.ndarray) -> np.ndarray:
+        asked.append(len(batch))
+        return batch.reshape(len(batch), -1, 3).mean(axis=1)
+
+    again = Studio(folder, StudioSettings(extractor=as_extractor(never, name="mean colour", size=8)))
+    asked.clear()
+    again.start()
+    embedded(again)
+    assert views.state(again)["items"] == before
+    assert asked == []  # features were kept
+    again.close()
+
+
+def test_new_and_vanished_files_and_bad_ones(tmp_path: Path) -> None:
+    folder = colour_folder(tmp_path / "photos", each=2)
+    (folder / "broken.jpg").write_bytes(b"\xff\xd8 no picture")
+    studio = colour_studio(folder)
+    failed = [item for item in studio.store.items() if item.state == "failed"]
+    assert [item.name for item in failed] == ["broken.jpg"]
+    assert "cannot be read" in (failed[0].error or "")
+    (folder / "red-0.png").unlink()
+    write_picture(folder / "more" / "red-9.png", COLOURS["red"], 7)
+    assert studio.rescan() == 1
+    embedded(studio)
+    names = [item.name for item in studio.store.items()]
+    assert "red-0.png" not in names
+    assert "more/red-9.png" in names
+    studio.close()
+
+
+def test_another_extractor_makes_features_anew(tmp_path: Path) -> None:
+    folder = colour_folder(tmp_path / "photos", each=1)
+    colour_studio(folder).close()
+    other = as_extractor(lambda x: x.reshape(len(x), -1)[:, :5], name="first pixels", size=8)
+    studio = Studio(folder, StudioSettings(extractor=other))
+    studio.start()
+    embedded(studio)
+    assert studio.ready()[1].shape == (3, 5)
+    studio.close()
+
+
+def test_links_out_of_the_folder_are_passed_over(tmp_path: Path) -> None:
+    write_picture(tmp_path / "private" / "secret.png", COLOURS["red"], 0)
+    folder = colour_folder(tmp_path / "photos", each=1)
+    (folder / "link").symlink_to(tmp_path / "private")
+    studio = colour_studio(folder)
+    assert all("secret" not in item.name for item in studio.store.items())
+    studio.close()
+
+
+def test_texts_from_files_and_by_hand(tmp_path: Path) -> None:
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    (folder / "notes.txt").write_text("sun is bright\nrain is wet\n\nsun and sun\n", encoding="utf-8")
+    words = as_extractor(lambda texts: [[t.count("sun"), t.count("rain"), 1] for t in texts], name="words", kind="text")
+    studio = Studio(folder, StudioSettings(extractor=words, limits=Limits(text_length=50)))
+    studio.start()
+    assert studio.add_texts(["rain again", "  ", "rain again"]) == 1
+    assert len(studio.add_file("more.csv", b"text\nsun today\n")) == 1
+    embedded(studio)
+    assert [item.text for item in studio.store.items()] == [
+        *("sun is bright", "rain is wet", "sun and sun", "rain again", "sun today"),
+    ]
+    for name, start in {"dry": "notes.txt: 1", "wet": "notes.txt: 2"}.items():
+        studio.assign(ids(studio, start), studio.add_class(name))
+    answers = {row.text: row.answer for row in views.export_rows(studio)[0]}
+    assert (answers["sun today"], answers["rain again"]) == ("dry", "wet")
+    with pytest.raises(InputError, match="at most 50"):
+        studio.add_texts(["x" * 51])
+    with pytest.raises(InputError, match="holds texts"):
+        studio.add_file("a.png", b"")
+    studio.close()
+
+
+# ---- exports --------------------------------------------------------------------------------------------------------
+
+
+def test_names_are_data_in_every_export(tmp_path: Path) -> None:
+    folder = tmp_path / "photos"
+    write_picture(folder / "=cmd.png", COLOURS["red"], 0)
+    write_picture(folder / "b.png", COLOURS["blue"], 1)
+    studio = colour_studio(folder)
+    evil = "../../=HYPERLINK(\"x\")<script>'''"
+    studio.assign(ids(studio, "="), studio.add_class(evil))
+    studio.assign(ids(studio, "b"), studio.add_class("+blue"))
+    rows, classes = views.export_rows(studio)
+    table = list(csv.reader(io.StringIO(exports.csv_table(rows, classes))))
+    assert all(not cell.startswith(("=", "+", "-", "@")) for row in table for cell in row)
+    assert table[1][:3] == ["'=cmd.png", evil, "person"]
+    exports.write_folders(tmp_path / "out.zip", folder, rows)
+    names = zipfile.ZipFile(tmp_path / "out.zip").namelist()
+    assert len(names) == 2
+    assert all(name.count("/") == 1 and not name.startswith((".", "/")) for name in names)
+    code = exports.python_snippet(rows, "mean colour", 1.0, None, "default")
+    [examples] = [n.value for n in ast.parse(code).body if isinstance(n, ast.Assign) and "examples" in ast.dump(n)][:1]
+    assert ast.literal_eval(examples) == [("=cmd.png", evil), ("b.png", "+blue")]
+    studio.close()
+
+
+def test_folders_hold_every_answered_item(studio: Studio, tmp_path: Path) -> None:
+    label_one_each(studio)
+    exports.write_folders(tmp_path / "out.zip", studio.folder, views.export_rows(studio)[0])
+    with zipfile.ZipFile(tmp_path / "out.zip") as archive:
+        assert len(archive.namelist()) == 18
+        assert archive.read("red/red-5.png") == (studio.folder / "red-5.png").read_bytes()
