@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fewcal._utils.text import csv_text
 from fewcal.apply.studio.intake import inside, safe_file_name
 
 
@@ -24,28 +25,19 @@ class Row:
     probabilities: tuple[float, ...] | None
 
 
-def formula_safe(text: str) -> str:
-    """A cell that no spreadsheet takes for a formula: an apostrophe goes before =, +, -, @, tab and return.
-
-    >>> formula_safe('=HYPERLINK("…")'), formula_safe("robin")
-    ('\\'=HYPERLINK("…")', 'robin')
-    """
-    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
-
-
 def csv_table(rows: Sequence[Row], classes: Sequence[str]) -> str:
     """All items as CSV: item, text where there is one, class, by whom, probability, one column for each class."""
     texts = any(row.text is not None for row in rows)
     out = io.StringIO()
     writer = csv.writer(out)
     header = ["item", *(["text"] if texts else []), "class", "by", "probability", *(f"p({c})" for c in classes)]
-    writer.writerow([formula_safe(h) for h in header])
+    writer.writerow([csv_text(h) for h in header])
     for row in rows:
         by = "person" if row.labelled else "fewcal" if row.answer is not None else ""
         p = [f"{v:.6f}" for v in row.probabilities] if row.probabilities is not None else [""] * len(classes)
         best = f"{max(row.probabilities):.6f}" if row.probabilities is not None else ""
         cells = [row.name, *([row.text or ""] if texts else []), row.answer or "", by, best, *p]
-        writer.writerow([formula_safe(cell) for cell in cells])
+        writer.writerow([csv_text(cell) for cell in cells])
     return out.getvalue()
 
 

@@ -114,7 +114,8 @@ def _bases(studio: Studio, answered: Answered, answer: int | None, names: dict[i
     for one in story.classes:
         if str(one.label) == names[answer]:
             pairs = list(zip(one.bases, one.shares, strict=True))[:MOST_BASES]
-            return [{"name": str(base), "share": round(float(share), 3)} for base, share in pairs]
+            seen = studio.settings.base_picture is not None
+            return [{"name": str(base), "share": round(float(share), 3), "picture": seen} for base, share in pairs]
     return []
 
 

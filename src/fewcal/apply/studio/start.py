@@ -1,0 +1,56 @@
+"""From options of a command to the settings of a studio."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from fewcal.apply.studio.project import StudioSettings
+from fewcal.bank import BaseBank
+from fewcal.errors import InputError
+from fewcal.features.io.tables import class_name
+from fewcal.features.sources.pictures import class_folders, decode, encoded, picture_files
+
+
+def project_settings(
+    folder: Path,
+    *,
+    demo: bool = False,
+    extractor: str | None = None,
+    bank: Path | None = None,
+    base_pictures: Path | None = None,
+    preset: str | None = None,
+    device: str | None = None,
+) -> StudioSettings:
+    """Settings of a studio in `folder`; what cannot be is refused before anything is started."""
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is no folder; give the folder that holds the pictures or texts")
+    if demo:
+        if extractor or bank or base_pictures:
+            raise InputError("--demo brings its own extractor and base classes; leave out -e, --bank, --base-pictures")
+        from fewcal.apply.studio.demo import demo_settings
+
+        return demo_settings(folder)
+    if base_pictures is not None and bank is None:
+        raise InputError("--base-pictures shows the base classes of a bank: give --bank, too")
+    return StudioSettings(
+        extractor,
+        None if bank is None else BaseBank.load(bank),
+        None if bank is None else str(bank.resolve()),
+        preset or "default",
+        device,
+        None if base_pictures is None else pictures_of_classes(base_pictures),
+    )
+
+
+def pictures_of_classes(folder: Path) -> Callable[[str], bytes | None]:
+    """For the name of a class, a JPEG of the first picture in the folder of that name; None where there is none."""
+    places = {class_name(place.name): place for place in class_folders(folder)}
+    if not places:
+        raise InputError(f"{folder} holds no folders; give one with a folder of pictures for each base class")
+
+    def shown(name: str) -> bytes | None:
+        files = picture_files(places[name]) if name in places else []
+        return encoded(decode(files[0], 160)) if files else None
+
+    return shown

@@ -1,0 +1,58 @@
+"""`fewcal studio`: a page in the browser on which a few labels become a classifier."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fewcal.cli.options import Preset, Quiet
+
+
+def register(app: typer.Typer) -> None:
+    """Add this command to the application."""
+    app.command()(studio)
+
+
+def studio(
+    folder: Annotated[
+        Path | None, typer.Argument(help="Folder with pictures or texts; labels are kept in it. Made where missing.")
+    ] = None,
+    extractor: Annotated[
+        str | None,
+        typer.Option("--extractor", "-e", help="As of `fewcal extract`; efficientnet-lite0 or minilm by default."),
+    ] = None,
+    bank: Annotated[Path | None, typer.Option(help="Bank of base classes from the same extractor.")] = None,
+    base_pictures: Annotated[
+        Path | None, typer.Option(help="Folder with a folder of pictures for each base class, to look at.")
+    ] = None,
+    preset: Preset = None,
+    demo: Annotated[bool, typer.Option("--demo", help="Letters of unseen scripts to try it on.")] = False,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port; 0 takes a free one.", min=0, max=65535)] = 0,
+    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page.")] = True,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, … or auto.")] = "cpu",
+    quiet: Quiet = False,
+) -> None:
+    """Label pictures or texts in the browser: answers, doubt, what to label next, exports."""
+    from tempfile import TemporaryDirectory
+
+    from fewcal.apply.studio.server import serve_studio
+    from fewcal.apply.studio.start import project_settings
+
+    def opened(link: str) -> None:
+        import webbrowser
+
+        print(f"fewcal studio: {link}", flush=True)
+        if not quiet:
+            print("the link holds the key to this project; Ctrl-C stops", flush=True)
+        if browser:
+            webbrowser.open(link)
+
+    with TemporaryDirectory(prefix="fewcal-studio-") as temporary:
+        place = folder if folder is not None else Path(temporary) / "letters" if demo else Path()
+        settings = project_settings(
+            place, demo=demo, extractor=extractor, bank=bank, base_pictures=base_pictures, preset=preset, device=device
+        )
+        serve_studio(place, settings, host=host, port=port, opened=opened)
