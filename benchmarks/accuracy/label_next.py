@@ -72,7 +72,7 @@ def runs(folder: Path, split: str, count: int, ways: int, labels: int) -> dict[s
         similar = similarities(x[pool], beta)
 
         def choose_next(labelled: np.ndarray, doubts: np.ndarray, _: object, similar: np.ndarray = similar) -> int:
-            return int(label_next(similar, labelled, doubts)[0])
+            return label_next(similar, labelled, doubts)[0]
 
         ways_to_choose: dict[str, Choice] = {
             "random": choose_random,

@@ -133,20 +133,30 @@ def similarities(x: np.ndarray, beta: float = 1.0) -> np.ndarray:
     return np.maximum(x @ x.T, 0)
 
 
-def label_next(similar: np.ndarray, labelled: np.ndarray, doubts: np.ndarray) -> np.ndarray:
-    """Positions of the unlabelled items by the gain of labelling them, the largest first; see the module.
+def label_next(similar: np.ndarray, labelled: np.ndarray, doubts: np.ndarray, most: int = 1) -> list[int]:
+    """Positions of the unlabelled items to label next, the best first; see the module.
+
+    Each is chosen as if those before it were labelled already, so that they differ from each other.
 
     Parameters
     ----------
     similar : (R, R) from `similarities`
     labelled : (R,) bool
     doubts : (R,) from `doubt`, ones before there are answers
+    most : how many to choose
 
     >>> s = np.array([[1, 0.9, 0, 0], [0.9, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]])
-    >>> label_next(s, np.array([False, False, True, False]), np.array([1, 1, 0, 0.5])).tolist()
-    [0, 1, 3]
+    >>> label_next(s, np.array([False, False, True, False]), np.array([1, 1, 0, 0.5]), 3)
+    [0, 3, 1]
     """
     covered = similar[labelled].max(axis=0, initial=0.0)
     free = np.flatnonzero(~labelled)
-    gains = np.maximum(similar[free] - covered, 0) @ (doubts * ~labelled)
-    return free[np.argsort(-gains, kind="stable")]
+    pairs = similar[np.ix_(free, free)]
+    covered, weights = covered[free], doubts[free]
+    chosen: list[int] = []
+    for _ in range(min(most, len(free))):
+        gains = np.maximum(pairs - covered, 0) @ weights
+        gains[chosen] = -1
+        chosen.append(int(gains.argmax()))
+        covered = np.maximum(covered, pairs[chosen[-1]])
+    return free[chosen].tolist()

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from warnings import catch_warnings, simplefilter
 
 import numpy as np
 
@@ -40,7 +41,7 @@ from fewcal.errors import InputError
 from fewcal.features.extractors import Extractor, as_extractor
 
 DEFAULT_EXTRACTORS = {"picture": "efficientnet-lite0", "text": "minilm"}
-MOST_SUGGESTED = 12
+MOST_SUGGESTED = 6
 
 
 @dataclass(frozen=True, eq=False)
@@ -293,8 +294,17 @@ class Studio:
         for listener in list(self.listeners):
             listener()
 
+    def _warm_up(self) -> None:
+        """What the first fit prepares of a bank takes seconds; done before there are labels, nobody waits for it."""
+        bank = self.settings.bank
+        rows = np.random.default_rng(0).random((2, 4 if bank is None else bank.dim), np.float32)
+        with catch_warnings():
+            simplefilter("ignore")
+            fitted(self.recipe, rows, np.array(["a", "b"]))
+
     def _estimate_loop(self) -> None:
         """Leave-one-out takes as many fits as there are labels: answers do not wait for it."""
+        self._warm_up()
         while True:
             self._estimating.wait()
             self._estimating.clear()
@@ -368,8 +378,8 @@ class Studio:
         key = tuple(ids[n] for n in at)
         if self._similar is None or self._similar[0] != key:
             self._similar = (key, similarities(x[at], self.recipe.beta))
-        order = label_next(self._similar[1], labelled[at], doubts[at])
-        return [ids[at[n]] for n in order[:MOST_SUGGESTED]]
+        order = label_next(self._similar[1], labelled[at], doubts[at], MOST_SUGGESTED)
+        return [ids[at[n]] for n in order]
 
     def answer_of(self, answered: Answered, n: int) -> int | None:
         """The class id that row n of `answered` gets; None before there are answers."""

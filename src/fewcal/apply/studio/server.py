@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from fewcal.apply.studio.project import Studio, StudioSettings
@@ -57,7 +58,7 @@ def serve_studio(
         ws="none",
         timeout_graceful_shutdown=5,
     )
-    with listening:
+    with listening, suppress(KeyboardInterrupt):  # the way to stop it; uvicorn passes it on when all is closed
         Server(config).run([listening])
 
 

@@ -36,24 +36,20 @@ export function filtered(state) {
   return kept;
 }
 
-function told(state, item) {
-  if (item.state === "failed") return `unreadable: ${item.error}`;
-  if (item.state === "waiting") return "no features yet";
-  if (item.label !== undefined) return `labelled ${name(state, item.label)}`;
-  if (item.answer === undefined) return "no answer yet";
-  const own = item.top.find(([id]) => id === item.answer);
-  return `answer ${name(state, item.answer)}${own ? `, ${percent(own[1])}` : ""}`;
-}
+// For screen readers alone.
+const unseen = (text) => el("span", { class: "hidden" }, ` ${text} `);
 
 function verdict(state, item) {
-  if (item.state === "failed") return el("span", { class: "verdict bad" }, "unreadable");
-  if (item.state === "waiting") return el("span", { class: "verdict quiet" }, "…");
+  if (item.state === "failed") return el("span", { class: "verdict bad", title: item.error }, "unreadable");
+  if (item.state === "waiting") return el("span", { class: "verdict quiet" }, "…", unseen("no features yet"));
   const id = item.label ?? item.answer;
-  if (id === undefined) return el("span", { class: "verdict quiet" }, "?");
+  if (id === undefined) return el("span", { class: "verdict quiet" }, "?", unseen("no answer yet"));
   const own = item.top?.find(([c]) => c === id);
-  const share = item.label !== undefined ? "✓" : own ? percent(own[1]) : "";
-  return el("span", { class: `verdict ${colour(state, id)}${item.label !== undefined ? " labelled" : ""}` },
-    el("span", { class: "dot" }), el("span", { class: "what" }, name(state, id)), el("span", { class: "share" }, share));
+  const labelled = item.label !== undefined;
+  const share = labelled ? el("span", { class: "share", "aria-hidden": "true" }, "✓")
+    : el("span", { class: "share" }, own ? percent(own[1]) : "");
+  return el("span", { class: `verdict ${colour(state, id)}${labelled ? " labelled" : ""}` }, el("span", { class: "dot" }),
+    unseen(labelled ? "labelled" : "answer"), el("span", { class: "what" }, name(state, id)), share);
 }
 
 export function card(state, item) {
@@ -61,10 +57,9 @@ export function card(state, item) {
   const body = item.text !== undefined
     ? el("span", { class: "text" }, item.text)
     : el("img", { src: `/api/items/${item.id}/thumbnail.jpg`, alt: "", loading: "lazy", decoding: "async", draggable: "false" });
-  const shown = item.text !== undefined ? item.text.slice(0, 80) : short;
   const button = el("button", {
     type: "button", class: "card", draggable: "true", title: item.name, "aria-pressed": "false",
-    "aria-label": `${shown}: ${told(state, item)}`, data: { id: String(item.id) },
+    data: { id: String(item.id) },
   }, body, verdict(state, item));
   if (item.text === undefined) button.append(el("span", { class: "name" }, short));
   return el("li", {}, button);

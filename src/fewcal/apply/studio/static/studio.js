@@ -11,7 +11,6 @@ let state = null;
 let selected = new Set();
 let current = null; // the item that keys move from
 let most = PAGE;
-const NEXT = 6;
 
 // ---- changes --------------------------------------------------------------------------------------------------------
 
@@ -46,9 +45,13 @@ async function assign(ids, number) {
   }
 }
 
+// One after the other: a key pressed before the last answer came acts on what that answer leaves.
+let last = Promise.resolve();
+const queued = (act) => { last = last.then(act, act); };
+
 const step = (way) => {
   const what = state[way];
-  if (what) change("POST", `/api/${way}`, {}, `${way === "undo" ? "Undone" : "Done again"}: ${what}`);
+  if (what) return change("POST", `/api/${way}`, {}, `${way === "undo" ? "Undone" : "Done again"}: ${what}`);
 };
 
 let waiting = null;
@@ -98,8 +101,9 @@ function move(list, by, extend) {
   const at = cards.findIndex((c) => Number(c.dataset.id) === current?.id);
   const next = cards[Math.max(0, Math.min(cards.length - 1, at + by))];
   if (!next) return;
-  if (extend) selected.add(Number(next.dataset.id));
-  choose(Number(next.dataset.id), list, false, true);
+  const id = Number(next.dataset.id);
+  if (extend) selected.delete(id); // choosing it again adds it
+  choose(id, list, extend, true);
 }
 
 function across(list) {
@@ -159,15 +163,15 @@ function drawClasses() {
     const row = el("li", { class: `class ${colour(state, c.id)}`, data: { id: String(c.id) } },
       el("button", {
         type: "button", class: "give", onclick: () => (selected.size ? assign([...selected], c.id) : say("Select an item first.")),
-        "aria-label": `Give the selected items the class ${c.name}; it has ${c.count} ${c.count === 1 ? "example" : "examples"}`,
-      }, el("span", { class: "dot" }), el("span", { class: "what" }, c.name),
-      el("span", { class: "share" }, String(c.count)), key ? el("kbd", {}, key) : null),
+        title: "Give the selected items this class",
+      }, el("span", { class: "dot" }), el("span", { class: "what" }, c.name), el("span", { class: "share" }, String(c.count),
+        el("span", { class: "hidden" }, c.count === 1 ? " example" : " examples")), key ? el("kbd", { "aria-hidden": "true" }, key) : null),
       c.id !== 0 ? el("details", { class: "menu" }, el("summary", { "aria-label": `Change the class ${c.name}` }, "⋯"),
         el("ul", {}, el("li", {}, el("button", { type: "button", onclick: () => rename(c) }, "Rename")),
           el("li", {}, el("button", { type: "button", onclick: () => change("DELETE", `/api/classes/${c.id}`, {}, `${c.name} removed`) }, "Remove")))) : null,
       examples.length ? el("ul", { class: "examples", "aria-label": `Examples of ${c.name}` }, examples.map((i) => el("li", {}, el("button", {
-        type: "button", title: `${i.name}: take the label away`, "aria-label": `Take the label from ${i.text ?? i.name}`, onclick: () => assign([i.id], null),
-      }, i.text === undefined ? el("img", { src: `/api/items/${i.id}/thumbnail.jpg`, alt: "", loading: "lazy" }) : i.text.slice(0, 24))))) : null);
+        type: "button", title: `${i.name}: take the label away`, onclick: () => assign([i.id], null),
+      }, el("span", { class: "hidden" }, `Take the label from ${i.text === undefined ? i.name : ""} `), i.text === undefined ? el("img", { src: `/api/items/${i.id}/thumbnail.jpg`, alt: "", loading: "lazy" }) : i.text.slice(0, 24))))) : null);
     target(row, c.id, assign);
     return row;
   }));
@@ -193,7 +197,7 @@ function drawItems() {
   const kept = focus && [focus.dataset.id, focus.closest("ul").id];
   const shown = filtered(state);
   const byId = new Map(state.items.map((i) => [i.id, i]));
-  const next = state.next.slice(0, NEXT).map((id) => byId.get(id)).filter(Boolean);
+  const next = state.next.map((id) => byId.get(id)).filter(Boolean);
   $("next").hidden = !next.length;
   fill($("next-items"), state, next);
   fill($("items"), state, shown.slice(0, most));
@@ -271,17 +275,17 @@ function wire() {
   target(document.body, undefined, assign);
   theme();
   keys({
-    assign: (n) => {
+    assign: (n) => queued(() => {
       const named = state.classes.filter((c) => c.id !== 0);
       const c = n === 0 ? 0 : named[n - 1]?.id;
-      if (selected.size && c !== undefined) assign([...selected], c);
-    },
-    clear: () => selected.size && assign([...selected], null),
+      return selected.size && c !== undefined ? assign([...selected], c) : undefined;
+    }),
+    clear: () => queued(() => selected.size && assign([...selected], null)),
     none: () => { selected = new Set(); mark(); },
     move: (by, extend) => move(current?.list ?? "items", by, extend),
     across: () => across(current?.list ?? "items"),
-    next: () => { const id = state.next[0]; if (id) choose(id, "next-items", false, true); },
-    undo: () => step("undo"), redo: () => step("redo"), why, zoom,
+    next: () => queued(() => { const id = state.next[0]; if (id) choose(id, "next-items", false, true); }),
+    undo: () => queued(() => step("undo")), redo: () => queued(() => step("redo")), why, zoom,
     filter: () => $("filter").focus(), create: () => $("class-name").focus(), help: () => $("keys").showModal(),
   });
 }

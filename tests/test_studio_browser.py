@@ -1,0 +1,284 @@
+"""The studio in a real browser, as a person uses it: a server of its own, dropped files, keys, two tabs, a kill."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+pytest.importorskip("PIL")
+
+from browser import Browser, BrowserPage
+from studio_project import COLOURS, colour_folder, write_picture
+
+# The command itself with the tests' extractor, which needs no network.
+SERVER = """
+import sys
+from pathlib import Path
+from fewcal.apply.studio import StudioSettings
+from fewcal.apply.studio.server import serve_studio
+from studio_project import colour_extractor
+serve_studio(Path(sys.argv[1]), StudioSettings(extractor=colour_extractor()), token="token",
+             opened=lambda link: print(link, flush=True))
+"""
+AXE = os.environ.get("AXE_CORE")  # path of axe.min.js, e.g. node_modules/axe-core/axe.min.js
+
+
+class Server:
+    """A studio in a process of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", SERVER, str(folder)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])},
+        )
+        assert self.process.stdout is not None
+        self.link = self.process.stdout.readline().strip()
+        assert self.link.startswith("http://127.0.0.1:")
+
+    def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
+        self.process.send_signal(how)
+        self.process.wait(30)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return colour_folder(tmp_path / "photos", each=5)
+
+
+@pytest.fixture
+def server(folder: Path) -> Iterator[Server]:
+    one = Server(folder)
+    yield one
+    if one.process.poll() is None:
+        one.stop()
+
+
+def opened(browser: Browser, server: Server, width: int = 1400, dark: bool = False, items: int = 15) -> BrowserPage:
+    page = browser.open(server.link, width=width, dark=dark)
+    page.wait_for("document.documentElement.dataset.ready === 'yes'")
+    page.wait_for(
+        f"document.querySelectorAll('#items .card').length === {items} && document.querySelector('#work').hidden"
+    )
+    return page
+
+
+def key(page: BrowserPage, name: str) -> None:
+    """A key on whatever has the focus."""
+    common = {"key": name, "code": name, "text": name if len(name) == 1 else ""}
+    page.call("Input.dispatchKeyEvent", type="keyDown", **common)
+    page.call("Input.dispatchKeyEvent", type="keyUp", **common)
+
+
+def add_class(page: BrowserPage, name: str) -> None:
+    count = page.js("document.querySelectorAll('#classes > li').length")
+    page.js("document.activeElement.blur()")
+    key(page, "c")
+    page.call("Input.insertText", text=name)
+    page.press("Enter")
+    page.wait_for(f"document.querySelectorAll('#classes > li').length === {count + 1}")
+    page.js("document.activeElement.blur()")
+
+
+def labels(page: BrowserPage) -> int:
+    return int(
+        page.js("[...document.querySelectorAll('#classes .share')].reduce((n, e) => n + parseInt(e.textContent), 0)")
+    )
+
+
+def label(page: BrowserPage, item: str, digit: str) -> None:
+    """Select an item by a click and give it a class by its number."""
+    before = labels(page)
+    page.click(f"#items .card[title='{item}']")
+    key(page, digit)
+    page.wait_for(f"document.querySelector('#undo').title.startsWith({item!r})")
+    assert labels(page) == before + 1
+
+
+def answers(page: BrowserPage) -> dict[str, str]:
+    """What each item without a label is answered with."""
+    return dict(
+        page.js(
+            "[...document.querySelectorAll('#items .card')].filter(c => !c.querySelector('.labelled'))"
+            ".map(c => [c.title, c.querySelector('.verdict .what')?.textContent ?? '?'])"
+        )
+    )
+
+
+def label_colours(page: BrowserPage) -> None:
+    for n, name in enumerate(COLOURS, 1):
+        add_class(page, name)
+        label(page, f"{name}-0.png", str(n))
+
+
+def all_right(page: BrowserPage) -> bool:
+    found = answers(page)
+    return bool(found) and all(answer == name.rpartition("/")[2].partition("-")[0] for name, answer in found.items())
+
+
+def test_label_by_key_undo_and_redo(browser: Browser, server: Server) -> None:
+    page = opened(browser, server)
+    assert set(answers(page).values()) == {"?"}
+    label_colours(page)
+    assert len(answers(page)) == 12
+    assert all_right(page)
+    # A wrong label changes what the others are answered with, and undo takes that back.
+    before = page.text("#items .verdict")
+    label(page, "red-1.png", "3")
+    assert not set(before) & set(page.text("#items .verdict"))
+    key(page, "u")
+    page.wait_for("document.querySelectorAll('#items .card').length === 12")
+    assert page.text("#items .verdict") == before
+    key(page, "r")
+    page.wait_for("document.querySelectorAll('#items .card').length === 11")
+    assert page.errors == []
+    page.close()
+
+
+def test_label_next_goes_from_class_to_class(browser: Browser, server: Server) -> None:
+    page = opened(browser, server)
+    for name in COLOURS:
+        add_class(page, name)
+    seen = []
+    for n in range(3):
+        key(page, "n")
+        item = page.wait_for("document.activeElement.closest('#next-items') && document.activeElement.title")
+        seen.append(item.partition("-")[0])
+        key(page, str(list(COLOURS).index(seen[-1]) + 1))
+        page.wait_for(f"document.querySelectorAll('.examples li').length === {n + 1}")
+    assert sorted(seen) == sorted(COLOURS)
+    assert all_right(page)
+    page.close()
+
+
+def test_dropped_files_and_items(browser: Browser, server: Server, tmp_path: Path) -> None:
+    page = opened(browser, server)
+    label_colours(page)
+    new = [write_picture(tmp_path / "new" / f"blue-{i}.png", COLOURS["blue"], 900 + i) for i in (7, 8)]
+    page.upload("#files", new)
+    page.wait_for("document.querySelectorAll('#items .card').length === 14")
+    page.wait_for("[...document.querySelectorAll('#items .verdict')].every(v => v.querySelector('.what'))")
+    assert answers(page)["dropped/blue-7.png"] == "blue"
+    # An item dropped on a class, and a file dropped on a class.
+    page.js(
+        """(() => { const data = new DataTransfer();
+        const card = document.querySelector("#items .card[title='red-3.png']");
+        const row = [...document.querySelectorAll('#classes > li')].find(l => l.textContent.includes('red'));
+        card.dispatchEvent(new DragEvent('dragstart', {bubbles: true, dataTransfer: data}));
+        for (const kind of ['dragover', 'drop'])
+          row.dispatchEvent(new DragEvent(kind, {bubbles: true, cancelable: true, dataTransfer: data})); })()"""
+    )
+    page.wait_for("document.querySelectorAll('#items .card').length === 13")
+    raw = json.dumps(list(write_picture(tmp_path / "new" / "green-9.png", COLOURS["green"], 5).read_bytes()))
+    page.js(
+        f"""(() => {{ const data = new DataTransfer();
+        data.items.add(new File([new Uint8Array({raw})], 'green-9.png'));
+        const row = [...document.querySelectorAll('#classes > li')].find(l => l.textContent.includes('green'));
+        row.dispatchEvent(new DragEvent('drop', {{bubbles: true, cancelable: true, dataTransfer: data}})); }})()"""
+    )
+    page.wait_for("document.querySelectorAll('.examples li').length === 5")
+    assert page.errors == []
+    page.close()
+
+
+def test_two_tabs_stay_consistent(browser: Browser, server: Server) -> None:
+    first, second = opened(browser, server), opened(browser, server)
+    label_colours(first)
+    second.wait_for("document.querySelectorAll('#items .card').length === 12")
+    assert answers(second) == answers(first)
+    key(second, "u")
+    first.wait_for("document.querySelectorAll('#items .card').length === 13")
+    first.close()
+    second.close()
+
+
+def test_a_kill_loses_nothing(browser: Browser, server: Server, folder: Path) -> None:
+    page = opened(browser, server)
+    label_colours(page)
+    before = answers(page)
+    server.stop(signal.SIGKILL)
+    page.close()
+    again = Server(folder)
+    try:
+        page = browser.open(again.link, width=1400)
+        page.wait_for("document.querySelectorAll('#items .card').length === 12")
+        assert answers(page) == before
+        key(page, "u")  # history as well
+        page.wait_for("document.querySelectorAll('#items .card').length === 13")
+        page.close()
+    finally:
+        again.stop()
+
+
+def test_exports(browser: Browser, server: Server) -> None:
+    page = opened(browser, server)
+    label_colours(page)
+    text = page.js("fetch('/api/export/answers.csv').then(r => r.text())")
+    rows = {row["item"]: row for row in csv.DictReader(io.StringIO(text.lstrip("\ufeff")))}
+    assert {name: rows[name]["class"] for name in answers(page)} == answers(page)
+    assert {row["by"] for row in rows.values()} == {"person", "fewcal"}
+    page.close()
+
+
+def test_names_are_data_in_the_page(browser: Browser, server: Server) -> None:
+    page = opened(browser, server)
+    evil = "<img src=x onerror=alert(1)>"
+    add_class(page, evil)
+    assert evil in page.text("#classes .what")
+    label(page, "red-0.png", "1")
+    add_class(page, "other")
+    label(page, "blue-0.png", "2")
+    assert evil in answers(page).values()
+    assert page.js("document.querySelectorAll('img[src=x]').length") == 0
+    assert page.errors == []
+    page.close()
+
+
+@pytest.mark.parametrize("width", [400, 1400])
+@pytest.mark.parametrize("dark", [False, True])
+def test_the_page_is_readable(browser: Browser, server: Server, width: int, dark: bool) -> None:
+    page = opened(browser, server, width, dark)
+    label_colours(page)
+    page.click("#items .card")
+    key(page, "w")
+    page.wait_for("document.querySelectorAll('#why .bars li').length === 3")
+    assert page.overflow() == []
+    assert page.contrast() == []
+    key(page, "z")
+    page.wait_for("document.querySelector('#zoom').open")
+    assert page.images()[1] == []
+    page.press("Escape")
+    page.wait_for("!document.querySelector('#zoom').open")
+    assert page.errors == []
+    assert all(r.startswith(server.link.partition("/?")[0]) for r in page.requests)
+    page.close()
+
+
+@pytest.mark.skipif(AXE is None, reason="needs AXE_CORE, the path of axe-core's axe.min.js")
+@pytest.mark.parametrize("width", [400, 1400])
+def test_axe_finds_no_serious_fault(browser: Browser, server: Server, width: int) -> None:
+    assert AXE is not None
+    page = opened(browser, server, width)
+    label_colours(page)
+    page.click("#items .card")
+    key(page, "w")
+    page.wait_for("document.querySelectorAll('#why .bars li').length === 3")
+    page.call("Page.setBypassCSP", enabled=True)
+    page.js(Path(AXE).read_text(encoding="utf-8") + "; true")
+    found = page.js(
+        "axe.run().then(r => r.violations.map(v => [v.impact, v.id, v.nodes.map(n => n.html.slice(0, 120))]))"
+    )
+    assert [v for v in found if v[0] in ("serious", "critical")] == []
+    page.close()
