@@ -17,7 +17,11 @@ from fewcal.errors import InputError
 from fewcal.evaluation import Protocol, evaluate
 from fewcal.features import FeatureSet
 from fewcal.methods import make_method
-from fewcal.paper import figures as paper
+from fewcal.paper.experiments import FIGURES
+from fewcal.paper.experiments.mean_curve import mean_curve_data
+from fewcal.paper.experiments.tsne import tsne_data
+from fewcal.paper.experiments.weights import draw_weights, merge_weights, weights_data
+from fewcal.paper.sampled import SAMPLED
 from fewcal.render import figures
 from small_features import feature_set
 
@@ -40,14 +44,14 @@ SMALL: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def data(features: FeatureSet) -> dict[str, dict[str, Any]]:
-    return {name: paper.FIGURES[name].compute(features, seed=3, **SMALL[name]) for name in paper.FIGURES}
+    return {name: FIGURES[name].compute(features, seed=3, **SMALL[name]) for name in FIGURES}
 
 
-@pytest.mark.parametrize("name", list(paper.FIGURES))
+@pytest.mark.parametrize("name", list(FIGURES))
 def test_a_figure_of_the_paper_is_data_then_picture(
     name: str, data: dict[str, dict[str, Any]], features: FeatureSet, tmp_path: Path
 ) -> None:
-    figure = paper.FIGURES[name]
+    figure = FIGURES[name]
     found = data[name]
     # Through JSON and back it is the same figure, to the byte.
     again = json.loads(json.dumps(found, allow_nan=False))
@@ -65,7 +69,7 @@ def test_letters_are_legible_in_a_column(data: dict[str, dict[str, Any]]) -> Non
     from matplotlib.text import Text
 
     for name, found in data.items():
-        drawn = paper.FIGURES[name].draw(found)
+        drawn = FIGURES[name].draw(found)
         texts = [t for t in drawn.findobj(Text) if t.get_text().strip() and t.get_visible()]
         assert min(t.get_fontsize() for t in texts) >= 7, name
 
@@ -77,12 +81,12 @@ def test_points_of_a_task(data: dict[str, dict[str, Any]], features: FeatureSet)
         assert len(panel["points"]) == len(panel["classes"]) == len(kinds)
         assert 0 <= panel["agreement"] <= 1
     assert set(data["tsne"]["class_names"]) <= set(features.split("novel").classes)
-    other = paper.tsne_data(features, seed=4, **SMALL["tsne"])
+    other = tsne_data(features, seed=4, **SMALL["tsne"])
     assert other["panels"] != data["tsne"]["panels"]
 
 
 def test_the_mean_in_one_dimension() -> None:
-    found = paper.mean_curve_data()
+    found = mean_curve_data()
     mu = np.array(found["base_mean"])
     assert np.allclose(found["estimates"]["DC"], mu / 2)
     assert np.allclose(found["estimates"]["GDC, m = 0"], mu / 3)  # w = 1/(1 + d⁰) = ½
@@ -99,7 +103,7 @@ def test_samples_move_less_as_m_rises(data: dict[str, dict[str, Any]]) -> None:
 
 
 def test_accuracies_are_those_of_an_evaluation(data: dict[str, dict[str, Any]], features: FeatureSet) -> None:
-    method = make_method("gdc", paper.SAMPLED, n=5)
+    method = make_method("gdc", SAMPLED, n=5)
     method.cap_k = True  # type: ignore[attr-defined]
     results = evaluate({"x": method}, features, Protocol(tasks=4, seed=3, split="val"))
     assert data["accuracy-n"]["series"]["validation"]["mean"][1] == results.accuracy("x").mean()
@@ -120,14 +124,14 @@ def test_weights_are_shares(data: dict[str, dict[str, Any]]) -> None:
     for means in found["means"].values():
         assert means == sorted(means, reverse=True)  # the nearest weighs most
         assert sum(means) < 1
-    merged = paper.merge_weights({"a": found, "b": found})
+    merged = merge_weights({"a": found, "b": found})
     assert list(merged["panels"]) == ["a 1-shot", "a 5-shot", "b 1-shot", "b 5-shot"]
-    assert figures.svg_bytes(paper.draw_weights(merged)).startswith(b"<?xml")
+    assert figures.svg_bytes(draw_weights(merged)).startswith(b"<?xml")
 
 
 def test_figures_need_base_classes(features: FeatureSet) -> None:
     with pytest.raises(InputError, match="need base classes"):
-        paper.weights_data(FeatureSet(None, None, features.novel))
+        weights_data(FeatureSet(None, None, features.novel))
 
 
 # ---- figures of a run -----------------------------------------------------------------------------------------------

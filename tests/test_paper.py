@@ -21,13 +21,15 @@ from fewcal.errors import FewcalError, FileFormatError, InputError
 from fewcal.features import FeatureSet
 from fewcal.features.synthetic import make_features
 from fewcal.methods import make_method
-from fewcal.paper import fidelity, tables
-from fewcal.paper.blocks import Table, Verdict, cited, claims_table, to_markdown
-from fewcal.paper.experiments import EXPERIMENTS, Experiment, choose
-from fewcal.paper.figures import FIGURES
-from fewcal.paper.measured import Budget, choose_on_val, difference, gain_text, grid, join, measure
+from fewcal.paper.blocks import Section, Table, Verdict, cited, claims_table, to_markdown
+from fewcal.paper.budget import WHOLE, Budget, Case
+from fewcal.paper.draw import draw_report
+from fewcal.paper.experiments import EXPERIMENTS, FIGURES, ablation, choose, comparison, fidelity
+from fewcal.paper.measured import choose_on_val, difference, gain_text, grid, join, measure
 from fewcal.paper.published import candidate, published
-from fewcal.paper.run import dataset_of, draw_report, find_features, kept_records, read_config, run_experiments
+from fewcal.paper.registry import Experiment
+from fewcal.paper.run import dataset_of, find_features, kept_records, read_config, run_experiments
+from fewcal.paper.settings import SCALES, paper_params, unit_scale
 from fewcal.presets import PAPER_ROWS, get_preset
 
 EFFORT = Budget(tasks=4, sampled=3, sgd=1, study=3, trials=2, trial_tasks=3)
@@ -108,8 +110,9 @@ def test_citations_are_marked_everywhere(finished: Path) -> None:
 def test_fewer_tasks_are_the_first_of_the_same() -> None:
     features = small()
     methods = {"a": make_method("ncm"), "b": make_method("gdc")}
-    many = measure(methods, features, 1, 6, 0)
-    few = measure({"c": make_method("ncm")}, features, 1, 3, 0)
+    case = Case(features, "birds", 1, EFFORT)
+    many = measure(methods, case, 6)
+    few = measure({"c": make_method("ncm")}, case, 3)
     assert many["correct"]["a"][:3] == few["correct"]["c"]
     both = join(many, few)
     gain = difference(both, "c", "a")
@@ -160,15 +163,15 @@ def test_a_search_takes_the_best_of_its_settings_on_validation() -> None:
         tried.append(setting["C"])
         return make_method("lr", C=setting["C"])
 
-    found = choose_on_val(features, 1, [{"C": v} for v in (-1.0, 1e-4, 1.0)], make, EFFORT)
+    found = choose_on_val(Case(features, "birds", 1, EFFORT), [{"C": v} for v in (-1.0, 1e-4, 1.0)], make)
     assert tried == [1e-4, 1.0]
     assert found["chosen"] in ({"C": 1e-4}, {"C": 1.0})
     assert found["tried"] == 2
     with pytest.raises(InputError, match="none of the settings"):
-        choose_on_val(features, 1, [{"C": -1.0}], make, EFFORT)
+        choose_on_val(Case(features, "birds", 1, EFFORT), [{"C": -1.0}], make)
     without = FeatureSet(features.base, None, features.novel)
     with pytest.raises(InputError, match="no split 'val'"):
-        choose_on_val(without, 1, [{"C": 1.0}], make, EFFORT)
+        choose_on_val(Case(without, "birds", 1, EFFORT), [{"C": 1.0}], make)
 
 
 def test_effort_is_bounded_by_the_tasks_asked_for() -> None:
@@ -183,36 +186,36 @@ def test_effort_is_bounded_by_the_tasks_asked_for() -> None:
 
 
 def test_paper_settings_fall_back_to_miniimagenet() -> None:
-    assert tables.paper_params("cub", 5, "authors") == get_preset("authors/cub/5shot")
-    assert tables.paper_params("birds", 1) == get_preset("paper/mini/1shot")
-    assert tables.paper_params("birds", 3) == get_preset("paper")
-    unit = tables.unit_scale(get_preset("authors"))
+    assert paper_params("cub", 5, "authors") == get_preset("authors/cub/5shot")
+    assert paper_params("birds", 1) == get_preset("paper/mini/1shot")
+    assert paper_params("birds", 3) == get_preset("paper")
+    unit = unit_scale(get_preset("authors"))
     assert (unit.center, unit.l2, unit.head, unit.psd) == (True, True, "closed_form", "clip")
 
 
 def test_comparison_without_validation_classes_tunes_nothing() -> None:
     features = small()
-    record = tables.comparison(FeatureSet(features.base, None, features.novel), "birds", 1, EFFORT)
+    record = comparison.comparison(Case(FeatureSet(features.base, None, features.novel), "birds", 1, EFFORT))
     assert record["tuned"] is None
-    assert tables.TUNED not in record["correct"]
-    assert len(record["correct"][tables.DC_ROW]) == EFFORT.sampled
-    assert len(record["correct"][tables.PRINTED]) == EFFORT.sgd
-    shown = tables.show_comparison({("birds", 1): record})
+    assert comparison.TUNED not in record["correct"]
+    assert len(record["correct"][comparison.DC_ROW]) == EFFORT.sampled
+    assert len(record["correct"][comparison.PRINTED]) == EFFORT.sgd
+    shown = comparison.show_comparison({("birds", 1): record})
     text = to_markdown(shown.blocks)
     assert "birds, 1-shot" in text
     assert "(paper)" not in text
 
 
 def test_dc_has_the_papers_setting_on_meta_tiered() -> None:
-    assert tables._dc_setting("meta-tiered", 5) == {"k": 2, "alpha": 900.0, "beta": 1.0, "n": 750}
-    assert tables._dc_setting("cub", 5) == {}
+    assert comparison.dc_setting("meta-tiered", 5) == {"k": 2, "alpha": 900.0, "beta": 1.0, "n": 750}
+    assert comparison.dc_setting("cub", 5) == {}
 
 
 def test_ablation_steps_add_one_component_at_a_time(finished: Path) -> None:
     (record,) = kept_records(finished)["table4"]
     chosen = record["data"]["chosen"]
-    for scale in tables.SCALES:
-        of = {step: chosen[f"{scale}: {step}"]["chosen"] for step in tables.STEPS}
+    for scale in SCALES:
+        of = {step: chosen[f"{scale}: {step}"]["chosen"] for step in ablation.STEPS}
         assert set(of["gaussianization"]) == {"beta"}
         assert {s["beta"] for s in of.values()} == {of["gaussianization"]["beta"]}
         assert (of["top-k"]["m"], of["top-k"]["alpha1"], of["weights"]["m"]) == (0.0, 0.0, 1.0)
@@ -220,7 +223,7 @@ def test_ablation_steps_add_one_component_at_a_time(finished: Path) -> None:
         # Ranges are nested from here on, so validation accuracy cannot fall.
         val = [chosen[f"{scale}: {s}"]["val"] for s in ("weights", "alpha1", "alpha1+alpha2", "all")]
         assert val == sorted(val)
-        assert chosen[f"{scale}: {tables.WITHOUT_K}"]["chosen"]["k"] == 33
+        assert chosen[f"{scale}: {ablation.WITHOUT_K}"]["chosen"]["k"] == 33
     one = {k: v for k, v in record["data"]["settings"].items() if k.endswith("gaussianization")}
     assert [v["l2"] for v in one.values()] == [False, True]
 
@@ -391,9 +394,8 @@ for name in {blocked!r}:
 import importlib.util
 real = importlib.util.find_spec
 importlib.util.find_spec = lambda name, *a: None if name in {blocked!r} else real(name, *a)
-from fewcal.paper.experiments import choose
-from fewcal.paper.figures import FIGURES
-from fewcal.paper.measured import Budget
+from fewcal.paper.budget import Budget
+from fewcal.paper.experiments import FIGURES, choose
 from fewcal.paper.run import find_features, run_experiments
 left = run_experiments(
     choose(["table2", "table4", "distances", "candidates", "weights", "fidelity", "mean-curve", "tsne", "alphas"]),
@@ -517,3 +519,18 @@ def test_every_experiment_is_described() -> None:
         assert isinstance(e, Experiment)
         assert all((e.title, e.source, e.says, e.cost))
     assert issubclass(InputError, FewcalError)
+
+
+def test_an_experiment_is_added_by_one_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def compute(case: Case) -> dict[str, int]:
+        return {"classes": len(case.features.split("base").classes)}
+
+    def show(records: Any) -> Section:
+        rows = [[where, record["classes"], cited(64.0)] for (where, _), record in records.items()]
+        return Section([Table(["features", "base classes", "paper"], rows)])
+
+    toy = Experiment("classes", "Base classes", "section 4", "There are 64.", compute, show, shots=(WHOLE,))
+    monkeypatch.setitem(EXPERIMENTS, "classes", toy)
+    run_experiments(choose(["classes"]), {"mini": small()}, tmp_path / "run", EFFORT)
+    draw_report(tmp_path / "run")
+    assert "| mini | 33 | 64.00 † |" in (tmp_path / "run" / "summary.md").read_text(encoding="utf-8")

@@ -192,7 +192,7 @@ def _neighbours(page: Page, pictures: dict[str, GlyphPictures], task: ShownTask)
 
 
 def _plane(page: Page, features: FeatureSet, protocol: Protocol) -> None:
-    from fewcal.paper.figures import draw_tsne, tsne_data
+    from fewcal.paper.experiments.tsne import draw_tsne, tsne_data
     from fewcal.presets import get_preset
 
     page.heading("Its samples in the plane")

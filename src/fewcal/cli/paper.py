@@ -70,9 +70,10 @@ def run(
 ) -> None:
     """Compute experiments on your features and write one report with the paper's figures beside them."""
     from fewcal._utils.arrays import pick_device
+    from fewcal.paper.budget import Budget
+    from fewcal.paper.draw import draw_report
     from fewcal.paper.experiments import choose
-    from fewcal.paper.measured import Budget
-    from fewcal.paper.run import draw_report, find_features, run_experiments
+    from fewcal.paper.run import find_features, run_experiments
 
     def say(line: str) -> None:
         if not quiet:
@@ -86,11 +87,11 @@ def run(
         if not features:
             raise InputError("--features is missing: the folder with your features, or --draw-only for what is there")
         where = str(pick_device(device))
-        effort = Budget.of(
+        budget = Budget.of(
             tasks, quick=quick, device=where, seed=seed, sampled=sampled_tasks, sgd=sgd_tasks, trials=trials
         )
         left_out = run_experiments(
-            experiments, find_features(features), out, effort, resume=resume, device=where, say=say
+            experiments, find_features(features), out, budget, resume=resume, device=where, say=say
         )
     if compute_only:
         say(f"computed; draw with: fewcal paper run {' '.join(names)} --out {out} --draw-only")

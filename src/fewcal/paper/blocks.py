@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias
 
 from fewcal.evaluation.stats import Paired
+from fewcal.paper.measured import Measured, beyond, gain_text, mean_accuracy, mean_text
 from fewcal.render import Cell, Page
-from fewcal.render.page import MARKS
+from fewcal.render.page import MARKS, Value
 
-Value = str | int | float | None | Cell
+if TYPE_CHECKING:
+    import matplotlib.figure
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Picture:
     """A matplotlib figure under a file name, with words for those who do not see it."""
 
     stem: str
-    figure: Any
+    figure: matplotlib.figure.Figure
     alt: str
     caption: str = ""
 
@@ -50,15 +52,13 @@ class Verdict:
     @classmethod
     def of(cls, claim: str, where: str, gain: Paired) -> Verdict:
         """The statement that a is above b, from their paired difference."""
-        from fewcal.paper.measured import beyond, gain_text
-
         if gain.won + gain.lost == 0:
             return cls(claim, where, f"no task changes ({gain.n} tasks)", None)
         found = f"{gain_text(gain)} ({gain.n} tasks)"
         return cls(claim, where, found, gain.difference > 0 if beyond(gain) else None)
 
 
-Block = str | Table | Picture
+Block: TypeAlias = str | Table | Picture
 
 
 @dataclass
@@ -79,6 +79,19 @@ def cited(value: float | None, plus_minus: float | None = None, title: str = "")
         return Cell(None)
     text = f"{value:.2f}" + (f" ± {plus_minus:.2f}" if plus_minus is not None else "")
     return Cell(text, sort=value, mark="cited", title=f"the paper, {title}" if title else "the paper")
+
+
+def accuracy_cell(record: Measured, name: str, title: str = "", mark: str = "") -> Cell:
+    """The accuracy of a method with its half-width."""
+    return Cell(mean_text(record, name), sort=mean_accuracy(record, name), title=title, mark=mark)
+
+
+def gain_cell(gain: Paired | None) -> Cell:
+    """A difference, marked where it lies beyond its interval."""
+    if gain is None:
+        return Cell(None)
+    mark = ("good" if gain.difference > 0 else "bad") if beyond(gain) else ""
+    return Cell(gain_text(gain), sort=gain.difference, mark=mark, title=f"{gain.n} tasks")
 
 
 _MARKS = {True: "good", False: "bad", None: ""}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import NotRequired, TypedDict
 
 # The paper's datasets as people read them; features of others bear the name of their folder.
 DATASETS = {
@@ -17,14 +17,137 @@ DATASETS = {
 }
 
 
+class Accuracy(TypedDict):
+    """In per cent; `plus_minus` as printed, which is twice the half-width of the 95% interval."""
+
+    accuracy: float
+    plus_minus: float
+
+
+class ComparedMethod(TypedDict):
+    """A row of tables 1 to 3; values by "dataset/shots"."""
+
+    method: str
+    values: dict[str, Accuracy]
+
+
+class DCSetting(TypedDict):
+    """DC as the paper tuned it for a dataset."""
+
+    dataset: str
+    shot: int
+    k: int
+    alpha: float
+    beta: float
+    n: int
+
+
+class Comparison(TypedDict):
+    """Tables 1 to 3; the last also says how DC was tuned."""
+
+    source: str
+    tasks: int
+    rows: list[ComparedMethod]
+    dc: NotRequired[list[DCSetting]]
+
+
+class AblationStep(TypedDict):
+    """A row of table 4."""
+
+    step: str
+    fixed: str
+    tuned: str
+    accuracy: float
+    plus_minus: float
+    gain: float | None
+
+
+class WithoutK(TypedDict):
+    """All tuned, with all base classes for k."""
+
+    accuracy: float
+    source: str
+
+
+class Ablation(TypedDict):
+    """Table 4."""
+
+    rows: list[AblationStep]
+    without_k: WithoutK
+
+
+class Distance(TypedDict):
+    """A row of table 5."""
+
+    distance: str
+    accuracy: float
+
+
+class Distances(TypedDict):
+    """Table 5."""
+
+    rows: list[Distance]
+
+
+class Candidate(TypedDict):
+    """A row of table 7: parameters and accuracy."""
+
+    dataset: str
+    shot: int
+    candidate: int
+    accuracy: float
+    plus_minus: float
+    m: float
+    k: int
+    alpha1: float
+    alpha2_ratio: float
+    beta: float
+    n: int
+
+
+class Candidates(TypedDict):
+    """Table 7."""
+
+    rows: list[Candidate]
+
+
+class WeightList(TypedDict):
+    """A row of tables 8 and 9: shares of the base classes, nearest first."""
+
+    dataset: str
+    method: str
+    shot: int
+    values: list[float]
+
+
+class Weights(TypedDict):
+    """Tables 8 and 9."""
+
+    rows: list[WeightList]
+
+
+class Published(TypedDict):
+    """`published.json`."""
+
+    paper: str
+    note: str
+    table1: Comparison
+    table2: Comparison
+    table3: Comparison
+    table4: Ablation
+    distances: Distances
+    candidates: Candidates
+    weights: Weights
+
+
 @cache
-def published() -> dict[str, Any]:
+def published() -> Published:
     """All of them, by table.
 
     >>> published()["table1"]["rows"][-1]["values"]["cub/1"]
     {'accuracy': 84.57, 'plus_minus': 0.48}
     """
-    found: dict[str, Any] = json.loads(files("fewcal.paper").joinpath("published.json").read_text(encoding="utf-8"))
+    found: Published = json.loads(files("fewcal.paper").joinpath("published.json").read_text(encoding="utf-8"))
     return found
 
 
@@ -37,9 +160,9 @@ def dataset_title(dataset: str) -> str:
     return DATASETS.get(dataset, dataset)
 
 
-def candidate(dataset: str, shot: int, number: int = 1) -> dict[str, Any] | None:
+def candidate(dataset: str, shot: int, number: int = 1) -> Candidate | None:
     """One of the three candidates of appendix F, if the paper has the dataset."""
     for row in published()["candidates"]["rows"]:
         if (row["dataset"], row["shot"], row["candidate"]) == (dataset, shot, number):
-            return dict(row)
+            return row
     return None

@@ -8,32 +8,22 @@ only have a meaning at the features' own scale, with sampled points or with litt
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, replace
+from typing import TypeAlias, TypedDict
 
 import numpy as np
 
 from fewcal.features import FeatureSet, FeatureSplit
 from fewcal.methods import Method
-from fewcal.methods.gdc import GDC
-from fewcal.paper.blocks import Section, Table, Value
-from fewcal.paper.measured import (
-    EIGEN_TASKS,
-    LARGEST,
-    Budget,
-    accuracy,
-    difference,
-    join,
-    mean_text,
-    measure,
-    points,
-)
+from fewcal.paper.blocks import Section, Table, Value, accuracy_cell, gain_cell
+from fewcal.paper.budget import EIGEN_TASKS, LARGEST, Case
+from fewcal.paper.measured import Measured, difference, join, measure, points
 from fewcal.paper.published import dataset_title
-from fewcal.paper.tables import Record, Records, gain_cell, paper_params, unit_scale
+from fewcal.paper.registry import Experiment, Records
+from fewcal.paper.settings import gdc, paper_params, unit_scale
 from fewcal.params import GDCParams
 from fewcal.presets import get_preset
-from fewcal.render import Cell
 
 PRESETS = ("paper", "authors", "default")
 # Where a question is asked: closed form at unit scale or at the features' own scale, or with points drawn.
@@ -44,17 +34,21 @@ LITTLE = "unit scale, α1=α2=1"
 _N = 200
 
 
+# What a parameter is changed to; "own" for α2/α1 takes the preset's α2 as it is.
+Change: TypeAlias = str | float | bool
+
+
 @dataclass(frozen=True)
 class Answer:
     """One answer to a question: the change of parameters that makes it."""
 
     question: str
     answer: str
-    change: Mapping[str, Any]
+    change: Mapping[str, Change]
     at: str = UNIT
 
 
-_CLASSES: dict[str, Any] = {
+_CLASSES: dict[str, Change] = {
     "whiten": False,
     "trust": 1.0,
     "query_pull": 0.0,
@@ -157,7 +151,7 @@ def variants(preset: str, dataset: str, shot: int, features: FeatureSet) -> list
         if (
             ("n_per" in change and shot == 1)  # one point a class: both are the same
             or (change.get("psd") == "eigen" and (shot > 1 or dim > LARGEST))
-            or ("common_size" in change and smallest <= change["common_size"])
+            or smallest <= float(change.get("common_size", -1))
             or (negative and ("kind" in change or change.get("beta") == 0.0))  # Yeo-Johnson it is, and no zeros
         ):
             continue
@@ -167,23 +161,36 @@ def variants(preset: str, dataset: str, shot: int, features: FeatureSet) -> list
     return out
 
 
-def fidelity(features: FeatureSet, dataset: str, shot: int, effort: Budget, device: str = "cpu") -> dict[str, Any]:
+class Row(TypedDict):
+    """One question answered otherwise than a preset answers it; `reference` and `variant` name what was measured."""
+
+    preset: str
+    question: str
+    answer: str
+    at: str
+    reference: str
+    variant: str
+
+
+class FidelityRecord(Measured):
+    """All variants and their references on the same novel tasks."""
+
+    rows: list[Row]
+
+
+def fidelity(case: Case) -> FidelityRecord:
     """Every variant on the same novel tasks; nothing is chosen on them."""
-    study = effort.study_tasks(features, device)
+    budget, study = case.budget, case.study_tasks
     made: dict[str, tuple[GDCParams, int]] = {}
-    rows = []
+    rows: list[Row] = []
     for preset in PRESETS:
-        for answer, params in variants(preset, dataset, shot, features):
-            few = (
-                min(effort.sgd, EIGEN_TASKS)
-                if params.psd == "eigen" and params.head != "closed_form"
-                else effort.sampled
-            )
-            tasks = min(study, few) if answer.at == DRAWN else study
-            start = starting_point(preset, dataset, shot, answer.at)
+        for answer, params in variants(preset, case.dataset, case.shot, case.features):
+            eigen = params.psd == "eigen" and params.head != "closed_form"
+            few = min(budget.sgd, EIGEN_TASKS) if eigen else budget.sampled
             reference, name = f"{preset}, {answer.at}", f"{preset}, {answer.at}: {answer.question}: {answer.answer}"
-            made.setdefault(reference, (start, min(study, effort.sampled) if answer.at == DRAWN else study))
-            made[name] = (params, tasks)
+            start = starting_point(preset, case.dataset, case.shot, answer.at)
+            made.setdefault(reference, (start, min(study, budget.sampled) if answer.at == DRAWN else study))
+            made[name] = (params, min(study, few) if answer.at == DRAWN else study)
             rows.append(
                 {
                     "preset": preset,
@@ -196,15 +203,14 @@ def fidelity(features: FeatureSet, dataset: str, shot: int, effort: Budget, devi
             )
     parts = []
     for group in _groups(made):
-        methods: dict[str, Method] = {name: GDC(made[name][0], cap_k=True) for name in group}
-        parts.append(measure(methods, features, shot, made[group[0]][1], effort.seed, device))
-    if dataset == "dogs" and len(features.split("base").classes) > 30:
+        methods: dict[str, Method] = {name: gdc(made[name][0]) for name in group}
+        parts.append(measure(methods, case, made[group[0]][1]))
+    if case.dataset == "dogs" and len(case.features.split("base").classes) > 30:
         # "30 or 70": the paper's text has both numbers of base classes for Stanford Dogs.
-        few_bases = _first_classes(features, 30)
+        few_bases = replace(case, features=_first_classes(case.features, 30))
         for preset in PRESETS:
             name = f"{preset}: base classes: 30"
-            method = GDC(starting_point(preset, dataset, shot), cap_k=True)
-            parts.append(measure({name: method}, few_bases, shot, study, effort.seed, device))
+            parts.append(measure({name: gdc(starting_point(preset, case.dataset, case.shot))}, few_bases, study))
             rows.append(
                 {
                     "preset": preset,
@@ -215,12 +221,12 @@ def fidelity(features: FeatureSet, dataset: str, shot: int, effort: Budget, devi
                     "variant": name,
                 }
             )
-    return join(*parts) | {"rows": rows}
+    return {**join(*parts), "rows": rows}
 
 
 def _groups(made: Mapping[str, tuple[GDCParams, int]]) -> list[list[str]]:
     """Variants that share a space and a number of tasks are run together: one bank, and not too many at once."""
-    groups: dict[Any, list[str]] = {}
+    groups: dict[Hashable, list[str]] = {}
     for name, (p, tasks) in made.items():
         groups.setdefault((tasks, p.beta, p.kind, p.eps, p.center, p.l2), []).append(name)
     return list(groups.values())
@@ -233,7 +239,7 @@ def _first_classes(features: FeatureSet, count: int) -> FeatureSet:
     return FeatureSet(cut, features.val, features.novel)
 
 
-def show_fidelity(records: Records) -> Section:
+def show_fidelity(records: Records[FidelityRecord]) -> Section:
     """For each preset, a row an answer: the difference to the preset on each feature set."""
     shown = Section()
     columns = list(records)
@@ -276,21 +282,20 @@ def show_fidelity(records: Records) -> Section:
     return shown
 
 
-def _level(record: Record, name: str) -> Value:
+def _level(record: FidelityRecord, name: str) -> Value:
     if name not in record["correct"]:
         return None
-    title = f"{len(record['correct'][name])} tasks"
-    return Cell(mean_text(record, name), sort=float(accuracy(record, name).mean()), title=title)
+    return accuracy_cell(record, name, title=f"{len(record['correct'][name])} tasks")
 
 
-def _change(record: Record, preset: str, question: str, answer: str, at: str) -> Value:
+def _change(record: FidelityRecord, preset: str, question: str, answer: str, at: str) -> Value:
     for row in record["rows"]:
         if (row["preset"], row["question"], row["answer"], row["at"]) == (preset, question, answer, at):
             return gain_cell(difference(record, row["variant"], row["reference"]))
     return None
 
 
-def _largest(records: Records) -> str:
+def _largest(records: Records[FidelityRecord]) -> str:
     """In words: the questions of `paper` and `authors` that move accuracy most, up or down, over feature sets."""
     moved: dict[str, list[float]] = {}
     for record in records.values():
@@ -301,3 +306,16 @@ def _largest(records: Records) -> str:
     order = sorted(moved.items(), key=lambda item: -float(np.mean(np.abs(item[1]))))
     told = "; ".join(f"{name}: {points(min(v))} to {points(max(v))}" for name, v in order[:5])
     return f"What moves `paper` and `authors` most, in points, lowest and highest of the columns that have it: {told}."
+
+
+EXPERIMENTS = (
+    Experiment(
+        "fidelity",
+        "What the paper leaves open: every choice, one at a time",
+        "beyond the paper",
+        "Every choice that the paper leaves open is answered otherwise than a preset answers it, one at a time.",
+        fidelity,
+        show_fidelity,
+        cost="12 min",
+    ),
+)

@@ -1,0 +1,112 @@
+"""How much is computed, and on what: with the features these fix every number of a record."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from fewcal.errors import InputError
+from fewcal.features import FeatureSet
+
+# More features than this are many: work that grows with D² or D³ is cut down then. Eigenvalues of a D×D matrix for each
+# support point, as the authors' script takes them, are for so many tasks at most, on any device.
+LARGEST, EIGEN_TASKS = 700, 100
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much is computed; with the features it fixes every number.
+
+    Attributes
+    ----------
+    tasks : int
+        Novel tasks of methods in closed form.
+    sampled : int
+        Of methods that draw points and train on them by L-BFGS; the first ones of the same tasks.
+    sgd : int
+        Of the paper's own head, 200 epochs of SGD, which costs a hundred times the closed form.
+    study : int
+        Of each variant in studies with many of them.
+    trials, trial_tasks : int
+        Settings tried in a search on validation classes, and the tasks of each.
+    seed : int
+
+    >>> Budget.of(tasks=50).sampled, Budget.of(quick=True).tasks, Budget.of(tasks=5000, device="cuda").sgd
+    (50, 200, 5000)
+    """
+
+    tasks: int
+    sampled: int
+    sgd: int
+    study: int
+    trials: int
+    trial_tasks: int
+    seed: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        tasks: int | None = None,
+        *,
+        quick: bool = False,
+        device: str = "cpu",
+        seed: int = 0,
+        sampled: int | None = None,
+        sgd: int | None = None,
+        trials: int | None = None,
+    ) -> Budget:
+        """What two CPU cores manage in an hour at 1000 tasks, in ten minutes when `quick`; a GPU spares nothing."""
+        asked = tasks if tasks is not None else 200 if quick else 1000
+        if device.startswith("cuda"):
+            usual = (asked, asked, asked, 20 if quick else 100, 50 if quick else 200)
+        else:
+            usual = (40, 4, 50, 5, 40) if quick else (1000, 40, 300, 16, 100)
+        made = cls(
+            asked,
+            min(asked, usual[0] if sampled is None else sampled),
+            min(asked, usual[1] if sgd is None else sgd),
+            min(asked, usual[2]),
+            usual[3] if trials is None else trials,
+            usual[4],
+            seed,
+        )
+        for name, value in made.to_dict().items():
+            if name != "seed" and (isinstance(value, bool) or value < 1):
+                raise InputError(f"{name} is {value!r}; it must be an integer of at least 1")
+        return made
+
+    def to_dict(self) -> dict[str, int]:
+        """Plain values, for JSON."""
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True)
+class Case:
+    """What one record is computed on.
+
+    Attributes
+    ----------
+    features : FeatureSet
+    dataset : str
+        One of the paper's, or the name of the folder.
+    shot : int
+        Support points a class; `WHOLE` for an experiment with a single record for a feature set.
+    budget : Budget
+    device : str
+    """
+
+    features: FeatureSet
+    dataset: str
+    shot: int
+    budget: Budget
+    device: str = "cpu"
+
+    @property
+    def study_tasks(self) -> int:
+        """Tasks of each variant in a study; half of them where a CPU has many features to deal with."""
+        many = self.device == "cpu" and self.features.dimension > LARGEST
+        return max(1, self.budget.study // 2) if many else self.budget.study
+
+
+# Shots of an experiment that has a single record for a feature set, whatever it looks at.
+WHOLE = 0

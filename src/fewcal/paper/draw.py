@@ -1,0 +1,155 @@
+"""Drawing what is computed: one report, a summary in Markdown and in JSON, and every picture as a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TypedDict
+
+from fewcal._utils.atomic import atomic_path, write_json
+from fewcal._utils.types import Log
+from fewcal.errors import InputError
+from fewcal.paper.blocks import Block, Picture, Section, Verdict, claims_table, to_markdown, to_page, verdict_table
+from fewcal.paper.experiments import EXPERIMENTS
+from fewcal.paper.published import dataset_title, published
+from fewcal.paper.run import Config, Kept, kept_records, read_config
+from fewcal.render import Page
+from fewcal.render.figures import save
+from fewcal.render.page import Value
+
+
+class Statement(TypedDict):
+    """A verdict as plain values."""
+
+    claim: str
+    features: str
+    found: str
+    verdict: str
+    experiment: str
+
+
+class Summary(TypedDict):
+    """`summary.json`: seconds of each experiment, the paper's statements and what became of them."""
+
+    effort: dict[str, int]
+    seconds: dict[str, float]
+    verdicts: list[Statement]
+    left_out: list[str]
+
+
+def draw_report(out: str | Path, left_out: Sequence[str] = (), say: Log = lambda line: None) -> Summary:
+    """Draw everything that is computed: report, summary, figures; the statements as plain values."""
+    folder = Path(out)
+    config = read_config(folder)
+    kept = kept_records(folder)
+    if not kept:
+        raise InputError(f"{folder} has no finished experiment to draw")
+    sections: dict[str, Section] = {}
+    for name, records in kept.items():
+        say(f"drawing {name}")
+        sections[name] = EXPERIMENTS[name].show({(r["dataset"], r["shot"]): r["data"] for r in records})
+    _draw_sections(folder, _opening(config, kept, left_out), sections, config, kept)
+    summary: Summary = {
+        "effort": config["effort"],
+        "seconds": {n: round(sum(r["seconds"] for r in rs), 2) for n, rs in kept.items()},
+        "verdicts": [
+            {"claim": v.claim, "features": v.where, "found": v.found, "verdict": v.word, "experiment": n}
+            for n, one in sections.items()
+            for v in one.verdicts
+        ],
+        "left_out": list(left_out),
+    }
+    write_json(folder / "summary.json", summary)
+    return summary
+
+
+def _draw_sections(
+    folder: Path,
+    opening: Sequence[Block],
+    sections: Mapping[str, Section],
+    config: Config,
+    kept: Mapping[str, Sequence[Kept]],
+) -> None:
+    """Write report.html, summary.md and the pictures."""
+    page = Page("The paper, measured", "every table and figure of the GDC paper beside what these features give")
+    to_page(page, opening)
+    markdown = ["# The paper, measured\n", to_markdown(opening)]
+    if verdicts := [v for one in sections.values() for v in one.verdicts]:
+        page.heading("Where the paper's statements hold")
+        markdown.append("## Where the paper's statements hold\n")
+        for blocks in _verdict_blocks(verdicts):
+            to_page(page, blocks)
+            markdown.append(to_markdown(blocks))
+    for name, one in sections.items():
+        e = EXPERIMENTS[name]
+        page.heading(f"{e.title} ({name})")
+        said = f"{e.source[0].upper()}{e.source[1:]}. {'The paper: ' if e.datasets else ''}{e.says}"
+        page.text(said)
+        to_page(page, one.blocks)
+        markdown += [f"## {e.title} ({name})\n", f"{said}\n", to_markdown(one.blocks, Path("figures"))]
+        for block in one.blocks:
+            if isinstance(block, Picture):
+                save(block.figure, folder / "figures" / block.stem)
+    timing: list[list[Value]] = [
+        [r["experiment"], r["dataset"], r["shot"] or None, r["device"], r["seconds"]]
+        for rs in kept.values()
+        for r in rs
+    ]
+    page.heading("How it was computed")
+    with page.details("Seconds of each part"):
+        page.table(["experiment", "features", "shots", "device", "seconds"], timing)
+    page.facts({"command": f"fewcal paper run {' '.join(kept)} --features …", "effort": config["effort"]})
+    page.write(folder / "report.html")
+    with atomic_path(folder / "summary.md") as temporary:
+        temporary.write_text("\n".join(markdown), encoding="utf-8")
+
+
+def _opening(config: Config, kept: Mapping[str, Sequence[Kept]], left_out: Sequence[str]) -> list[str]:
+    effort = config["effort"]
+    sets = ", ".join(dict.fromkeys(dataset_title(r["dataset"]) for rs in kept.values() for r in rs))
+    words = [
+        f"Computed on {sets}: {effort['tasks']} novel tasks (5 ways, 15 queries a class) for methods in closed form, "
+        f"{effort['sampled']} for those that train on sampled points, {effort['sgd']} for the paper's own SGD head, "
+        f"{effort['study']} for each variant of a study; at most {effort['trials']} settings on "
+        f"{effort['trial_tasks']} validation tasks where something is tuned. Seed {effort['seed']}. "
+        "Nothing was chosen on novel classes.",
+        f"† marks figures of the paper, on the paper's own features ({published()['paper']}). Intervals are 95% over "
+        "tasks, paired where two methods are compared; they say nothing about other classes.",
+        "The paper's settings assume the scale of the paper's features: a distance of about 1.4 to the nearest base "
+        "class, where 1/(1 + d^m) is neither 0 nor 1 and SGD with a learning rate of 0.08 is stable. Features of other "
+        "backbones lie elsewhere, so the paper's settings are also shown at unit scale (centred, L2).",
+    ]
+    if left_out:
+        words.append(f"Left out: {'; '.join(left_out)}.")
+    return words
+
+
+def _verdict_blocks(verdicts: Sequence[Verdict]) -> list[list[Block]]:
+    counts = {word: sum(v.word == word for v in verdicts) for word in ("holds", "does not hold", "cannot tell")}
+    above = [v for v in verdicts if v.claim.startswith("GDC is above DC")]
+    rest = [v for v in verdicts if v not in above]
+    out: list[list[Block]] = [
+        [
+            f"Of {len(verdicts)} statements {counts['holds']} hold, {counts['does not hold']} do not hold, and for "
+            f"{counts['cannot tell']} the 95% interval has both signs."
+        ]
+    ]
+    if above:
+        caption = "GDC minus DC on the same tasks, points of accuracy; ▲ and ▼ are beyond the 95% interval"
+        out.append([_above_words(above), claims_table(above, caption)])
+    if rest:
+        out.append([verdict_table(rest, "Other statements, each gain with its 95% interval")])
+    return out
+
+
+def _above_words(above: Sequence[Verdict]) -> str:
+    """Where GDC is above DC and where not, form by form, in words."""
+    parts = []
+    for claim in dict.fromkeys(v.claim for v in above):
+        own = [v for v in above if v.claim == claim]
+        told = [f"above DC in {sum(v.holds is True for v in own)} of {len(own)} cases"]
+        for holds, word in ((False, "below DC"), (None, "not to be told from DC")):
+            if where := [v.where for v in own if v.holds is holds]:
+                told.append(f"{word} on {'; '.join(where)}")
+        parts.append(f"GDC {claim.partition('(')[2].rstrip(')')}: {', '.join(told)}.")
+    return " ".join(parts)
