@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -305,9 +307,58 @@ def test_resume_on_another_kind_of_device_is_refused(features: FeatureSet, tmp_p
     config = json.loads((folder / "config.json").read_text())
     assert config["identity"]["device"] == "cpu"
     config["identity"]["device"] = "cuda"
+    del config["checksum"]
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(InputError, match="device is 'cuda' in one and 'cpu' in the other"):
         evaluate(METHODS, features, PROTOCOL, out=folder, resume=True)
+
+
+def test_a_folder_has_one_run_at_a_time(features: FeatureSet, whole: Path, tmp_path: Path) -> None:
+    refused = []
+
+    def second(done: int, total: int) -> None:
+        if not refused:
+            other = dataclasses.replace(PROTOCOL, seed=5)
+            for resume in (False, True):
+                with pytest.raises(InputError, match="is in use by process") as caught:
+                    evaluate(METHODS, features, other, out=tmp_path / "run", resume=resume)
+                refused.append(caught)
+
+    evaluate(METHODS, features, PROTOCOL, out=tmp_path / "run", progress=second)
+    assert len(refused) == 2
+    same_outcome(tmp_path / "run", whole)
+    assert not list((tmp_path / "run").glob(".*"))
+
+
+@pytest.mark.parametrize("after", [0, 20, 40])
+def test_a_folder_deleted_on_the_way_is_an_error(features: FeatureSet, tmp_path: Path, after: int) -> None:
+    def delete(done: int, total: int) -> None:
+        if done >= after:
+            shutil.rmtree(tmp_path / "run", ignore_errors=True)
+
+    with pytest.raises(FewcalError, match="was deleted or replaced while this command wrote to it"):
+        evaluate(METHODS, features, PROTOCOL, out=tmp_path / "run", progress=delete)
+    assert not (tmp_path / "run").exists()
+
+
+def test_results_of_another_run_are_not_taken_for_ones_own(features: FeatureSet, tmp_path: Path) -> None:
+    """What two commands in one folder used to leave behind: the configuration of one and the results of the other."""
+    for seed in (0, 1):
+        evaluate(METHODS, features, dataclasses.replace(PROTOCOL, seed=seed), out=tmp_path / f"{seed}")
+    shutil.copy(tmp_path / "1" / "results.npz", tmp_path / "0")
+    with pytest.raises(FileFormatError, match="results of another run"):
+        load_run(tmp_path / "0")
+    a, b = (interrupted(features, tmp_path / name) for name in "ab")
+    config = json.loads((a / "config.json").read_text())
+    config["identity"]["protocol"]["seed"] = 5
+    (a / "config.json").write_text(json.dumps(config))
+    with pytest.raises(FileFormatError, match="it is not what was written"):
+        evaluate(METHODS, features, dataclasses.replace(PROTOCOL, seed=5), out=a, resume=True)
+    for block in (b / "blocks").iterdir():
+        with np.load(block) as f:
+            np.savez(block, **{name: f[name] for name in f.files} | {"run": np.array("another")})
+    fresh = evaluate(METHODS, features, PROTOCOL, out=b, resume=True)
+    assert np.array_equal(fresh.correct["ncm"], evaluate(METHODS, features, PROTOCOL).correct["ncm"])
 
 
 def test_folders_that_are_taken(features: FeatureSet, whole: Path, tmp_path: Path) -> None:
@@ -378,7 +429,7 @@ def test_a_read_only_place(features: FeatureSet, tmp_path: Path, monkeypatch: py
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self))
 
     monkeypatch.setattr(Path, "mkdir", mkdir)
-    with pytest.raises(FewcalError, match=r"cannot write .*config.json: Permission denied"):
+    with pytest.raises(FewcalError, match=r"cannot write .*run: Permission denied"):
         evaluate(METHODS, features, PROTOCOL, out=tmp_path / "run")
 
 
@@ -449,7 +500,8 @@ def test_the_plan_is_written_before_the_first_block(features: FeatureSet, tmp_pa
     config = json.loads((folder / "config.json").read_text())
     assert config["plan"]["block"] == 10
     assert config["plan"]["settings"]["gdc"]["method"] == "gdc"
-    assert Run(folder, config).results() is None
+    with Run.open(folder, config["identity"], resume=True) as run:
+        assert run.results() is None
 
 
 # ---- real kills -----------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Files that appear under their name only when they are complete."""
+"""Files that appear under their name only when they are complete, and JSON that is read or refused with a reason."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
-from fewcal.errors import InputError
+from fewcal.errors import FileFormatError, InputError
 
 
 @contextmanager
@@ -43,8 +44,29 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 def write_json(path: str | os.PathLike[str], value: object) -> None:
     """Write `value` as JSON for people and programs; what JSON cannot hold is written as text."""
+    text = json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n"
     with atomic_path(path) as temporary:
-        temporary.write_text(json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n", encoding="utf-8")
+        # Half characters, which names of files have that are not UTF-8, become escapes that JSON reads back.
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
+
+
+def read_json(path: str | os.PathLike[str], remedy: str) -> dict[str, Any]:
+    """The JSON object in a file; what it holds is not checked any further.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_json(Path(folder) / "a.json", {"a": 1})
+    ...     read_json(Path(folder) / "a.json", "write it again")
+    {'a': 1}
+    """
+    try:
+        value = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:  # text as deep as no file of ours is
+        reason = " ".join(str(error).split())[:120]
+        raise FileFormatError(f"{path} cannot be read ({reason}); {remedy}") from error
+    if not isinstance(value, dict):
+        raise FileFormatError(f"{path} is not a JSON object; {remedy}")
+    return value
 
 
 def _umask() -> int:

@@ -13,6 +13,7 @@ Every file is written under another name first, so that what is there is whole.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
 import reprlib
@@ -21,7 +22,8 @@ import sys
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from fewcal._utils.atomic import atomic_path, write_json
+from fewcal._utils.atomic import atomic_path, read_json, write_json
+from fewcal._utils.folder_lock import OutputLock, folder_lock, is_leftover
 from fewcal._version import __version__
 from fewcal.errors import FileFormatError, InputError
 from fewcal.evaluation.engine import Block
@@ -47,13 +50,20 @@ _UNREADABLE = (OSError, ValueError, KeyError, TypeError, EOFError, NotImplemente
 class Run:
     """The folder of one evaluation."""
 
-    def __init__(self, folder: Path, config: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, config: dict[str, Any], lock: OutputLock) -> None:
         self.folder = folder
         self.config = config
+        self.lock = lock
 
     @classmethod
-    def open(cls, folder: Path, identity: dict[str, Any], *, resume: bool) -> Run:
-        """Begin a run in a new or empty folder, or continue the one that is there."""
+    @contextmanager
+    def open(cls, folder: Path, identity: dict[str, Any], *, resume: bool) -> Iterator[Run]:
+        """Begin a run in a new or empty folder, or continue the one that is there; nobody else may meanwhile."""
+        with folder_lock(folder) as lock:
+            yield cls._opened(folder, identity, resume, lock)
+
+    @classmethod
+    def _opened(cls, folder: Path, identity: dict[str, Any], resume: bool, lock: OutputLock) -> Run:
         file = folder / "config.json"
         plain = json.loads(json.dumps(identity, default=str))
         if file.is_file():
@@ -65,11 +75,9 @@ class Run:
                     f"{folder} holds another run: {first_difference(config['identity'], plain)}; "
                     "resume with the same settings or choose another folder"
                 )
-            return cls(folder, config)
-        if folder.exists() and not folder.is_dir():
-            raise InputError(f"{folder} is a file; choose a new folder")
+            return cls(folder, config, lock)
         # A run killed while it wrote its very first file leaves only that, half-written under another name.
-        if folder.exists() and not all(p.match(".config.json.*.tmp") for p in folder.iterdir()):
+        if not all(p.match(".config.json.*.tmp") or is_leftover(p) for p in folder.iterdir()):
             raise InputError(f"{folder} is not empty and holds no run; choose a new folder")
         config = {
             "format": FORMAT,
@@ -78,15 +86,24 @@ class Run:
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
             "identity": plain,
         }
-        run = cls(folder, config)
-        write_json(folder / "config.json", config)
+        run = cls(folder, config, lock)
+        run._write_config()
         return run
+
+    def _write_config(self) -> None:
+        self.lock.check()
+        write_json(self.folder / "config.json", self.config | {"checksum": _checksum(self.config)})
+
+    @property
+    def key(self) -> str:
+        """What every file of this run's results bears."""
+        return _checksum(self.config["identity"])
 
     def plan(self, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """The plan that this run began with, or a new one."""
         if "plan" not in self.config:
             self.config["plan"] = make()
-            write_json(self.folder / "config.json", self.config)
+            self._write_config()
         return dict(self.config["plan"])
 
     def results(self) -> Results | None:
@@ -102,7 +119,8 @@ class Run:
 
     def save_block(self, block: Block) -> None:
         """Keep a finished block."""
-        arrays = _arrays(block.classes, block.correct, block.bins, block.seconds)
+        self.lock.check()
+        arrays = _arrays(block.classes, block.correct, block.bins, block.seconds) | {"run": np.array(self.key)}
         with atomic_path(self.folder / "blocks" / f"{block.start:08d}.npz") as temporary, temporary.open("wb") as file:
             np.savez(file, **arrays)
 
@@ -112,7 +130,7 @@ class Run:
         for start, stop in borders:
             try:
                 with np.load(self.folder / "blocks" / f"{start:08d}.npz", allow_pickle=False) as f:
-                    block = Block(start, *_outcome(f, methods))
+                    block = Block(start, *_outcome(f, methods, self.key))
             except _UNREADABLE:
                 continue
             if all(a.shape == (stop - start, way) for a in (block.classes, *block.correct.values())):
@@ -123,18 +141,20 @@ class Run:
 
     def finish(self, results: Results, env: dict[str, Any]) -> None:
         """Write the results and drop the blocks."""
+        self.lock.check()
         summary = results.summary()
         write_json(self.folder / "environment.json", env)
         write_json(self.folder / "summary.json", summary.to_dict())
         with atomic_path(self.folder / "summary.md") as temporary:
             temporary.write_text(summary.to_markdown(), encoding="utf-8")
         _write_parquet(self.folder / "tasks.parquet", results)
-        arrays = _arrays(results.classes, results.correct, results.bins, results.seconds)
+        arrays = _arrays(results.classes, results.correct, results.bins, results.seconds) | {"run": np.array(self.key)}
         with atomic_path(self.folder / "results.npz") as temporary, temporary.open("wb") as file:
             np.savez_compressed(file, **arrays)
         shutil.rmtree(self.folder / "blocks", ignore_errors=True)
         for left in self.folder.glob(".*.tmp"):  # of earlier starts that were killed while they wrote
             left.unlink(missing_ok=True)
+        self.lock.check()  # what was written to a folder that is gone is no result
 
 
 def load_run(folder: str | Path) -> Results:
@@ -151,7 +171,8 @@ def load_run(folder: str | Path) -> Results:
     try:
         protocol = Protocol(**identity["protocol"])
         with np.load(folder / "results.npz", allow_pickle=False) as f:
-            outcome = _outcome(f, list(identity["methods"]))
+            outcome = _outcome(f, list(identity["methods"]), _checksum(identity))
+        _check_shapes(outcome, protocol, len(identity["class_names"]))
         return Results(protocol, list(identity["class_names"]), *outcome, config["plan"]["settings"], identity)
     except _UNREADABLE as error:
         raise FileFormatError(
@@ -227,9 +248,12 @@ def _arrays(
     return arrays
 
 
-def _outcome(
-    f: Any, methods: list[str]
-) -> tuple[np.ndarray, dict[str, np.ndarray], dict[str, CalibrationBins], dict[str, float]]:
+Outcome = tuple[np.ndarray, dict[str, np.ndarray], dict[str, CalibrationBins], dict[str, float]]
+
+
+def _outcome(f: Any, methods: list[str], key: str) -> Outcome:
+    if "run" in f.files and str(f["run"]) != key:  # files of earlier versions do not say
+        raise ValueError("results of another run")
     return (
         f["classes"],
         {m: f[f"correct/{m}"] for m in methods},
@@ -240,6 +264,16 @@ def _outcome(
 
 def _bins(f: Any, method: str) -> CalibrationBins:
     return CalibrationBins.from_dict({k: f[f"bins.{k}/{method}"] for k in ("counts", "correct", "confidence")})
+
+
+def _check_shapes(outcome: Outcome, protocol: Protocol, classes: int) -> None:
+    drawn, correct = outcome[0], outcome[1]
+    if any(a.shape != (protocol.tasks, protocol.way) or a.dtype.kind not in "iu" for a in (drawn, *correct.values())):
+        raise ValueError(f"results are not of {protocol.tasks} tasks with {protocol.way} classes")
+    if drawn.size and not 0 <= drawn.min() <= drawn.max() < classes:
+        raise ValueError("results are of classes that the run does not name")
+    if any(a.size and not 0 <= a.min() <= a.max() <= protocol.query for a in correct.values()):
+        raise ValueError(f"results count more right answers than {protocol.query} queries")
 
 
 def _write_parquet(path: Path, results: Results) -> None:
@@ -265,27 +299,31 @@ def _write_parquet(path: Path, results: Results) -> None:
         pq.write_table(pa.concat_tables(parts).unify_dictionaries(), temporary)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise FileFormatError(f"{path} cannot be read ({error})") from error
-    if not isinstance(value, dict):
-        raise FileFormatError(f"{path} is not a JSON object")
-    return value
-
-
 def _read_config(folder: Path) -> dict[str, Any]:
     file = folder / "config.json"
-    config = _read_json(file)
+    remedy = "choose another folder"
+    config = read_json(file, remedy)
     if config.get("format") != FORMAT or not isinstance(config.get("identity"), dict):
-        raise FileFormatError(f"{file} is not the configuration of a fewcal run; choose another folder")
+        raise FileFormatError(f"{file} is not the configuration of a fewcal run; {remedy}")
     if config.get("version") != FORMAT_VERSION:
         raise FileFormatError(
             f"{file} is of run format {config.get('version')}, this fewcal reads {FORMAT_VERSION}; "
             f"use fewcal {config.get('fewcal')} or evaluate anew"
         )
+    known = config.pop("checksum", None)  # runs of earlier versions have none
+    plan = config.get("plan", {})
+    if known not in (None, _checksum(config)) or not isinstance(plan, dict) or (plan and not _is_plan(plan)):
+        raise FileFormatError(f"{file} is damaged: it is not what was written; {remedy}")
     return config
+
+
+def _is_plan(plan: dict[str, Any]) -> bool:
+    block = plan.get("block")
+    return type(block) is int and block > 0 and all(isinstance(plan.get(k), dict) for k in ("batches", "settings"))
+
+
+def _checksum(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def task_identity(results: Results) -> dict[str, Any]:

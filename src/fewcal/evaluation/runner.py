@@ -77,8 +77,10 @@ def evaluate(
     check_workers(n_jobs, scheduler)
     fs = features if isinstance(features, FeatureSet) else FeatureSet.load(features)
     evaluation = _Evaluation(_named(methods), fs, protocol or Protocol(), pick_device(device), episodes)
-    run = None if out is None else Run.open(Path(out), evaluation.identity, resume=resume)
-    return evaluation.results(run, n_jobs, scheduler, progress or _silent)
+    if out is None:
+        return evaluation.results(None, n_jobs, scheduler, progress or _silent)
+    with Run.open(Path(out), evaluation.identity, resume=resume) as run:
+        return evaluation.results(run, n_jobs, scheduler, progress or _silent)
 
 
 class _Evaluation:

@@ -18,6 +18,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -89,12 +90,13 @@ def train(
     _check_data(data, settings)
     if tensorboard:
         _summary_writer()
-    with joined_process_group(device) as world:
+    with joined_process_group(device) as world, ExitStack() as held:
+        run = None
         if world.first:
             prints = {name: split.fingerprint() for name, split in data.items()}
             begun = "" if initial is None else str(initial)
             identity = {"kind": "training", "settings": settings.to_dict(), "data": prints, "initial": begun}
-            Run.open(folder, identity, resume=resume)
+            run = held.enter_context(Run.open(folder, identity, resume=resume))
         world.agreed([0.0])  # nobody goes on before the folder is there
         if resume and (folder / RECORD).is_file():
             return _read_record(folder / RECORD)
@@ -106,6 +108,8 @@ def train(
         record: dict[str, Any] = {}
         if world.first:
             record = training.finish(None if features is None else Path(features), final_tasks, log)
+        if run is not None:
+            run.lock.check()
         world.agreed([0.0])
         return record
 
