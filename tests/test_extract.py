@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -309,3 +310,78 @@ def test_state_is_saved_now_and_then(photos: Path, tmp_path: Path, monkeypatch: 
     items: Pictures = find_pictures(photos)
     extract(items, extractor(), tmp_path / "x.npz", batch=8, progress=lambda *a: seen.append(a))
     assert seen == [(8, 21), (16, 21), (21, 21)]
+
+
+def test_a_target_has_one_owner(photos: Path, tmp_path: Path) -> None:
+    """Two extractors at the same target used to give a file stamped by one with rows of the other."""
+    items, target, refused = find_pictures(photos), tmp_path / "x.npz", []
+
+    def second(done: int, total: int) -> None:
+        with pytest.raises(InputError, match=r"x\.npz is in use by process") as caught:
+            extract(items, as_extractor(colours, name="other", size=8), target, resume=True)
+        refused.append(caught)
+
+    extract(items, extractor(), target, progress=second)
+    assert refused
+    assert [p.name for p in tmp_path.glob("*x*")] == ["x.npz"]
+    assert not list(tmp_path.glob(".*"))
+
+
+def begun(photos: Path, target: Path) -> Path:
+    """A run that was stopped after two of its batches."""
+
+    def stop(done: int, total: int) -> None:
+        if done >= 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        extract(find_pictures(photos), extractor(), target, batch=2, progress=stop)
+    return target.with_name(f".{target.stem}.part.npy")
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut", "zeros"])
+def test_damaged_batches_are_computed_again(photos: Path, tmp_path: Path, damage: str) -> None:
+    extract(find_pictures(photos), extractor(), tmp_path / "whole.npz", batch=2)
+    part = begun(photos, tmp_path / "x.npz")
+    data = bytearray(part.read_bytes())
+    if damage == "flipped":
+        data[140] ^= 64
+    part.write_bytes(
+        data[:150] if damage == "cut" else data[:128] + bytes(len(data) - 128) if damage == "zeros" else data
+    )
+    extract(find_pictures(photos), extractor(), tmp_path / "x.npz", resume=True)
+    assert (tmp_path / "x.npz").read_bytes() == (tmp_path / "whole.npz").read_bytes()
+
+
+def test_a_run_of_an_earlier_version_is_continued(photos: Path, tmp_path: Path) -> None:
+    extract(find_pictures(photos), extractor(), tmp_path / "whole.npz", batch=2)
+    state = begun(photos, tmp_path / "x.npz").with_suffix(".json")
+    found = json.loads(state.read_text())
+    del found["sums"]
+    state.write_text(json.dumps(found))
+    extract(find_pictures(photos), extractor(), tmp_path / "x.npz", resume=True)
+    assert (tmp_path / "x.npz").read_bytes() == (tmp_path / "whole.npz").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "state", ["", "[]", "{}", '{"identity": 1}', "[" * 100_000, '{"identity": null, "batch": 0, "bad": []}', "\x00"]
+)
+def test_damaged_records_are_named(photos: Path, tmp_path: Path, state: str) -> None:
+    begun(photos, tmp_path / "x.npz").with_suffix(".json").write_text(state)
+    with pytest.raises(FileFormatError, match=r"part\.json .* remove it and start again"):
+        extract(find_pictures(photos), extractor(), tmp_path / "x.npz", resume=True)
+
+
+def test_a_full_disk_is_an_error_and_what_is_there_is_kept(photos: Path, tmp_path: Path) -> None:
+    """A memory map would end the process by a signal."""
+    extract(find_pictures(photos), extractor(), tmp_path / "whole.npz", batch=2)
+    items = find_pictures(photos)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (160, before[1]))
+    try:
+        with pytest.raises(InputError, match=r"cannot write .*x\.part\.npy: File too large; make room"):
+            extract(items, extractor(), tmp_path / "x.npz", batch=2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    extract(items, extractor(), tmp_path / "x.npz", batch=2, resume=True)
+    assert (tmp_path / "x.npz").read_bytes() == (tmp_path / "whole.npz").read_bytes()

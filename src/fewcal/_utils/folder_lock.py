@@ -121,7 +121,7 @@ def _attempt(file: Path, subject: Path) -> int | None:
         except FileNotFoundError:  # its owner removed an empty folder between our two steps
             continue
         except FileExistsError as error:
-            raise InputError(f"{file.parent} is a file; choose a new folder") from error
+            raise InputError(f"cannot write {subject}: {file.parent} is a file; choose a new folder") from error
         except OSError as error:
             raise InputError(f"cannot write {subject}: {error.strerror or error}; choose another place") from error
         try:

@@ -1,17 +1,17 @@
 """Extraction: from a source of pictures or texts to feature files, in batches, in parallel, and safe against kills.
 
-While it runs, features grow in `.NAME.part.npy`, memory-mapped, beside `.NAME.part.json`, which says how far it came.
-Batches begin at fixed places, so that a run that was interrupted and continued gives the same bytes as one that was
-not. The finished file is an `.npz` that every command reads (`features`, `labels`, `classes`); it also holds `names`,
-the item of each row, and `extractor`, so that features of different extractors are not mixed by accident.
+While it runs, features grow in a `PartFile` beside the target, which one process at a time may write. Batches begin at
+fixed places, so that a run that was interrupted and continued gives the same bytes as one that was not. The finished
+file is an `.npz` that every command reads (`features`, `labels`, `classes`); it also holds `names`, the item of each
+row, and `extractor`, so that features of different extractors are not mixed by accident.
 """
 
 from __future__ import annotations
 
-import json
 import time
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -19,11 +19,13 @@ from typing import TypedDict
 
 import numpy as np
 
-from fewcal._utils.atomic import atomic_path, write_json
+from fewcal._utils.atomic import atomic_path
+from fewcal._utils.folder_lock import file_lock
 from fewcal._utils.types import Progress, StrPath
 from fewcal.errors import FileFormatError, InputError
 from fewcal.features.extractors import Extractor
 from fewcal.features.featureset import SPLITS, FeatureSplit
+from fewcal.features.part_file import PartFile, check_identity
 from fewcal.features.sources.items import Items, decoded, refuse_bad
 from fewcal.features.sources.pictures import class_folders, find_pictures
 from fewcal.features.sources.texts import find_texts
@@ -184,47 +186,23 @@ def extract(
         raise InputError(f"{target}: features are extracted into .npz files")
     if dtype not in ("float32", "float16"):
         raise InputError(f"dtype={dtype!r} must be 'float32' or 'float16'")
-    part = _Part(target, items, extractor, batch, dtype)
-    if target.exists():
-        if not resume:
-            raise InputError(f"{target} is there already; resume, remove it, or choose another place")
-        return part.finished()
-    part.open(resume)
-    begun = time.monotonic()
-    starts = part.left()
-    try:
-        for done in _batches(items, extractor, starts, part.batch, workers):
-            part.put(done)
-            if time.monotonic() - begun >= SAVE_EVERY:
-                part.save()
-                begun = time.monotonic()
-            if progress is not None:
-                progress(part.done, len(items))
-    finally:
-        part.save()
-    if part.bad and (not skip_bad or len(part.bad) == len(items)):
-        listing = target.with_name(f"{target.stem}.unreadable.txt")
-        with atomic_path(listing) as temporary:
-            temporary.write_text("".join(f"{m}\n" for m in part.bad.values()), encoding="utf-8")
-        refuse_bad(
-            [InputError(m) for m in part.bad.values()],
-            len(items),
-            f"fix them and resume, or leave them out (--resume --skip-bad); all in {listing}",
-        )
-    return part.finish()
+    _starts(1, batch)
+    with file_lock(target) as lock:
+        job = _Extraction(target, items, extractor, dtype)
+        if target.exists():
+            if not resume:
+                raise InputError(f"{target} is there already; resume, remove it, or choose another place")
+            return job.finished()
+        job.run(batch, workers, resume, progress)
+        lock.check()
+        return job.finish(skip_bad)
 
 
-class _Part:
-    """Features on their way: the growing array, what is done, and what could not be read."""
+class _Extraction:
+    """One target, its items and their extractor."""
 
-    def __init__(self, target: Path, items: Items, extractor: Extractor, batch: int, dtype: str) -> None:
-        self.target, self.items, self.extractor, self.batch, self.dtype = target, items, extractor, batch, dtype
-        _starts(1, batch)
-        self.array_file = target.with_name(f".{target.stem}.part.npy")
-        self.state_file = target.with_name(f".{target.stem}.part.json")
-        self.done = 0
-        self.bad: dict[int, str] = {}
-        self.array: np.ndarray | None = None
+    def __init__(self, target: Path, items: Items, extractor: Extractor, dtype: str) -> None:
+        self.target, self.items, self.extractor = target, items, extractor
         self.identity = {
             "extractor": extractor.stamp,
             "source": items.fingerprint(),
@@ -232,68 +210,46 @@ class _Part:
             "dim": extractor.dim,
             "dtype": dtype,
         }
+        self.part = PartFile(target, self.identity, (len(items), extractor.dim), dtype)
 
-    def open(self, resume: bool) -> None:
-        there = self.state_file.exists() and self.array_file.exists()
-        if there and not resume:
-            raise InputError(
-                f"{self.target.parent} holds an unfinished run of {self.target.name}; continue it with --resume, "
-                f"or remove {self.state_file}"
-            )
-        shape = (len(self.items), self.extractor.dim)
+    def run(self, batch: int, workers: int | None, resume: bool, progress: Progress | None) -> None:
+        """Compute the batches that are not there yet; what could not be saved at the end is computed again."""
+        self.part.open(batch, resume)
+        saved = time.monotonic()
         try:
-            if there:
-                state = json.loads(self.state_file.read_text(encoding="utf-8"))
-                self._check(state["identity"])
-                self.batch, self.done = int(state["batch"]), int(state["done"])
-                self.bad = {int(i): str(m) for i, m in state["bad"].items()}
-                self.array = np.lib.format.open_memmap(self.array_file, mode="r+")
-                if self.array.shape != shape:
-                    raise ValueError(f"shape {self.array.shape}")
-            else:
-                self.target.parent.mkdir(parents=True, exist_ok=True)
-                self.array = np.lib.format.open_memmap(self.array_file, mode="w+", dtype=self.dtype, shape=shape)
-        except InputError:
+            for done in _batches(self.items, self.extractor, self.part.left(), self.part.batch, workers):
+                errors = {i: str(error) for i, error in done.errors.items()}
+                self.part.put(done.start, done.stop, done.rows, done.features, errors)
+                if time.monotonic() - saved >= SAVE_EVERY:
+                    self.part.save()
+                    saved = time.monotonic()
+                if progress is not None:
+                    progress(self.part.done, len(self.items))
+        except BaseException:
+            with suppress(InputError):  # the first error is the one to tell
+                self.part.save()
+            self.part.close()
             raise
-        except (KeyError, TypeError, ValueError) as error:
-            raise FileFormatError(f"{self.state_file} is damaged ({error}); remove it and start again") from error
-        except OSError as error:
-            raise InputError(f"cannot write {self.array_file}: {error.strerror or error}") from error
+        self.part.save()
 
-    def _check(self, identity: Mapping[str, object]) -> None:
-        words = {"extractor": "another extractor", "source": f"other {self.items.kind}s", "rows": "other rows"}
-        for key, value in self.identity.items():
-            if identity.get(key) != value:
-                what = words.get(key, f"{key} {identity.get(key)}")
-                raise InputError(f"{self.target} was begun with {what}; start again at another place, or remove it")
-
-    def left(self) -> list[int]:
-        """Where the batches begin that are still to do: those with something unreadable, and all that are new."""
-        starts = _starts(len(self.items), self.batch)
-        again = {i // self.batch * self.batch for i in self.bad}
-        return [s for s in starts if s >= self.done or s in again]
-
-    def put(self, done: _Batch) -> None:
-        assert self.array is not None
-        self.array[done.rows] = done.features
-        for i in done.rows:
-            self.bad.pop(i, None)
-        self.bad |= {i: str(error) for i, error in done.errors.items()}
-        self.done = max(self.done, done.stop)
-
-    def save(self) -> None:
-        """First the numbers, then the claim that they are there."""
-        assert isinstance(self.array, np.memmap)
-        self.array.flush()
-        bad = dict(sorted(self.bad.items()))
-        write_json(self.state_file, {"identity": self.identity, "batch": self.batch, "done": self.done, "bad": bad})
-
-    def finish(self) -> Extracted:
-        assert self.array is not None
-        kept = [i for i in range(len(self.items)) if i not in self.bad]
+    def finish(self, skip_bad: bool) -> Extracted:
+        """Write the target, or the list of what could not be read."""
+        bad, total = self.part.bad, len(self.items)
+        listing = self.target.with_name(f"{self.target.stem}.unreadable.txt")
+        if bad and (not skip_bad or len(bad) == total):
+            self.part.close()
+            with atomic_path(listing) as temporary:
+                lines = "".join(f"{m}\n" for m in bad.values())
+                temporary.write_text(lines, encoding="utf-8", errors="backslashreplace")
+            refuse_bad(
+                [InputError(m) for m in bad.values()],
+                total,
+                f"fix them and resume, or leave them out (--resume --skip-bad); all in {listing}",
+            )
+        kept = [i for i in range(total) if i not in bad]
         items = self.items.take(kept)
-        features = self.array if len(kept) == len(self.items) else self.array[kept]
-        arrays: dict[str, np.ndarray] = {"features": features}
+        features = self.part.array()
+        arrays: dict[str, np.ndarray] = {"features": features if len(kept) == total else features[kept]}
         if items.labels is not None:
             arrays |= {"labels": items.label_codes(), "classes": np.array(items.classes)}
         arrays |= {
@@ -303,15 +259,15 @@ class _Part:
         }
         with atomic_path(self.target) as temporary, temporary.open("wb") as file:
             np.savez(file, **arrays)  # type: ignore[arg-type]
-        self.array = None
-        for leftover in (self.array_file, self.state_file, self.target.with_name(f"{self.target.stem}.unreadable.txt")):
-            leftover.unlink(missing_ok=True)
-        return self._facts(len(kept), len(items.classes), list(self.bad.values()))
+        self.part.remove()
+        listing.unlink(missing_ok=True)
+        return self._facts(len(kept), len(items.classes), list(bad.values()))
 
     def finished(self) -> Extracted:
         """Facts about a target that is there already, if it is what this run would write."""
         found = _stored(self.target, ("extractor", "source", "labels", "names"))
-        self._check({**self.identity, **{k: str(found.get(k)) for k in ("extractor", "source")}})
+        there = {k: str(found.get(k)) for k in ("extractor", "source")}
+        check_identity(self.target, self.identity, {**self.identity, **there})
         classes = len(np.unique(found["labels"])) if "labels" in found else 0
         return self._facts(len(found["names"]), classes, [])
 
