@@ -7,6 +7,7 @@ import json
 import math
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -144,9 +145,9 @@ def test_figures_of_a_run() -> None:
         ),
         "forest": figures.difference_forest(
             [
-                {"a": "a", "b": "b", "difference": 0.1, "ci95": 0.01},
-                {"a": "a", "b": "c", "difference": -0.1, "ci95": 0.2},
-                {"a": "b", "b": "c", "difference": -0.1, "ci95": None},
+                SimpleNamespace(a="a", b="b", difference=0.1, ci95=0.01),
+                SimpleNamespace(a="a", b="c", difference=-0.1, ci95=0.2),
+                SimpleNamespace(a="b", b="c", difference=-0.1, ci95=math.nan),
             ]
         ),
         "reliability": figures.reliability({"a": {"counts": [0, 10], "correct": [0, 6], "confidence": [0, 7]}}),

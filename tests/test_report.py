@@ -21,7 +21,9 @@ from fewcal.evaluation import Protocol, evaluate
 from fewcal.features import FeatureSet
 from fewcal.render import Cell, Page
 from fewcal.render.page import image_uri
-from fewcal.report.run_report import explain_tasks, group_runs, run_report
+from fewcal.report.groups import group_runs
+from fewcal.report.hardest import explain_tasks
+from fewcal.report.run_report import run_report
 from small_features import feature_set, save_features, split
 
 PROTOCOL = Protocol(way=3, shot=2, query=5, tasks=30, seed=1)

@@ -33,7 +33,8 @@ def report(
     quiet: Quiet = False,
 ) -> None:
     """Show finished runs as one HTML file that needs nothing else: tables, figures, classes, tasks, and why."""
-    from fewcal.report.run_report import group_runs, page_of
+    from fewcal.report.groups import group_runs
+    from fewcal.report.run_report import page_of
 
     if out.is_dir():
         raise InputError(f"--out {out} is a folder; name a file in it, such as {out / 'report.html'}")

@@ -23,12 +23,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias, TypeGuard
 
 from fewcal._utils.atomic import atomic_path
 from fewcal._version import __version__
 from fewcal.errors import InputError
-from fewcal.render.figures import svg_bytes
+from fewcal.render.figures.style import svg_bytes
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # What a mark shows beside the number and says to a screen reader: colour alone would tell some readers nothing.
 MARKS = {
@@ -69,7 +72,9 @@ class Cell:
             raise InputError(f"mark {self.mark!r} is unknown; use one of {', '.join(MARKS)}")
 
 
-Value = str | int | float | None | Cell
+Value: TypeAlias = str | int | float | Cell | None
+# PNG, JPEG, WebP or SVG, or a figure of matplotlib
+Image: TypeAlias = "bytes | Figure"
 
 
 class Page:
@@ -115,7 +120,7 @@ class Page:
         """HTML as it is; scripts in it will not run."""
         self._parts.append(raw)
 
-    def facts(self, mapping: Mapping[str, Any]) -> None:
+    def facts(self, mapping: Mapping[str, object]) -> None:
         """Names and values; a value may be a list or again a mapping."""
         self.html(_facts(mapping))
 
@@ -146,11 +151,11 @@ class Page:
         out.append("</tbody></table></div></figure>")
         self.html("".join(out))
 
-    def figure(self, image: Any, alt: str, caption: str = "") -> None:
+    def figure(self, image: Image, alt: str, caption: str = "") -> None:
         """A picture over the whole width, or as wide as it is."""
         self.html(_figure(image, alt, caption))
 
-    def gallery(self, images: Sequence[tuple[Any, str, str]]) -> None:
+    def gallery(self, images: Sequence[tuple[Image, str, str]]) -> None:
         """Small pictures side by side, each `(image, alt, caption)`."""
         self.html('<div class="gallery">' + "".join(_figure(*one) for one in images) + "</div>")
 
@@ -215,15 +220,20 @@ class Page:
         return name
 
 
-def image_uri(image: Any) -> str:
+def image_uri(image: Image) -> str:
     """A picture as a data URI."""
-    if hasattr(image, "savefig"):
+    if _is_figure(image):
         image = svg_bytes(image)
     if not isinstance(image, bytes | bytearray):
         raise InputError(
             f"an image is {type(image).__name__}; give PNG, JPEG, WebP or SVG bytes, or a matplotlib figure"
         )
     return f"data:{_mime(bytes(image))};base64,{base64.b64encode(image).decode()}"
+
+
+def _is_figure(image: object) -> TypeGuard[Figure]:
+    """Whether this is a figure of matplotlib, without importing that to ask."""
+    return hasattr(image, "savefig")
 
 
 def _mime(data: bytes) -> str:
@@ -238,11 +248,11 @@ def _mime(data: bytes) -> str:
     raise InputError("an image is in a format that a page cannot hold; use PNG, JPEG, WebP or SVG")
 
 
-def _figure(image: Any, alt: str, caption: str = "") -> str:
+def _figure(image: Image, alt: str, caption: str = "") -> str:
     if not alt.strip():
         raise InputError("every picture needs an alternative text that says what it shows")
     below = f"<figcaption>{_inline(caption)}</figcaption>" if caption else ""
-    chart = ' class="chart"' if hasattr(image, "savefig") else ""
+    chart = ' class="chart"' if _is_figure(image) else ""
     return f'<figure><img{chart} src="{image_uri(image)}" alt="{escape(alt)}">{below}</figure>'
 
 
@@ -255,7 +265,7 @@ def _inline(text: str) -> str:
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(str(text), quote=False))
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "–"
     if isinstance(value, bool):
@@ -265,7 +275,7 @@ def _shown(value: Any) -> str:
     return str(value)
 
 
-def _facts(mapping: Mapping[str, Any]) -> str:
+def _facts(mapping: Mapping[str, object]) -> str:
     out = ["<dl>"]
     for key, value in mapping.items():
         if isinstance(value, Mapping):

@@ -24,19 +24,17 @@ if TYPE_CHECKING:
     import matplotlib.figure
 
 
-class Cloud(TypedDict):
+class ShiftedCloud(figures.Cloud):
     """Samples and their mean in the plane; `shift` is the part of the way to the base class that the mean moved."""
 
     shift: float
-    mean: list[float]
-    points: list[list[float]]
 
 
 class DriftData(TypedDict):
     """The clouds of DC and of each m, and the support point."""
 
     support: list[float]
-    clouds: dict[str, Cloud]
+    clouds: dict[str, ShiftedCloud]
     class_name: str
 
 
@@ -76,7 +74,7 @@ def drift_data(
             shifts[name] = round(float((found.mean[0, 0] - x[0, 0]).norm() / (base - x[0, 0]).norm()), 4)
             points += [found.mean[0].numpy(), drawn.numpy()]
     plane = embed(np.concatenate(points), seed, iterations)
-    clouds: dict[str, Cloud] = {
+    clouds: dict[str, ShiftedCloud] = {
         name: {"shift": shifts[name], "mean": plane[at], "points": plane[at + 1 : at + 1 + n]}
         for name, at in starts.items()
     }

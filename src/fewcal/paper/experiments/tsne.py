@@ -27,12 +27,9 @@ if TYPE_CHECKING:
     import matplotlib.figure
 
 
-class TsnePanel(TypedDict):
-    """Points of one method: (P, 2), the class and the kind of each, and the share of queries near their class."""
+class TsnePanel(figures.Panel):
+    """Points of one method, and the share of queries whose nearest sample is of their class."""
 
-    points: list[list[float]]
-    classes: list[int]
-    kinds: list[str]
     agreement: float
 
 

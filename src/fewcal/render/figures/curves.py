@@ -1,0 +1,141 @@
+"""Numbers against parameters: lines, a heat map, histograms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fewcal.errors import InputError
+from fewcal.render.figures.style import COLUMN, LINES, MARKERS, PAGE, colour_of, drawn, new_axes, new_grid, percent
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@drawn
+def mean_curve(base_mean: Sequence[float], estimates: Mapping[str, Sequence[float]]) -> Figure:
+    """The estimate X' against the base mean in one dimension, the support point at 0 (the paper's figure 2, left)."""
+    figure, axis = new_axes(COLUMN, 2.5)
+    for i, (name, values) in enumerate(estimates.items()):
+        every = max(len(values) // 8, 1)
+        axis.plot(
+            base_mean, values, color=colour_of(i), linestyle=LINES[i % len(LINES)], marker=MARKERS[i % len(MARKERS)],
+            markevery=every, label=name,
+        )  # fmt: skip
+    axis.axhline(0, color="black", linewidth=0.6)
+    axis.set(xlabel="base mean μ₁ (support point at 0)", ylabel="estimate X′")
+    axis.grid(True)
+    axis.legend()
+    return figure
+
+
+@drawn
+def accuracy_lines(
+    x: Sequence[float],
+    series: Mapping[str, tuple[Sequence[float | None], Sequence[float | None]]],
+    *,
+    xlabel: str,
+    log: bool = False,
+) -> Figure:
+    """Accuracy against a parameter: lines with bands, each series `(means, half-widths)` (figure 3, left; effect of k).
+
+    A value of None is left out.
+    """
+    figure, axis = new_axes(COLUMN, 2.5)
+    for i, (name, (means, halves)) in enumerate(series.items()):
+        y, half = percent(means), percent(halves)
+        axis.plot(x, y, color=colour_of(i), linestyle=LINES[i % len(LINES)], marker=MARKERS[i % 7], label=name)
+        axis.fill_between(x, y - half, y + half, color=colour_of(i), alpha=0.18, linewidth=0)
+    if log:
+        axis.set_xscale("log", base=10 if max(x) > 200 else 2)
+        axis.set_xticks(list(x), _apart(x))
+        axis.minorticks_off()
+    axis.set(xlabel=xlabel, ylabel="accuracy %")
+    axis.grid(True)
+    axis.legend()
+    return figure
+
+
+def _apart(x: Sequence[float], gap: float = 0.11) -> list[str]:
+    """Labels of ticks on a logarithmic axis; those that would touch the one before stay empty.
+
+    >>> _apart([1, 10, 100, 110])
+    ['1', '10', '100', '']
+    """
+    out, last = [], -math.inf
+    for v in x:
+        place = math.log(v / x[0]) / max(math.log(x[-1] / x[0]), 1e-9)
+        out.append(f"{v:g}" if place - last > gap else "")
+        last = place if out[-1] else last
+    return out
+
+
+@drawn
+def heat_map(
+    values: Sequence[Sequence[float | None]],
+    columns: Sequence[float],
+    rows: Sequence[float],
+    *,
+    xlabel: str,
+    ylabel: str,
+) -> Figure:
+    """Accuracy on a grid, `values[row][column]`; the best cell has a frame (the paper's figure 3, right)."""
+    from matplotlib.patches import Rectangle
+
+    share = np.array([[np.nan if v is None else v for v in row] for row in values], float) * 100
+    if share.shape != (len(rows), len(columns)):
+        raise InputError(f"the heat map has {share.shape} values for {len(rows)} rows and {len(columns)} columns")
+    figure, axis = new_axes(COLUMN + 0.5, 0.36 * len(rows) + 0.9)
+    image = axis.imshow(share, cmap="cividis", aspect="auto", origin="lower")
+    for i, j in np.ndindex(*share.shape):
+        if not math.isnan(share[i, j]):
+            dark = np.dot(image.to_rgba(share[i, j])[:3], (0.3, 0.59, 0.11)) < 0.5
+            axis.text(
+                j, i, f"{share[i, j]:.1f}", ha="center", va="center", fontsize=7, color="white" if dark else "black"
+            )
+    if not np.isnan(share).all():
+        i, j = np.unravel_index(np.nanargmax(share), share.shape)
+        axis.add_patch(Rectangle((j - 0.47, i - 0.46), 0.94, 0.92, fill=False, edgecolor="#D55E00", linewidth=2))
+    axis.set_xticks(range(len(columns)), [f"{v:g}" for v in columns])
+    axis.set_yticks(range(len(rows)), [f"{v:g}" for v in rows])
+    axis.set(xlabel=xlabel, ylabel=ylabel)
+    figure.colorbar(image, ax=axis, label="accuracy %", pad=0.02)
+    return figure
+
+
+@drawn
+def weight_histograms(panels: Mapping[str, Sequence[float]], marks: Mapping[str, float] | None = None) -> Figure:
+    """Histograms of weights, a panel for each setting, all on one logarithmic axis (the paper's figure 5).
+
+    `marks` are values with a name, drawn as lines: what DC gives each base class.
+    """
+    data = {name: np.asarray(v, float) for name, v in panels.items()}
+    every = np.concatenate([v[v > 0] for v in data.values()] + [np.array(list((marks or {}).values()) or [1e-3])])
+    low, high = math.floor(2 * math.log10(every.min())) / 2, math.ceil(2 * math.log10(every.max())) / 2
+    bins = np.logspace(low, max(high, low + 0.5), 40)
+    columns = min(2, len(data))
+    lines = -(-len(data) // columns)
+    width = PAGE if columns > 1 else COLUMN
+    figure, axes = new_grid(width, 1.6 * lines + 0.5, lines, columns, sharex=True)
+    flat = [axis for line in axes for axis in line]
+    for axis in flat[len(data) :]:
+        axis.set_visible(False)
+    for axis, (name, values) in zip(flat, data.items(), strict=False):
+        axis.hist(
+            np.clip(values, bins[0], None),
+            bins=bins.tolist(),
+            color=colour_of(0),
+            weights=np.full(len(values), 100 / max(len(values), 1)),
+        )
+        for i, (word, at) in enumerate((marks or {}).items()):
+            axis.axvline(at, color=colour_of(1), linestyle=LINES[1 + i], label=word)
+        axis.set(xscale="log", title=name, ylabel="% of weights")
+        axis.grid(True, axis="y")
+        if marks:
+            axis.legend()
+    for axis in axes[-1]:
+        axis.set_xlabel("share $w_i/(1+\\sum w)$ of a base class")
+    return figure

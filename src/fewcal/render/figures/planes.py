@@ -1,0 +1,163 @@
+"""Points in the plane: tasks and their samples."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, TypedDict
+
+import numpy as np
+
+from fewcal.render.figures.style import COLUMN, MARKERS, PAGE, colour_of, drawn, new_axes, new_grid, short
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+class Panel(TypedDict):
+    """Points (P, 2) with their classes (P,) and kinds (P,): "support", "sample" or "query"."""
+
+    points: list[list[float]]
+    classes: list[int]
+    kinds: list[str]
+
+
+class TaskView(TypedDict):
+    """A task in the plane: examples (S, 2) and queries (Q, 2) with their classes, and class means (N, 2)."""
+
+    support: list[list[float]]
+    labels: list[int]
+    queries: list[list[float]]
+    truth: list[int]
+    right: list[bool]
+    before: list[list[float]]
+    after: list[list[float]]
+
+
+class Cloud(TypedDict):
+    """Samples (n, 2) and their mean (2,)."""
+
+    points: list[list[float]]
+    mean: list[float]
+
+
+@drawn
+def embedding_panels(panels: Mapping[str, Panel], class_names: Sequence[str] = ()) -> Figure:
+    """Support, sampled and query points in the plane, a panel for each method (the paper's figures 1 and 4).
+
+    Support points are + in a black circle, samples o, semi-transparent, queries *. The number beside a support point is
+    its class.
+    """
+    figure, axes = new_grid(PAGE, PAGE / 2 / max(len(panels), 1) * 2 + 0.5, columns=len(panels))
+    for axis, (name, panel) in zip(axes[0], panels.items(), strict=True):
+        points, classes = np.asarray(panel["points"], float), np.asarray(panel["classes"])
+        kinds = np.asarray(panel["kinds"])
+        for c in np.unique(classes):
+            colour = colour_of(int(c))
+            x, y = points[(classes == c) & (kinds == "sample")].T
+            axis.scatter(x, y, s=14, c=colour, alpha=0.25, linewidths=0, marker="o", zorder=1)
+            x, y = points[(classes == c) & (kinds == "query")].T
+            axis.scatter(x, y, s=34, c=colour, linewidths=0.3, edgecolors="white", marker="*", zorder=2)
+            own = points[(classes == c) & (kinds == "support")]
+            _support(axis, own, colour)
+            _numbered(axis, own[:1], int(c))
+        _map_axis(axis)
+        axis.set_title(name)
+    marks = {"support": (r"$\oplus$", 9, 1.0), "sampled": ("o", 4.5, 0.35), "query": ("*", 8, 1.0)}
+    _map_legend(figure, marks, class_names)
+    return figure
+
+
+@drawn
+def task_map(view: TaskView, class_names: Sequence[str]) -> Figure:
+    """One task in the plane that its calibrated means span best: where calibration moved them, and what went wrong.
+
+    `right (Q,)` tells which queries were answered rightly; `before` and `after` are the class means.
+    """
+    figure, axis = new_axes(5.6, 4.4)
+    support, queries = np.asarray(view["support"], float), np.asarray(view["queries"], float)
+    labels, truth, right = np.asarray(view["labels"]), np.asarray(view["truth"]), np.asarray(view["right"], bool)
+    before, after = np.asarray(view["before"], float), np.asarray(view["after"], float)
+    for c in range(len(after)):
+        colour = colour_of(c)
+        own, good = truth == c, right
+        axis.scatter(
+            *_xy(queries[own & good]), s=34, c=colour, linewidths=0.3, edgecolors="white", marker="*", zorder=2
+        )
+        axis.scatter(*_xy(queries[own & ~good]), s=22, c=colour, linewidths=1.2, marker="x", zorder=2)
+        _support(axis, support[labels == c], colour)
+        axis.annotate("", after[c], before[c], arrowprops={"arrowstyle": "->", "color": "black", "lw": 0.9}, zorder=4)
+        axis.scatter(*_xy(after[c]), s=60, c=colour, edgecolors="black", linewidths=1, marker="D", zorder=5)
+    _numbered(axis, after, *range(len(after)))
+    _map_axis(axis)
+    marks = {
+        "example": (r"$\oplus$", 9, 1.0),
+        "calibrated mean": ("D", 5, 1.0),
+        "query, right": ("*", 8, 1.0),
+        "query, wrong": ("x", 5, 1.0),
+    }
+    _map_legend(figure, marks, class_names, 90)
+    return figure
+
+
+def _xy(points: np.ndarray | Sequence[Sequence[float]] | Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
+    """Coordinates of points (P, 2), or of one point (2,)."""
+    plane = np.asarray(points, float)
+    return plane[..., 0], plane[..., 1]
+
+
+def _support(axis: Axes, points: np.ndarray, colour: str) -> None:
+    """The paper's mark of a support point: + in a black circle."""
+    axis.scatter(*_xy(points), s=110, facecolors="white", edgecolors="black", linewidths=1.2, zorder=3)
+    axis.scatter(*_xy(points), s=60, c=colour, linewidths=2, marker="+", zorder=4)
+
+
+def _numbered(axis: Axes, points: np.ndarray, *numbers: int) -> None:
+    for (x, y), number in zip(points, numbers, strict=True):
+        label = axis.annotate(str(number + 1), (x, y), (6, 5), textcoords="offset points", weight="bold", zorder=6)
+        label.set_bbox({"facecolor": "white", "alpha": 0.7, "pad": 0.5, "linewidth": 0})
+
+
+def _map_axis(axis: Axes) -> None:
+    axis.set(xticks=[], yticks=[])
+    axis.spines[["top", "right"]].set_visible(True)
+
+
+def _map_legend(
+    figure: Figure, marks: Mapping[str, tuple[str, float, float]], class_names: Sequence[str], width: int = 105
+) -> None:
+    """What each mark means, each `(marker, size, alpha)`, and the numbers of the classes."""
+    from matplotlib.lines import Line2D
+
+    handles = [
+        Line2D([], [], linestyle="none", color="black", marker=marker, markersize=size, alpha=alpha, label=label)
+        for label, (marker, size, alpha) in marks.items()
+    ]
+    names = textwrap.fill("; ".join(f"{i + 1}\u00a0{short(n, 40)}" for i, n in enumerate(class_names)), width)
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(marks), title=names or None, title_fontsize=8)
+
+
+@drawn
+def drifting_samples(clouds: Mapping[str, Cloud], support: Sequence[float]) -> Figure:
+    """Clouds of samples with their means (*) and the support point (+ in a circle) (the paper's figure 2, right)."""
+    from matplotlib.collections import PathCollection
+
+    figure, axis = new_axes(COLUMN, 2.9)
+    for i, (name, cloud) in enumerate(clouds.items()):
+        x, y = _xy(cloud["points"])
+        marker = MARKERS[i % len(MARKERS)]
+        axis.scatter(x, y, s=10, c=colour_of(i), alpha=0.35, linewidths=0, marker=marker, label=name)
+        axis.scatter(
+            *_xy(cloud["mean"]), s=150, c=colour_of(i), edgecolors="black", linewidths=0.7, marker="*", zorder=3
+        )
+    axis.scatter(*_xy(support), s=130, facecolors="white", edgecolors="black", linewidths=1.2, zorder=4)
+    axis.scatter(*_xy(support), s=80, c="black", linewidths=1.8, marker="+", zorder=5)
+    axis.set(xticks=[], yticks=[])
+    axis.spines[["top", "right"]].set_visible(True)
+    legend = figure.legend(loc="outside lower center", ncols=min(len(clouds), 5), columnspacing=1, handletextpad=0.2)
+    for handle in legend.legend_handles:
+        if isinstance(handle, PathCollection):
+            handle.set_alpha(1)
+            handle.set_sizes([24])
+    return figure
