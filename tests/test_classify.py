@@ -16,9 +16,10 @@ from PIL import Image
 from fewcal.apply.classify import check_same_extractor, classify
 from fewcal.bank import BaseBank
 from fewcal.cli import main
-from fewcal.errors import FewcalWarning, InputError
+from fewcal.errors import FewcalWarning, FileFormatError, InputError
 from fewcal.features.extract import embed
 from fewcal.features.extractors import Extractor, as_extractor
+from fewcal.features.sources.kinds import default_extractor, kind_of
 from fewcal.features.sources.pictures import find_pictures
 
 HUES = {"leaf": (40, 160, 50), "sky": (70, 120, 220), "brick": (170, 60, 40)}
@@ -185,7 +186,7 @@ def test_command_with_pictures(
     sources = ("--support", album / "photos", "--query", album / "new")
     assert run("classify", *sources, "--out", album / "p.csv", "--html", album / "s.html", "--json", album / "j") == 0
     printed = capsys.readouterr().out
-    assert "… and 13 more" in printed
+    assert "the most doubtful first; 13 more" in printed
     assert "100.0% agree" in printed
     assert json.loads((album / "j").read_text())["answers"] == {"brick": 6, "leaf": 6, "sky": 6}
     assert run("classify", *sources, "-q") == 0
@@ -226,3 +227,68 @@ def test_two_shots_that_fail_when_left_out_are_no_coin() -> None:
     head = plain_discriminant(centres[codes] + 2.5 * rng.normal(size=(12, 60)), codes)
     logits = head.logits(torch.from_numpy(centres)[None])[0]
     assert 0.25 < float(logits.softmax(dim=1).amax(dim=1).mean()) < 0.99
+
+
+def test_doubtful_answers_come_first(album: Path) -> None:
+    answers = classify(album / "photos", album / "new", colours())
+    leads = [p - q for _, _, p, _, q in (answers.rows()[i] for i in answers.by_doubt())]
+    assert leads == sorted(leads)
+    assert len(leads) == 18
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "kind"),
+    [
+        ("a.txt", "one\n", "text"),
+        ("a.jsonl", "{}\n", "text"),
+        ("a.csv", "Text,label\nx,y\n", "text"),
+        ("b.csv", "path,label\nx,y\n", "picture"),
+        ("c.csv", "f0,f1\n1,2\n", "features"),
+        ("a.parquet", "", "features"),
+        ("a.JPG", "", "picture"),
+    ],
+)
+def test_sources_tell_their_kind(tmp_path: Path, name: str, content: str, kind: str) -> None:
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    assert kind_of(tmp_path / name) == kind
+
+
+def test_folders_and_packs_tell_their_kind(album: Path, tmp_path: Path) -> None:
+    assert kind_of(album / "photos") == "picture"
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    (folder / "cats.txt").write_text("a cat\n", encoding="utf-8")
+    assert kind_of(folder) == "text"
+    np.savez(tmp_path / "rows.npz", features=np.zeros((2, 3)))
+    assert kind_of(tmp_path / "rows.npz") == "features"
+    with pytest.raises(InputError, match="use `fewcal predict`"):
+        default_extractor(tmp_path / "rows.npz")
+    (tmp_path / "broken.npz").write_bytes(b"PK no archive")
+    with pytest.raises(FileFormatError, match="cannot be read as npz"):
+        kind_of(tmp_path / "broken.npz")
+
+
+def test_texts_are_seen_as_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = as_extractor(lambda texts: [[t.count("sun"), t.count("rain"), 1] for t in texts], name="words", kind="text")
+    asked = []
+
+    def found(name: str, *_: object) -> Extractor:
+        asked.append(name)
+        return words
+
+    monkeypatch.setattr("fewcal.features.extractors.get_extractor", found)
+    (tmp_path / "examples.csv").write_text("note,class\nsun,dry\nrain,wet\n", encoding="utf-8")
+    (tmp_path / "new.csv").write_text("note,class\nmuch rain,wet\nsun and sun,wet\n", encoding="utf-8")
+    sources = ("--support", tmp_path / "examples.csv", "--query", tmp_path / "new.csv")
+    columns = ("--text-column", "note", "--label-column", "class")
+    assert run("classify", *sources, *columns, "--html", tmp_path / "sheet.html", "--quiet") == 0
+    assert asked == ["minilm"]
+    page = (tmp_path / "sheet.html").read_text(encoding="utf-8")
+    assert "⚠ dry" in page  # the error is marked, with what it is
+    assert "<th" in page
+    assert page.count("⚠") == 1
+
+
+def test_a_bank_of_pictures_points_to_extract(album: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("bank", "build", album / "photos", "--out", album / "b.safetensors", "--preset", "default") == 2
+    assert "fewcal extract" in capsys.readouterr().err

@@ -18,6 +18,7 @@ from fewcal.bank import BaseBank
 from fewcal.errors import InputError
 from fewcal.evaluation.executors import dask_client
 from fewcal.features import load_split
+from fewcal.features.sources.pictures import picture_files
 from fewcal.gaussianize import Gaussianization, GaussianizationFitter
 from fewcal.params import GDCParams
 
@@ -29,6 +30,11 @@ SUFFIXES = (".parquet", ".npz")
 def find_parts(folder: Path) -> list[Path]:
     """The labelled files of a folder, in the order of their names."""
     found = sorted(p for p in folder.iterdir() if p.suffix in SUFFIXES)
+    if not found and picture_files(folder):
+        raise InputError(
+            f"{folder} holds pictures, and a bank is made of features: first "
+            f"`fewcal extract {folder} --split base --out FEATURES`, then `fewcal bank build FEATURES`"
+        )
     if not found:
         raise InputError(f"{folder} holds no parts; put labelled files there ({', '.join(SUFFIXES)})")
     return found

@@ -29,6 +29,7 @@ from fewcal.errors import FewcalWarning, InputError
 from fewcal.features.extract import embed, find_items
 from fewcal.features.extractors import Embed, Extractor, as_extractor
 from fewcal.features.sources.items import Items
+from fewcal.features.sources.kinds import DEFAULT_EXTRACTORS, default_extractor
 from fewcal.features.sources.texts import Texts
 
 # item, prediction, its probability, the next class, its probability
@@ -73,6 +74,11 @@ class Answers:
         found = [str(p) for p in self.table["prediction"]]
         return {name: found.count(name) for name in names if name in self.support.classes or name in found}
 
+    def by_doubt(self) -> list[int]:
+        """Positions of the queries, those whose two best classes are nearest to each other first."""
+        rows = self.rows()
+        return sorted(range(len(rows)), key=lambda i: rows[i][2] - rows[i][4])
+
     def rows(self) -> list[Row]:
         """For each query: item, prediction, its probability, the next class, its probability."""
         classes = [k for k in self.table if k.startswith("p(")]
@@ -97,7 +103,7 @@ class Answers:
 def classify(
     support: StrPath | Items,
     query: StrPath | Items,
-    extractor: str | Extractor | Embed = "efficientnet-lite0",
+    extractor: str | Extractor | Embed | None = None,
     *,
     bank: StrPath | BaseBank | None = None,
     preset: str = "default",
@@ -110,6 +116,7 @@ def classify(
     seed: int = 0,
     allow_download: bool = False,
     progress: Progress | None = None,
+    columns: tuple[str, str] = ("text", "label"),
 ) -> Answers:
     """Classify pictures or texts from a few labelled ones.
 
@@ -117,10 +124,12 @@ def classify(
     ----------
     support : a folder with one folder for each class, a list, a pack, a file of texts, or `Items` with labels
     query : the same without labels, or a single picture; labels, where there are some, serve to score the answers
-    extractor : a name (`features.extractors`), a torch module, or a function
+    extractor : a name (`features.extractors`), a torch module, or a function; None takes the usual one of pictures or
+        texts, whichever the support holds
     bank : base classes from the same extractor. Without them the answer comes from a plain discriminant on
         L2-normalised features (after a square root, where these are ≥ 0).
     reject : with a bank, answer "none of these" where more than this share of base examples fit as well
+    columns : names of the columns or keys of text and class in files of texts
     """
     from fewcal.estimators import GDCClassifier
 
@@ -128,9 +137,13 @@ def classify(
     if reject is not None and bank is None:
         raise InputError("'none of these' is judged against base classes: --reject needs --bank")
     changes = gdc_settings(settings)
+    if extractor is None:
+        extractor = (
+            DEFAULT_EXTRACTORS[support.kind] if isinstance(support, Items) else default_extractor(support, columns[0])
+        )
     model = as_extractor(extractor, device=device, allow_download=allow_download)
-    known = _listed(support, model, labelled=True)
-    asked = _listed(query, model, labelled=False)
+    known = labelled_items(support, model, columns)
+    asked = query if isinstance(query, Items) else find_items(query, model.kind, False, *columns)
     loaded = bank if bank is None or isinstance(bank, BaseBank) else BaseBank.load(bank)
     if loaded is not None:
         check_same_extractor(loaded, model)
@@ -168,11 +181,12 @@ def _after_power(classifier: Classifier, beta: float) -> Classifier:
     return pipeline
 
 
-def _listed(source: StrPath | Items, model: Extractor, labelled: bool) -> Items:
-    items = source if isinstance(source, Items) else find_items(source, model.kind, labelled)
-    if labelled and items.labels is None:
+def labelled_items(source: StrPath | Items, model: Extractor, columns: tuple[str, str] = ("text", "label")) -> Items:
+    """Examples for an extractor: items with classes, of which there are at least two."""
+    items = source if isinstance(source, Items) else find_items(source, model.kind, True, *columns)
+    if items.labels is None:
         raise InputError(f"{items.source} has no labels; every example needs a class")
-    if labelled and len(items.classes) < 2:
+    if len(items.classes) < 2:
         raise InputError(
             f"{items.source} has one class only, {items.classes[0]!r}; give examples of at least two classes"
         )

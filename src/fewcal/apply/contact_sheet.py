@@ -16,14 +16,15 @@ if TYPE_CHECKING:
 
 # A sheet with more pictures than this is slow to open and nobody looks through it.
 MOST_ON_SHEET = 600
+DOUBTFUL = 0.5
 
 
 def contact_sheet(answers: Answers) -> Page:
     """Every query under its answer, the doubtful ones last; texts as a table."""
     query, support = answers.query, answers.support
     page = Page(
-        f"{len(query)} {query.kind}s, {len(support.classes)} classes",
-        f"{answers.extractor.name}; {answers.method}; {len(support)} examples",
+        f"{counted(len(query), query.kind)}, {len(support.classes)} classes",
+        f"{answers.extractor.name}; {answers.method}; {counted(len(support), 'example')}",
     )
     page.heading("Answers")
     examples = {c: (support.labels or []).count(c) for c in support.classes}
@@ -42,10 +43,14 @@ def contact_sheet(answers: Answers) -> Page:
 
 def _texts(page: Page, answers: Answers) -> None:
     support = answers.support
-    rows: list[list[Value]] = [
-        [item, answer, _percent(p), second, _percent(q)] for item, answer, p, second, q in answers.rows()
-    ]
-    page.table(["text", "answer", "%", "next", "%"], rows)
+    known = [] if answers.truth is None else ["is"]
+    rows: list[list[Value]] = []
+    for i, (item, answer, p, second, q) in enumerate(answers.rows()):
+        truth: list[Value] = [] if answers.truth is None else [answers.truth[i]]
+        wrong = bool(truth) and truth[0] != answer
+        shown = Cell(f"⚠ {answer}" if wrong else answer, mark="warn" if wrong or p < DOUBTFUL else "")
+        rows.append([item, shown, _percent(p), second, _percent(q), *truth])
+    page.table(["text", "answer", "%", "next", "%", *known], rows)
     page.heading("Examples")
     page.table(["text", "class"], [[str(support.load(i)), c] for i, c in enumerate(support.labels or [])])
 
@@ -59,7 +64,7 @@ def _pictures(page: Page, answers: Answers, counts: dict[str, int], examples: di
         mine = sorted((i for i in shown if rows[i][1] == name), key=lambda i: -rows[i][2])
         page.heading(name)
         if name in examples:
-            with page.details(f"{examples[name]} examples"):
+            with page.details(counted(examples[name], "example")):
                 own = [i for i, c in enumerate(support.labels or []) if c == name][:24]
                 page.gallery([(_thumbnail(support, i), support.names[i], Path(support.names[i]).name) for i in own])
         if not mine:
@@ -69,8 +74,20 @@ def _pictures(page: Page, answers: Answers, counts: dict[str, int], examples: di
     page.heading("Table")
     page.table(
         ["picture", "answer", "%", "next", "%"],
-        [[r[0], Cell(r[1], mark="warn" if r[2] < 0.5 else ""), _percent(r[2]), r[3], _percent(r[4])] for r in rows],
+        [
+            [r[0], Cell(r[1], mark="warn" if r[2] < DOUBTFUL else ""), _percent(r[2]), r[3], _percent(r[4])]
+            for r in rows
+        ],
     )
+
+
+def counted(number: int, what: str) -> str:
+    """A number of things in words.
+
+    >>> counted(1, "example"), counted(2, "example")
+    ('1 example', '2 examples')
+    """
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _percent(p: float) -> float:

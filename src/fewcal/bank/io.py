@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -36,10 +36,8 @@ def fingerprint(parts: BankParts) -> str:
     return h.hexdigest()
 
 
-def write_bank(parts: BankParts, known_as: str, target: Path) -> Path:
-    """Write a bank with the fingerprint `known_as`. The file appears under its name only when it is complete."""
-    from safetensors.torch import save_file
-
+def described(parts: BankParts, known_as: str) -> tuple[dict[str, object], dict[str, Tensor]]:
+    """A bank with the fingerprint `known_as` as what JSON can hold and tensors on the CPU; `restored` undoes it."""
     if not parts.classes:
         raise InputError("the bank is empty; fit it on base rows first")  # a part may hold single rows: no check()
     tensors = parts.moments.tensors()
@@ -65,9 +63,16 @@ def write_bank(parts: BankParts, known_as: str, target: Path) -> Path:
         for name in ("mean", "whitening"):
             if (t := getattr(parts.transform, name)) is not None:
                 tensors[f"transform.{name}"] = t
-    ready = {k: v.detach().cpu().contiguous() for k, v in tensors.items()}
+    return meta, {k: v.detach().cpu().contiguous() for k, v in tensors.items()}
+
+
+def write_bank(parts: BankParts, known_as: str, target: Path) -> Path:
+    """Write a bank with the fingerprint `known_as`. The file appears under its name only when it is complete."""
+    from safetensors.torch import save_file
+
+    meta, tensors = described(parts, known_as)
     with atomic_path(target) as temporary:
-        save_file(ready, str(temporary), metadata={"fewcal": json.dumps(meta)})
+        save_file(tensors, str(temporary), metadata={"fewcal": json.dumps(meta)})
     return target
 
 
@@ -86,12 +91,13 @@ def read_bank(file: Path) -> tuple[BankParts, str]:
     try:
         if version != FORMAT_VERSION:
             raise ValueError(f"format version {version!r}")
-        return _restored(meta, tensors), meta["fingerprint"]
+        return restored(meta, tensors), meta["fingerprint"]
     except (AttributeError, IndexError, InputError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise FileFormatError(f"{file} is damaged: its parts do not fit together ({error})") from error
 
 
-def _restored(meta: dict[str, Any], tensors: dict[str, Tensor]) -> BankParts:
+def restored(meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> BankParts:
+    """The parts that `described` was given; errors of any kind where these do not fit together."""
     classes = [label_from_json(c) for c in meta["classes"]]
     moments = Moments.from_tensors(tensors, len(classes))
     d, rank = moments.means.shape[1], meta["rank"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -47,6 +48,17 @@ ExtractorName = Annotated[
         autocompletion=complete_extractor,
     ),
 ]
+UsualExtractor = Annotated[
+    str | None,
+    typer.Option(
+        "--extractor",
+        "-e",
+        help="By default efficientnet-lite0 for pictures and minilm for texts; --list-extractors shows them all.",
+        autocompletion=complete_extractor,
+    ),
+]
+TextColumn = Annotated[str, typer.Option(help="Column or key of the text.")]
+LabelColumn = Annotated[str, typer.Option(help="Column or key of the class.")]
 ListExtractors = Annotated[
     bool,
     typer.Option("--list-extractors", help="Show all extractors.", callback=show_extractors, is_eager=True),
@@ -71,8 +83,8 @@ def extract(
         str | None, typer.Option(help="Name of the file where the source has no splits: base, val or novel.")
     ] = None,
     unlabelled: Annotated[bool, typer.Option("--unlabelled", help="Take everything, without classes.")] = False,
-    text_column: Annotated[str, typer.Option(help="Column or key of the text.")] = "text",
-    label_column: Annotated[str, typer.Option(help="Column or key of the class.")] = "label",
+    text_column: TextColumn = "text",
+    label_column: LabelColumn = "label",
     batch: Batch = 32,
     workers: Workers = None,
     dtype: Annotated[str, typer.Option(help="float32 or float16.")] = "float32",
@@ -126,7 +138,7 @@ def classify(
         Path, typer.Option(help="A folder for each class with a few pictures in it, or labelled texts.")
     ],
     query: Annotated[Path, typer.Option(help="What to classify: a folder, a list, a picture, or texts.")],
-    extractor: ExtractorName = "efficientnet-lite0",
+    extractor: UsualExtractor = None,
     list_extractors: ListExtractors = False,
     bank: Annotated[
         Path | None, typer.Option(help="Bank of base classes from the same extractor; without it a plain classifier.")
@@ -141,6 +153,8 @@ def classify(
             "like your classes (e.g. 0.05).",
         ),
     ] = None,
+    text_column: TextColumn = "text",
+    label_column: LabelColumn = "label",
     preset: Preset = None,
     set_: Set = None,
     batch: Batch = 32,
@@ -174,14 +188,10 @@ def classify(
             seed=seed,
             allow_download=allow_download,
             progress=report,
+            columns=(text_column, label_column),
         )
-    rows = answers.rows()
     if not quiet:
-        header = [answers.query.kind, "answer", "%", "next", "%"]
-        shown = [[i, a, f"{100 * p:.1f}", b, f"{100 * q:.1f}"] for i, a, p, b, q in rows[:MOST_PRINTED]]
-        table(header, shown, ["left", "left", "right", "left", "right"])
-        if len(rows) > MOST_PRINTED:
-            print(f"… and {len(rows) - MOST_PRINTED} more" + ("" if out else "; --out FILE keeps all"))
+        print_answers(answers.query.kind, [answers.rows()[i] for i in answers.by_doubt()], kept=out is not None)
         if answers.accuracy is not None:
             print(f"{100 * answers.accuracy:.1f}% agree with the classes that the source names")
     if out is not None:
@@ -193,6 +203,14 @@ def classify(
         print(f"written to {' and '.join(written)}")
     facts = {"items": len(answers), "answers": answers.counts(), "accuracy": answers.accuracy, "method": answers.method}
     write_json(json_file, facts | {"extractor": answers.extractor.stamp, "files": written})
+
+
+def print_answers(kind: str, rows: Sequence[tuple[str, str, float, str, float]], kept: bool) -> None:
+    """A table of answers as they come, the doubtful ones first; `kept` says whether a file has all of them."""
+    shown = [[i, a, f"{100 * p:.1f}", b, f"{100 * q:.1f}"] for i, a, p, b, q in rows[:MOST_PRINTED]]
+    table([kind, "answer", "%", "next", "%"], shown, ["left", "left", "right", "left", "right"])
+    if len(rows) > MOST_PRINTED:
+        print(f"the most doubtful first; {len(rows) - MOST_PRINTED} more" + ("" if kept else ": --out FILE keeps all"))
 
 
 @data_app.command("prepare")

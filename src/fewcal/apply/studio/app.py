@@ -20,9 +20,10 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from fewcal.apply.studio import exports, views
-from fewcal.apply.studio.guard import Access, BodyTooLarge, Guard, too_large
+from fewcal.apply.studio.guard import Access, Guard
 from fewcal.apply.studio.intake import inside
 from fewcal.apply.studio.project import Studio
+from fewcal.apply.web import BodyTooLarge, too_large
 from fewcal.errors import FewcalError, InputError
 from fewcal.features.sources.pictures import decode, encoded
 

@@ -16,23 +16,16 @@ from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qs, urlsplit
 
-from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import Request
-from starlette.responses import JSONResponse, RedirectResponse, Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.datastructures import Headers
+from starlette.responses import RedirectResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from fewcal.apply.web import SECURITY_HEADERS, announced_too_large, limited, refused, with_headers
 
 CONTENT_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-SECURITY_HEADERS = {
-    "content-security-policy": CONTENT_POLICY,
-    "x-content-type-options": "nosniff",
-    "x-frame-options": "DENY",
-    "referrer-policy": "no-referrer",
-    "cross-origin-resource-policy": "same-origin",
-    "cross-origin-opener-policy": "same-origin",
-}
 _SAFE = ("GET", "HEAD", "OPTIONS")
 
 
@@ -67,24 +60,17 @@ class Guard:
         if scope["type"] != "http":  # no web sockets
             return
 
-        async def send_secured(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in SECURITY_HEADERS.items():
-                    headers.setdefault(name, value)
-                headers.setdefault("cache-control", "no-store")
-            await send(message)
-
+        secured = with_headers(send, SECURITY_HEADERS | {"content-security-policy": CONTENT_POLICY})
         refusal = self._refusal(scope)
         if refusal is not None:
-            await refusal(scope, receive, send_secured)
+            await refusal(scope, receive, secured)
             return
-        await self.app(scope, self._limited(receive), send_secured)
+        await self.app(scope, limited(receive, self.access.most_bytes), secured)
 
     def _refusal(self, scope: Scope) -> Response | None:
         headers = Headers(scope=scope)
         if headers.get("host", "").lower() not in self.access.hosts:
-            return _refused(403, "this name of the server is not allowed; use the link that the server printed")
+            return refused(403, "this name of the server is not allowed; use the link that the server printed")
         method, bearer = scope["method"], _bearer(headers)
         given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [None])[0]
         if scope["path"] == "/" and self.access.knows(given):
@@ -92,42 +78,14 @@ class Guard:
             response.set_cookie(self.access.cookie, self.access.token, httponly=True, samesite="strict", path="/")
             return response
         if not (self.access.knows(bearer) or self.access.knows(_cookie(headers, self.access.cookie))):
-            return _refused(401, "the token is missing; open the link that the server printed")
+            return refused(401, "the token is missing; open the link that the server printed")
         if method not in _SAFE and not self.access.knows(bearer):
             origin = headers.get("origin")
             if origin is None or urlsplit(origin).netloc.lower() != headers["host"].lower():
-                return _refused(403, "this request comes from another page")
-        length = headers.get("content-length", "0")
-        if not length.isdecimal() or int(length) > self.access.most_bytes:
-            return _refused(413, f"too large; at most {self.access.most_bytes:,} bytes are taken")
+                return refused(403, "this request comes from another page")
+        if announced_too_large(headers.get("content-length"), self.access.most_bytes):
+            return refused(413, f"too large; at most {self.access.most_bytes:,} bytes are taken")
         return None
-
-    def _limited(self, receive: Receive) -> Receive:
-        """Bodies without a length are counted as they come."""
-        seen = 0
-
-        async def limited() -> Message:
-            nonlocal seen
-            message = await receive()
-            seen += len(message.get("body", b""))
-            if seen > self.access.most_bytes:
-                raise BodyTooLarge(f"too large; at most {self.access.most_bytes:,} bytes are taken")
-            return message
-
-        return limited
-
-
-class BodyTooLarge(Exception):
-    """A body went beyond the limit while it was read."""
-
-
-async def too_large(request: Request, error: Exception) -> Response:
-    """The answer to `BodyTooLarge`."""
-    return _refused(413, str(error))
-
-
-def _refused(status: int, message: str) -> Response:
-    return JSONResponse({"error": message}, status)
 
 
 def _bearer(headers: Headers) -> str | None:

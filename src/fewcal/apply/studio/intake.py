@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from pathlib import Path
 
 from fewcal._utils.atomic import atomic_path
 from fewcal.errors import InputError
-from fewcal.features.sources.pictures import is_picture, picture_files
+from fewcal.features.sources.pictures import check_size, is_picture, picture_files
 from fewcal.features.sources.texts import EXTENSIONS, find_texts
 
 DROPPED = "dropped"  # folder for files that come through the page
@@ -92,21 +91,6 @@ def checked_texts(texts: Sequence[str], limits: Limits) -> list[str]:
     return kept
 
 
-def check_picture(data: bytes, name: str, limits: Limits) -> None:
-    """Refuse what is no picture, or one with too many pixels, by its header: nothing is decoded yet."""
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise InputError("pictures need the package Pillow: pip install 'fewcal[images]'") from error
-    try:
-        with Image.open(io.BytesIO(data)) as image:
-            width, height = image.size
-    except Exception as error:  # decoders raise whatever they stumble over
-        raise InputError(f"{name} cannot be read as a picture") from error
-    if width * height > limits.pixels:
-        raise InputError(f"{name} has {width}×{height} pixels; at most {limits.pixels:,} are taken")
-
-
 def keep_picture(folder: Path, name: str, data: bytes, limits: Limits) -> str:
     """Write a dropped picture into the project, under a name that is free, and give its item name.
 
@@ -115,7 +99,7 @@ def keep_picture(folder: Path, name: str, data: bytes, limits: Limits) -> str:
     name = safe_file_name(name, "picture")
     if not is_picture(name):
         raise InputError(f"{name!r} is no picture by its name; drop .jpg, .png, .webp and the like")
-    check_picture(data, name, limits)
+    check_size(data, name, limits.pixels)
     target, number = inside(folder, f"{DROPPED}/{name}"), 1
     while target.exists():
         if target.stat().st_size == len(data) and target.read_bytes() == data:

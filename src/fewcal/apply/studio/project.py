@@ -39,8 +39,8 @@ from fewcal.apply.studio.store import NONE_CLASS, Edit, Item, ProjectStore, chec
 from fewcal.bank import BaseBank
 from fewcal.errors import InputError
 from fewcal.features.extractors import Extractor, as_extractor
+from fewcal.features.sources.kinds import DEFAULT_EXTRACTORS
 
-DEFAULT_EXTRACTORS = {"picture": "efficientnet-lite0", "text": "minilm"}
 MOST_SUGGESTED = 6
 
 

@@ -11,14 +11,12 @@ from pathlib import Path
 from fewcal.apply.studio.project import Studio, StudioSettings
 from fewcal.errors import InputError
 
-LOCAL = "127.0.0.1"
-
 
 def serve_studio(
     folder: Path,
     settings: StudioSettings,
     *,
-    host: str = LOCAL,
+    host: str = "127.0.0.1",
     port: int = 0,
     token: str | None = None,
     opened: Callable[[str], None] = print,
@@ -29,6 +27,7 @@ def serve_studio(
 
         from fewcal.apply.studio.app import Broadcast, make_app
         from fewcal.apply.studio.guard import Access
+        from fewcal.apply.web import allowed_hosts, bound_socket, shown_address
     except ImportError as error:
         raise InputError(f"the studio needs {error.name}: pip install 'fewcal[studio]'") from error
 
@@ -42,8 +41,7 @@ def serve_studio(
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
             if self.started:
-                shown = "localhost" if host in ("0.0.0.0", "::") else host
-                opened(f"http://{_bracketed(shown)}:{port}/?token={access.token}")
+                opened(f"{shown_address(host, port)}/?token={access.token}")
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             news.close()  # open event streams would be waited for
@@ -60,44 +58,3 @@ def serve_studio(
     )
     with listening, suppress(KeyboardInterrupt):  # the way to stop it; uvicorn passes it on when all is closed
         Server(config).run([listening])
-
-
-def bound_socket(host: str, port: int) -> socket.socket:
-    """A listening socket, or an error that says what to do."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listening.bind((host, port))
-    except OSError as error:
-        listening.close()
-        raise InputError(
-            f"cannot listen on {host}:{port} ({error.strerror}); choose another --host or --port"
-        ) from error
-    return listening
-
-
-def allowed_hosts(host: str, port: int) -> frozenset[str]:
-    """What may stand in the Host header of requests to a server that was bound to `host`.
-
-    >>> sorted(allowed_hosts("127.0.0.1", 80))
-    ['127.0.0.1:80', '[::1]:80', 'localhost:80']
-    """
-    names = {LOCAL, "localhost", "[::1]"}
-    if host in ("0.0.0.0", "::"):  # all addresses: by name of this machine, or one of its addresses
-        names |= {socket.gethostname().lower(), *_own_addresses()}
-    else:
-        names.add(_bracketed(host).lower())
-    return frozenset(f"{name}:{port}" for name in names)
-
-
-def _own_addresses() -> set[str]:
-    try:
-        found = socket.getaddrinfo(socket.gethostname(), None)
-    except OSError:
-        return set()
-    return {_bracketed(str(entry[4][0])) for entry in found}
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host and not host.startswith("[") else host

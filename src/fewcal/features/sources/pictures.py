@@ -76,6 +76,18 @@ def decode(picture: bytes | StrPath, at_least: int | None = None, name: str | No
         raise InputError(f"{shown} cannot be read as a picture ({reason})") from error
 
 
+def check_size(picture: bytes, name: str, most_pixels: int) -> None:
+    """Refuse what is no picture, or one with too many pixels, by its header: nothing is decoded."""
+    Image = _pillow()
+    try:
+        with Image.open(io.BytesIO(picture)) as image:
+            width, height = image.size
+    except Exception as error:  # see `decode`
+        raise InputError(f"{name} cannot be read as a picture") from error
+    if width * height > most_pixels:
+        raise InputError(f"{name} has {width}×{height} pixels; at most {most_pixels:,} are taken")
+
+
 def _upright_rgb(image: PIL.Image.Image) -> PIL.Image.Image:
     from PIL import Image, ImageOps
 

@@ -1,0 +1,69 @@
+"""What a source holds, told by its names and headers: pictures, texts or features."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+
+from fewcal._utils.types import StrPath
+from fewcal.errors import FileFormatError, InputError
+from fewcal.features.sources.pictures import is_picture, picture_files
+
+# The extractor that is taken where none is named.
+DEFAULT_EXTRACTORS = {"picture": "efficientnet-lite0", "text": "minilm"}
+
+
+def kind_of(source: StrPath, text: str = "text") -> str:
+    """ "picture", "text" or "features"; a table with the column `text` holds texts, one with `path` pictures.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = Path(folder) / "new.txt"
+    ...     _ = file.write_text("one text a line")
+    ...     kind_of(file)
+    'text'
+    """
+    path = Path(source)
+    if not path.exists():
+        raise InputError(f"{path} does not exist; give a folder of pictures, a file of texts or a feature file")
+    suffix = path.suffix.lower()
+    if path.is_dir():
+        if any(p.suffix.lower() == ".txt" for p in path.iterdir()) and not picture_files(path):
+            return "text"
+        return "picture"
+    if is_picture(path.name):
+        return "picture"
+    if suffix in (".txt", ".jsonl", ".ndjson"):
+        return "text"
+    if suffix == ".csv":
+        columns = _header(path)
+        return "text" if text.lower() in columns else "picture" if "path" in columns else "features"
+    if suffix == ".npz":
+        return "picture" if {"data", "offsets"} <= _arrays(path) else "features"
+    return "features"
+
+
+def default_extractor(source: StrPath, text: str = "text") -> str:
+    """The extractor for a source where none is named."""
+    kind = kind_of(source, text)
+    if kind == "features":
+        raise InputError(f"{source} holds features, not pictures or texts; use `fewcal predict` for them")
+    return DEFAULT_EXTRACTORS[kind]
+
+
+def _header(path: Path) -> set[str]:
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            return {name.strip().lower() for name in next(csv.reader(file), [])}
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise FileFormatError(f"{path} cannot be read as CSV in UTF-8 ({error})") from error
+
+
+def _arrays(path: Path) -> set[str]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return set(file.files)
+    except (OSError, ValueError, AttributeError) as error:
+        raise FileFormatError(f"{path} cannot be read as npz ({' '.join(str(error).split())[:120]})") from error
