@@ -13,7 +13,9 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from browser import CHROMIUM, Browser
+from fewcal._utils.randomness import TaskRandom
 from fewcal.bank import BaseBank
+from fewcal.methods import TaskBatch
 
 # Started in the background, as some runners do, a process and its children are deaf to Ctrl-C, which tests send.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -22,6 +24,12 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 THREADS = int(os.environ.get("FEWCAL_TEST_THREADS", "1"))
 torch.set_num_threads(THREADS)
 threadpool_limits(THREADS)
+
+
+def single_shots(x: torch.Tensor) -> TaskBatch:
+    """A batch in which every point of `x (T, S, D)` is the one shot of a class of its own."""
+    t, s, _ = x.shape
+    return TaskBatch(x, torch.arange(s).expand(t, s), s, TaskRandom(0, range(t)))
 
 
 @dataclass(frozen=True, eq=False)

@@ -215,9 +215,23 @@ def dc_moments(x: np.ndarray, bases: list[np.ndarray], k: int, alpha: float) -> 
 # ---- one task --------------------------------------------------------------------------------------------------
 
 _KNOWN = {
-    *("beta", "kind", "eps", "center", "l2", "whiten", "transform_base", "metric", "delta", "k", "m", "unit", "cov"),
+    *(
+        "beta",
+        "kind",
+        "eps",
+        "center",
+        "l2",
+        "whiten",
+        "transform_base",
+        "metric",
+        "delta",
+        "k",
+        "m",
+        "distance_scale",
+        "cov",
+    ),
     *("cov_weights", "common_size", "alpha1", "alpha2_ratio", "off_diagonal", "psd", "n", "n_per", "head", "C"),
-    *("unit_of", "strength", "shot_decay", "trust", "query_pull"),
+    *("distance_scale_of", "strength", "shot_decay", "trust", "query_strength"),
 }
 
 
@@ -262,9 +276,9 @@ def one_task(
         means, xs, qs = unit_rows(means @ w), unit_rows(xs @ w), unit_rows(qs @ w)
 
     unit = 1.0
-    if p["unit"] is not False:
-        unit = p["unit"]
-        if p["unit_of"] == "bank":
+    if p["distance_scale"] is not False:
+        unit = p["distance_scale"]
+        if p["distance_scale_of"] == "bank":
             unit *= unit_distance(bases, means, p["metric"], p["delta"])
     trust, stranger = p["trust"], False
     if trust == "auto":
@@ -292,11 +306,11 @@ def one_task(
             out[name].append(value)
     result: dict[str, Any] = {name: np.array(values) for name, values in out.items()}
     average = result["sigma"].mean(axis=0)
-    if p["query_pull"]:
+    if p["query_strength"]:
         for j, x in enumerate(qs):
             every = distance_to_each(x, bases, means, p["metric"], p["delta"]) / unit
             index = np.argsort(every, kind="stable")[: p["k"]]
-            qs[j] = calibrated_mean(x, p["query_pull"] * trust * weight(every[index], p["m"]), means[index])
+            qs[j] = calibrated_mean(x, p["query_strength"] * trust * weight(every[index], p["m"]), means[index])
     result["scores"] = None
     if np.linalg.eigvalsh(average)[0] > 1e-9 * np.trace(average) / d:
         prototypes = np.array([result["mean"][labels == c].mean(axis=0) for c in range(labels.max() + 1)])

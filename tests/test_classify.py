@@ -219,7 +219,7 @@ def test_command_with_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_two_shots_that_fail_when_left_out_are_no_coin() -> None:
-    from fewcal.estimators.classifier import plain_discriminant
+    from fewcal.estimators.bankless import plain_discriminant
 
     rng = np.random.default_rng(0)
     centres = rng.normal(size=(6, 60))

@@ -27,9 +27,10 @@ from fewcal import BaseBank, Gaussianizer, GDCClassifier, GDCParams
 from fewcal._utils.randomness import TaskRandom
 from fewcal.bank import spaces
 from fewcal.errors import FewcalWarning, InputError
-from fewcal.estimators.classifier import plain_discriminant
+from fewcal.estimators.bankless import plain_discriminant
 from fewcal.gaussianize import fit_gaussianization
-from fewcal.methods.gdc import GDC
+from fewcal.methods import GDC, TaskBatch
+from fewcal.params import RENAMED
 from fewcal.presets import get_preset
 
 WORLD = make_world(1, signed=True, tasks=1, ways=4, shots=3)
@@ -51,7 +52,7 @@ def bank() -> BaseBank:
 
 def test_every_parameter_of_the_method_is_a_parameter() -> None:
     own = [p for p in signature(GDCClassifier).parameters if p not in ("bank", "preset", "device", "random_state")]
-    assert own == [f.name for f in fields(GDCParams)]
+    assert own == [*(f.name for f in fields(GDCParams)), *RENAMED]
 
 
 @pytest.mark.parametrize("head", ["closed_form", "lbfgs", "sgd"])
@@ -61,7 +62,7 @@ def test_it_is_the_method_of_the_core(bank: BaseBank, head: str) -> None:
     method = GDC(get_preset("default").with_changes(head=head, k=len(bank)))
     method.prepare(bank)
     codes = torch.from_numpy(np.searchsorted(NAMES, y))[None]
-    core = method.fit(method.transform(torch.from_numpy(X))[None], codes, 4, TaskRandom(3))
+    core = method.fit(TaskBatch(method.transform(torch.from_numpy(X))[None], codes, 4, TaskRandom(3)))
     logits = core.logits(method.transform(torch.from_numpy(Q))[None])[0]
     np.testing.assert_allclose(clf.decision_function(Q), logits.numpy(), rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(clf.predict_proba(Q), torch.softmax(logits, -1).numpy(), rtol=1e-4, atol=1e-6)

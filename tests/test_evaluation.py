@@ -181,11 +181,11 @@ def test_counts_are_those_of_the_definition(features: FeatureSet, reference: Res
 
 
 def test_two_heads_see_the_same_samples(features: FeatureSet, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fewcal.methods import gdc as gdc_module
+    from fewcal.heads import calibrated, lbfgs, sgd
 
     made, seen = [], []
 
-    def noted_augment(*args, _true=gdc_module.augment):
+    def noted_augment(*args, _true=calibrated.augment):
         made.append(_true(*args)[0])
         return _true(*args)
 
@@ -193,10 +193,10 @@ def test_two_heads_see_the_same_samples(features: FeatureSet, monkeypatch: pytes
         seen.append(x)
         return _true(x, y, n_classes, *args, **kwargs)
 
-    monkeypatch.setattr(gdc_module, "augment", noted_augment)
-    for head in ("lbfgs_head", "sgd_head"):
-        true = getattr(gdc_module, head)
-        monkeypatch.setattr(gdc_module, head, lambda *a, _true=true, **k: noted_head(*a, _true=_true, **k))
+    monkeypatch.setattr(calibrated, "augment", noted_augment)
+    for module, head in ((lbfgs, "lbfgs_head"), (sgd, "sgd_head")):
+        true = getattr(module, head)
+        monkeypatch.setattr(module, head, lambda *a, _true=true, **k: noted_head(*a, _true=_true, **k))
     both = {"a": GDC(SAMPLED), "b": GDC(SAMPLED.with_changes(head="sgd"))}
     evaluate(both, features, Protocol(tasks=5, query=4))
     assert len(made) == 1
@@ -386,16 +386,16 @@ def test_calibration_error_is_that_of_the_probabilities(features: FeatureSet, re
 
 
 def test_shared_work_is_charged_to_each_method(features: FeatureSet, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fewcal.methods import gdc as gdc_module
+    from fewcal.heads import calibrated
 
     # A clock that moves only while samples are drawn: both heads must show that time, though it passes once.
     now = [0.0]
 
-    def slow_augment(*args, _true=gdc_module.augment):
+    def slow_augment(*args, _true=calibrated.augment):
         now[0] += 1.0
         return _true(*args)
 
-    monkeypatch.setattr(gdc_module, "augment", slow_augment)
+    monkeypatch.setattr(calibrated, "augment", slow_augment)
     monkeypatch.setattr(engine_module.time, "perf_counter", lambda: now[0])
     both = {"a": GDC(SAMPLED), "b": GDC(SAMPLED.with_changes(C=2.0)), "ncm": make_method("ncm")}
     results = evaluate(both, features, Protocol(tasks=5, query=4))

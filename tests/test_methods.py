@@ -19,10 +19,10 @@ from fewcal.calibrate import calibrate
 from fewcal.covariance import CalibratedCovariance, shares, shrink_covariance
 from fewcal.errors import FewcalWarning, InputError
 from fewcal.gaussianize import fit_gaussianization
+from fewcal.heads.base import Shared
+from fewcal.heads.calibrated import augment, points_per_support
 from fewcal.heads.linear import LinearHead
-from fewcal.methods import METHODS, Method, make_method
-from fewcal.methods.base import once
-from fewcal.methods.gdc import augment, points_per_support
+from fewcal.methods import METHODS, Method, TaskBatch, make_method
 from fewcal.params import GDCParams
 
 GDC_HEADS: dict[str, Any] = {
@@ -32,11 +32,13 @@ GDC_HEADS: dict[str, Any] = {
     "svc": SVC(),
     "knn": KNeighborsClassifier(3),
 }
-PLAIN = GDCParams(beta=0.5, l2=True, k=3, m=1.0, unit=1.0, alpha1=0.5, alpha2_ratio=0.1, n=40, head="closed_form")
+PLAIN = GDCParams(
+    beta=0.5, l2=True, k=3, m=1.0, distance_scale=1.0, alpha1=0.5, alpha2_ratio=0.1, n=40, head="closed_form"
+)
 
 
 def run(
-    method: Method, world: ProcessGroup, seed: int = 0, tasks: slice = slice(None), shared: dict | None = None
+    method: Method, world: ProcessGroup, seed: int = 0, tasks: slice = slice(None), shared: Shared | None = None
 ) -> torch.Tensor:
     """Logits `(T, Q, N)` of the chosen tasks of a world."""
     method.prepare(world.bank() if method.needs_bank else None)
@@ -44,7 +46,7 @@ def run(
 
 
 def fitted(
-    method: Method, world: ProcessGroup, seed: int = 0, tasks: slice = slice(None), shared: dict | None = None
+    method: Method, world: ProcessGroup, seed: int = 0, tasks: slice = slice(None), shared: Shared | None = None
 ) -> torch.Tensor:
     support, labels, query = world.tensors
     names = list(range(len(support)))[tasks]
@@ -52,7 +54,8 @@ def fitted(
     qs = torch.stack([method.transform(t, "query") for t in query[tasks]])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FewcalWarning)
-        head = method.fit(xs, labels[tasks], world.ways, TaskRandom(seed, names), shared)
+        batch = TaskBatch(xs, labels[tasks], world.ways, TaskRandom(seed, names), shared or Shared())
+        head = method.fit(batch)
     return head.logits(qs)
 
 
@@ -128,7 +131,10 @@ def test_spaces_tell_transforms_apart() -> None:
     world = make_world(8)
     bank = world.bank()
     methods = [make_method(n).prepare(bank) for n in ("ncm", "simpleshot", "cosine", "lr-gauss")]
-    methods += [make_method("gdc", PLAIN, **c).prepare(bank) for c in ({}, {"beta": 1.0}, {"l2": False, "unit": False})]
+    methods += [
+        make_method("gdc", PLAIN, **c).prepare(bank)
+        for c in ({}, {"beta": 1.0}, {"l2": False, "distance_scale": False})
+    ]
     white = PLAIN.with_changes(cov="pooled")
     methods += [make_method("gdc", white, whiten=w).prepare(bank) for w in (1.0, 2.0)]
     # GDC with β = 0.5 and nothing else maps as Gaussianized logistic regression does; all others differ.
@@ -143,13 +149,11 @@ def test_shared_stages_are_computed_once_and_change_nothing() -> None:
     bank = world.bank()
     for m in methods:
         m.prepare(bank)
-    shared: dict = {}
+    shared = Shared()
     together = [fitted(m, world, shared=shared) for m in methods]
     for a, b in zip(alone, together, strict=True):
         assert torch.equal(a, b)
-    assert len(shared) == 2  # one calibration, one set of samples
-    assert once(None, "key", lambda: 3) == 3
-    assert once({"key": 4}, "key", lambda: 3) == 4
+    assert len(shared) == 3  # one calibration, one covariance, one set of samples
 
 
 # ---- DC ---------------------------------------------------------------------------------------------------------
@@ -233,7 +237,7 @@ def test_augmented_sets(relu_world: ProcessGroup, n_per: str, shots: tuple[int, 
     bank = relu_world.bank()
     found = calibrate(support, bank, k=3)
     shrunk = shrink_covariance(CalibratedCovariance(bank, "joint", found.index, shares(found)), 1e-6, 0.0)
-    x, y = augment(support, labels, found.mean, shrunk, 60, n_per, TaskRandom(0))
+    x, y = augment(TaskBatch(support, labels, 3, TaskRandom(0)), found.mean, shrunk, 60, n_per)
     s = labels.shape[1]
     assert torch.equal(x[:, :s], support)
     assert torch.equal(y[:, :s], labels)
@@ -358,7 +362,8 @@ def test_cosine_ignores_length(relu_world: ProcessGroup) -> None:
     method = make_method("cosine")
     torch.testing.assert_close(method.transform(x), method.transform(7 * x))
     support, labels, _ = relu_world.tensors
-    head = make_method("cosine", steps=0).fit(method.transform(support[0])[None], labels[:1], 3, TaskRandom(0))
+    batch = TaskBatch(method.transform(support[0])[None], labels[:1], 3, TaskRandom(0))
+    head = make_method("cosine", steps=0).fit(batch)
     assert isinstance(head, LinearHead)
     torch.testing.assert_close(head.weight.norm(dim=-1), torch.full((1, 3), 10.0))
 

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from sklearn.svm import SVC
 
 import reference
-from conftest import ProcessGroup
+from conftest import ProcessGroup, single_shots
 from fewcal._utils.names import nearest_names
 from fewcal._utils.randomness import TaskRandom
 from fewcal.domain_match import held_out_similarity
 from fewcal.errors import FewcalWarning, InputError
-from fewcal.methods.gdc import GDC
+from fewcal.methods import GDC, TaskBatch
 from fewcal.params import GDCParams
 from fewcal.presets import PAPER_ROWS, describe_preset, get_preset, list_presets
 
@@ -34,14 +34,15 @@ def against_reference(world: ProcessGroup, params: GDCParams, tasks: int) -> Non
         d = support.shape[-1]
         xs = method.transform(support.reshape(-1, d), "support").view_as(support)
         qs = method.transform(query.reshape(-1, d), "query").view_as(query)
-        found = method.calibrate(xs, labels)
+        batch = TaskBatch(xs, labels, world.ways, TaskRandom(0, range(len(xs))))
+        found = method.calibration(batch)
         shrunk = method.shrunk(found)
         sigma = shrunk.gaussian(found.mean).dense()
         scored = p.psd == "clip" and shrunk.a is not None and bool((shrunk.a > 0).all())
         logits = None
         if scored:
             head = GDC(p.with_changes(head="closed_form")).prepare(world.bank())
-            logits = head.fit(xs, labels, world.ways, TaskRandom(0, range(len(xs)))).logits(qs)
+            logits = head.fit(batch).logits(qs)
     fields_ = p.as_dict()
     if p.trust == "auto":
         fields_["held_out"] = held_out_similarity(method.bank)
@@ -84,17 +85,23 @@ def test_every_preset_is_the_reference(name: str, world: ProcessGroup) -> None:
             ("euclidean", "joint", "bases-only", 5.0, {"off_diagonal": "all", "common_size": 4}),
             ("mahalanobis", "joint", "average", 100.0, {"beta": 1.0, "m": 0.3}),
             ("delta", "joint", "with-support", 1.0, {"delta": 0.7}),
-            ("sqeuclidean", "independent", "with-support", 0.05, {"unit": 0.5, "m": 2.0}),
+            ("sqeuclidean", "independent", "with-support", 0.05, {"distance_scale": 0.5, "m": 2.0}),
             ("euclidean", "independent", "bases-only", 10.0, {"center": True, "l2": True}),
-            ("mahalanobis", "independent", "average", 1.0, {"unit": 1.0, "m": 2.0}),
+            ("mahalanobis", "independent", "average", 1.0, {"distance_scale": 1.0, "m": 2.0}),
             ("delta", "independent", "average", 1000.0, {"delta": 1.3, "beta": 0.0, "l2": True}),
             ("sqeuclidean", "pooled", "with-support", 0.05, {"center": True}),
             ("euclidean", "pooled", "bases-only", 10.0, {"kind": "yeo-johnson", "beta": 2.0, "l2": True}),
-            ("delta", "pooled", "average", 1.0, {"delta": 0.9, "unit": 2.0}),
+            ("delta", "pooled", "average", 1.0, {"delta": 0.9, "distance_scale": 2.0}),
             ("sqeuclidean", "joint", "with-support", 50.0, {"psd": "eigen", "alpha2_ratio": 200.0}),
             ("sqeuclidean", "joint", "with-support", 50.0, {"psd": "clip", "alpha2_ratio": 200.0}),
             ("euclidean", "joint", "bases-only", 2.0, {"transform_base": False, "kind": "yeo-johnson"}),
-            ("sqeuclidean", "pooled", "with-support", 0.0, {"whiten": 0.5, "center": True, "l2": True, "unit": 0.7}),
+            (
+                "sqeuclidean",
+                "pooled",
+                "with-support",
+                0.0,
+                {"whiten": 0.5, "center": True, "l2": True, "distance_scale": 0.7},
+            ),
             ("euclidean", "pooled", "with-support", 2.0, {"whiten": 3.0, "beta": 0.5}),
             ("delta", "pooled", "with-support", 0.5, {"whiten": 1.0, "l2": True, "delta": 1.1}),
         ]
@@ -238,8 +245,8 @@ def test_nearest_names_always_say_something(name: str) -> None:
         ({"k": "3"}, "k='3' is out of range"),
         ({"n": 0}, "n=0 is out of range"),
         ({"beta": 20}, "beta=20 is out of range; use a number from -10 to 10"),
-        ({"unit": 0}, r"unit=0 is out of range.*\(or False\)"),
-        ({"unit": True}, "unit=True is out of range"),
+        ({"distance_scale": 0}, r"distance_scale=0 is out of range.*\(or False\)"),
+        ({"distance_scale": True}, "distance_scale=True is out of range"),
         ({"whiten": -1, "cov": "pooled"}, "whiten=-1 is out of range"),
         ({"delta": 0}, "delta=0 is out of range"),
         ({"C": 0}, "C=0 is out of range"),
@@ -293,7 +300,7 @@ def test_the_preset_dc_has_the_moments_of_dc(relu_world: ProcessGroup) -> None:
     method = GDC(get_preset("dc"))
     method.prepare(relu_world.bank())
     x = method.transform(torch.from_numpy(relu_world.support[0]))[None]
-    found = method.calibrate(x)
+    found = method.calibration(single_shots(x))
     sigma = method.shrunk(found).gaussian(found.mean).dense()
     assert (found.weights == 1).all()
     for s, row in enumerate(x[0].double().numpy()):
@@ -306,6 +313,6 @@ def test_float32_weights_of_the_authors_settings_do_not_vanish(relu_world: Proce
     """m = 3 on plain distances: the shares of the covariance are still normalised."""
     method = GDC(get_preset("authors/mini/5shot").with_changes(k=3))
     method.prepare(relu_world.bank())
-    found = method.calibrate(100 * torch.from_numpy(relu_world.support))
+    found = method.calibration(single_shots(100 * torch.from_numpy(relu_world.support)))
     assert (found.weights > 0).all()
     torch.testing.assert_close(method.shrunk(found).covariance.c.sum(dim=-1), torch.ones(relu_world.support.shape[:2]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,12 +16,12 @@ from fewcal.calibrate import calibrate, distances, spaced_indices, squared_dista
 from fewcal.factor_gaussian import FactorGaussian
 from fewcal.gaussianize import Gaussianization
 from fewcal.heads import sgd as sgd_module
+from fewcal.heads.base import Shared
+from fewcal.heads.composite import FallbackHead, QueryCalibratedHead
 from fewcal.heads.lbfgs import lbfgs_head
 from fewcal.heads.linear import class_means, class_sizes
 from fewcal.heads.sgd import sgd_head
-from fewcal.methods import make_method
-from fewcal.methods.base import score
-from fewcal.methods.gdc import FallbackHead, QueryCalibratedHead
+from fewcal.methods import TaskBatch, make_method
 
 
 @pytest.fixture
@@ -123,7 +124,8 @@ def test_gdc_in_half_precision_answers_alike(half: None, monkeypatch: pytest.Mon
         for full in ("", "1"):
             monkeypatch.setenv("FEWCAL_FLOAT32", full)
             z = method.transform(support[0])[None]
-            answers.append(method.fit(z, labels, 5, TaskRandom(0)).logits(method.transform(query[0])[None]).softmax(-1))
+            head_ = method.fit(TaskBatch(z, labels, 5, TaskRandom(0)))
+            answers.append(head_.logits(method.transform(query[0])[None]).softmax(-1))
         torch.testing.assert_close(answers[0], answers[1], rtol=0.1, atol=0.05)
 
 
@@ -158,46 +160,46 @@ def test_means_are_gathered_from_many_classes_and_multiplied_with_few(monkeypatc
     assert calibrate(points, bank, k=2, move=False).mean is points
 
 
-def test_pulled_scores_are_those_of_pulled_queries() -> None:
+def test_scores_of_calibrated_queries_are_those_of_moved_queries() -> None:
     x, y = rows(60, 8, 12)
     method = make_method("gdc", trust=1.0, k=4).prepare(BaseBank().fit(x, y))
     z = method.transform(torch.from_numpy(x))
-    head = method.fit(z[None, ::97][:, :4], torch.arange(4)[None], 4, TaskRandom(0))
+    head = method.fit(TaskBatch(z[None, ::97][:, :4], torch.arange(4)[None], 4, TaskRandom(0)))
     assert isinstance(head, QueryCalibratedHead)
     query = z[None, 3:50]
-    moved = method._pull(query, head.strength[:, None].expand(query.shape[:2])).mean  # type: ignore[attr-defined]
+    moved = head.calibrator.calibrate(query, head.strength[:, None].expand(query.shape[:2])).mean
     torch.testing.assert_close(head.logits(query), head.head.logits(moved), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("changes", [{}, {"query_pull": 0.0}, {"trust": 1.0}])
+@pytest.mark.parametrize("changes", [{}, {"query_strength": 0.0}, {"trust": 1.0}])
 @pytest.mark.parametrize("shots", [1, 3])
-def test_what_is_known_of_rows_beforehand_changes_no_score(shots: int, changes: dict) -> None:
+def test_what_is_precomputed_of_rows_changes_no_score(shots: int, changes: dict) -> None:
     x, y = rows(60, 8, 12)
     bank = BaseBank().fit(x, y)
     method = make_method("gdc", k=4, **changes).prepare(bank)
     z = method.transform(torch.from_numpy(x))
-    known = method.known(z)
-    assert known is not None
-    assert known.shape == (len(z), 61)
-    assert torch.equal((known[:, :-1] > 0).sum(dim=1), torch.full((len(z),), 4))
+    rows_ = method.precompute(z)
+    assert rows_ is not None
+    assert rows_.shape == (len(z), 61)
+    assert torch.equal((rows_[:, :-1] > 0).sum(dim=1), torch.full((len(z),), 4))
     random = torch.Generator().manual_seed(0)
     support, query = (torch.randint(len(z), (6, n), generator=random) for n in (4 * shots, 20))
     labels = torch.arange(4).repeat_interleave(shots).expand(6, -1)
-    plain = method.fit(z[support], labels, 4, TaskRandom(0, range(6)))
-    knowing = method.fit(z[support], labels, 4, TaskRandom(0, range(6)), None, known[support])  # type: ignore[call-arg]
-    want = plain.logits(z[query])
-    torch.testing.assert_close(score(knowing, z[query], known[query]), want, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(knowing.logits(z[query]), want, rtol=1e-4, atol=1e-4)
+    batch = TaskBatch(z[support], labels, 4, TaskRandom(0, range(6)))
+    want = method.fit(batch).logits(z[query])
+    quick = method.fit(replace(batch, shared=Shared(), precomputed=rows_[support]))
+    torch.testing.assert_close(quick.logits(z[query], rows_[query]), want, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(quick.logits(z[query]), want, rtol=1e-4, atol=1e-4)
 
 
-def test_methods_that_have_nothing_to_know_of_rows() -> None:
+def test_methods_that_have_nothing_to_precompute() -> None:
     x, y = rows(60, 8, 12)
     for method in (make_method("gdc", "paper", l2=True), make_method("gdc", k=1), make_method("ncm")):
         ready = method.prepare(BaseBank().fit(x, y))
-        assert ready.known(ready.transform(torch.from_numpy(x))) is None
+        assert ready.precompute(ready.transform(torch.from_numpy(x))) is None
 
 
-def test_strangers_are_answered_plainly_whatever_is_known() -> None:
+def test_out_of_domain_tasks_are_answered_plainly_whatever_is_precomputed() -> None:
     rng = np.random.default_rng(0)
     base = np.zeros((480, 32), np.float32)  # base classes fill six directions, the tasks all others
     base[:, :6] = np.repeat(rng.normal(size=(60, 6)), 8, axis=0)
@@ -206,13 +208,14 @@ def test_strangers_are_answered_plainly_whatever_is_known() -> None:
     other[:, :6] = 0
     method = make_method("gdc", k=4).prepare(BaseBank().fit(base, np.repeat(np.arange(60), 8)))
     z = method.transform(torch.from_numpy(other))
-    known, at = method.known(z), torch.arange(40).view(2, 20)
-    assert known is not None
+    rows_, at = method.precompute(z), torch.arange(40).view(2, 20)
+    assert rows_ is not None
     labels = torch.arange(4).expand(2, -1)
-    plain = method.fit(z[at[:, :4]], labels, 4, TaskRandom(0, range(2)))
+    batch = TaskBatch(z[at[:, :4]], labels, 4, TaskRandom(0, range(2)))
+    plain = method.fit(batch)
     assert isinstance(plain, FallbackHead)
-    knowing = method.fit(z[at[:, :4]], labels, 4, TaskRandom(0, range(2)), None, known[at[:, :4]])  # type: ignore[call-arg]
-    torch.testing.assert_close(score(knowing, z[at], known[at]), plain.logits(z[at]), rtol=1e-4, atol=1e-4)
+    quick = method.fit(replace(batch, shared=Shared(), precomputed=rows_[at[:, :4]]))
+    torch.testing.assert_close(quick.logits(z[at], rows_[at]), plain.logits(z[at]), rtol=1e-4, atol=1e-4)
 
 
 def test_evaluation_gives_the_same_answers_whether_rows_recur_or_not() -> None:

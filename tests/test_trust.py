@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import reference
+from conftest import single_shots
 from fewcal._utils.randomness import TaskRandom
 from fewcal.bank import BaseBank
 from fewcal.domain_match import (
@@ -22,7 +23,7 @@ from fewcal.errors import InputError
 from fewcal.estimators import GDCClassifier
 from fewcal.features.synthetic import make_features
 from fewcal.gaussianize import l2_normalise
-from fewcal.methods import make_method
+from fewcal.methods import TaskBatch, make_method
 from fewcal.methods.gdc import GDC
 from fewcal.params import GDCParams
 from fewcal.presets import get_preset
@@ -66,12 +67,13 @@ def test_default_is_the_reference_where_bases_help(related, shot: int) -> None:
     method.prepare(bank)
     support, y, query = tasks(novel, labels, shot)
     z, q = method.transform(support[0])[None], method.transform(query[0])[None]
-    assert float(method.trust(z)) > 0.5  # or the comparison would say nothing
+    batch = TaskBatch(z, y, 5, TaskRandom(0))
+    assert float(method.trust(batch)) > 0.5  # or the comparison would say nothing
     p = method.params.as_dict() | {"held_out": held_out_similarity(method.bank)}
     expected = reference.one_task(p, base, support[0].numpy(), y[0].numpy(), query[0].numpy())
-    found = method.calibrate(z, y)
+    found = method.calibration(batch)
     np.testing.assert_allclose(found.weights[0], expected["weights"], rtol=1e-3)
-    got = method.fit(z, y, 5, TaskRandom(0)).logits(q)[0].double().numpy()
+    got = method.fit(batch).logits(q)[0].double().numpy()
     want = expected["scores"]
     got, want = (v - v.mean(axis=1, keepdims=True) for v in (got, want))
     np.testing.assert_allclose(got / np.abs(got).max(), want / np.abs(want).max(), atol=2e-3)
@@ -133,7 +135,7 @@ def test_few_classes_switch_calibration_off(related) -> None:
     support, y, _ = tasks(novel, labels, 1)
     z = method.transform(support[0])[None]
     assert enough_classes(20, 16) == 0.0
-    assert torch.equal(method.calibrate(z, y).mean, z)
+    assert torch.equal(method.calibration(TaskBatch(z, y, 5, TaskRandom(0))).mean, z)
 
 
 def test_base_means_of_pure_noise_are_not_reliable() -> None:
@@ -157,7 +159,7 @@ def test_shuffled_labels_leave_the_plain_classifier(related) -> None:
         for method in (plain, gdc):
             method.prepare(shuffled)
             z, q = method.transform(support[0])[None], method.transform(query[0])[None]
-            answers.append(method.fit(z, y, 5, TaskRandom(seed)).logits(q).argmax(-1))
+            answers.append(method.fit(TaskBatch(z, y, 5, TaskRandom(seed))).logits(q).argmax(-1))
         agree.append(float((answers[0] == answers[1]).float().mean()))
     assert np.mean(agree) > 0.97
 
@@ -168,7 +170,7 @@ def test_strength_zero_is_whitening_alone(related) -> None:
     method = GDC(get_preset("default").with_changes(strength=0.0))
     method.prepare(bank)
     z = method.transform(support[0])[None]
-    assert torch.equal(method.calibrate(z, y).mean, z)
+    assert torch.equal(method.calibration(TaskBatch(z, y, 5, TaskRandom(0))).mean, z)
 
 
 def test_more_shots_move_the_means_less(related) -> None:
@@ -177,7 +179,7 @@ def test_more_shots_move_the_means_less(related) -> None:
     method.prepare(bank)
     support, y, _ = tasks(novel, labels, 3)
     z = method.transform(support[0])[None]
-    alone, together = method.calibrate(z), method.calibrate(z, y)
+    alone, together = (method.calibration(b) for b in (single_shots(z), TaskBatch(z, y, 5, TaskRandom(0))))
     torch.testing.assert_close(together.weights, alone.weights / 3 ** (2 / 3))
 
 
@@ -185,10 +187,10 @@ def test_more_shots_move_the_means_less(related) -> None:
     ("changes", "message"),
     [
         ({"trust": "auto"}, "trust='auto' is judged in the whitened space"),
-        ({"query_pull": 0.3}, "query_pull=0.3 goes with whitening"),
+        ({"query_strength": 0.3}, "query_strength=0.3 goes with whitening"),
         ({"trust": 1.5}, "trust=1.5 is out of range; use a number from 0 to 1 \\(or 'auto'\\)"),
         ({"strength": -1}, "strength=-1 is out of range"),
-        ({"unit_of": "metre"}, "unit_of='metre' is unknown; use one of bank, one"),
+        ({"distance_scale_of": "metre"}, "distance_scale_of='metre' is unknown; use one of bank, one"),
     ],
 )
 def test_bad_parameters_are_refused_by_name(changes: dict, message: str) -> None:
@@ -215,7 +217,7 @@ def test_strangers_are_answered_by_the_plain_classifier(related) -> None:
 
     def answers(method) -> torch.Tensor:
         z, q = (method.transform(x.reshape(-1, 20)).view_as(x) for x in (support, query))
-        return method.fit(z, y, 5, TaskRandom(0, [0, 1])).logits(q)
+        return method.fit(TaskBatch(z, y, 5, TaskRandom(0, [0, 1]))).logits(q)
 
     space = gdc.transform(support.reshape(-1, 20)).view_as(support)
     assert (domain_match(space, gdc.bank) > 0).tolist() == [True, False]
@@ -241,8 +243,8 @@ def test_strangers_like_the_base_classes_are_let_through_at_the_promised_rate() 
         support = np.concatenate([np.flatnonzero(y == c)[:5] for c in classes])
         fitted = GDCClassifier(bank=bank).fit(x[support], y[support])
         rest = np.concatenate([np.flatnonzero(y == c)[5:] for c in classes])
-        own.append((fitted.other_class_share(x[rest]) < 0.05).mean())
-        strangers.append((fitted.other_class_share(x[~np.isin(y, classes)]) < 0.05).mean())
+        own.append((fitted.outlier_pvalue(x[rest]) < 0.05).mean())
+        strangers.append((fitted.outlier_pvalue(x[~np.isin(y, classes)]) < 0.05).mean())
     assert np.mean(strangers) < 0.12
     assert np.mean(own) > 0.5
 
@@ -251,10 +253,10 @@ def test_a_support_row_itself_is_nearer_than_any_base_example(related) -> None:
     bank, _, novel, labels = related
     support, y, _ = tasks(novel, labels, 1)
     fitted = GDCClassifier(bank=bank).fit(support[0].numpy(), y[0].numpy())
-    assert fitted.other_class_share(support[0].numpy()).max() == 0.0
+    assert fitted.outlier_pvalue(support[0].numpy()).max() == 0.0
 
 
 def test_none_of_these_needs_base_classes() -> None:
     fitted = GDCClassifier().fit(np.eye(3), [0, 1, 2])
     with pytest.raises(InputError, match="give a bank"):
-        fitted.other_class_share(np.eye(3))
+        fitted.outlier_pvalue(np.eye(3))

@@ -11,7 +11,7 @@ r"""Calibration: a novel class as a weighted random variable of its nearest base
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Literal
 
@@ -267,3 +267,45 @@ def calibrate(
         pull = scatter_dense(index, weights, len(bank)) @ bank.means
     mean = (x + pull) / (1 + weights.sum(dim=-1, keepdim=True))
     return Calibration(index, nearest, weights, mean)
+
+
+@dataclass(frozen=True, eq=False)
+class Calibrator:
+    """Calibration (eq. 4-8) with its settings: see `calibrate` for what they mean."""
+
+    bank: BaseBank
+    k: int = 2
+    m: float = 1.0
+    metric: str = "sqeuclidean"
+    delta: float = 1.0
+    distance_scale: float | bool = False
+    distance_scale_of: str = "bank"
+
+    def calibrate(self, x: Tensor, strength: float | Tensor = 1.0, *, move: bool = True) -> Calibration:
+        """Neighbours, weights and calibrated means of points `x (*B, D)`."""
+        return calibrate(
+            x,
+            self.bank,
+            k=self.k,
+            m=self.m,
+            metric=self.metric,
+            delta=self.delta,
+            unit=self.distance_scale,
+            unit_of=self.distance_scale_of,
+            strength=strength,
+            move=move,
+        )
+
+    def dense_weights(self, x: Tensor) -> Tensor:
+        """w of every base class (eq. 8), 0 for all but the k nearest, for `x (*B, D)`: `(*B, C)`."""
+        found = self.calibrate(x, torch.ones_like(x[..., 0]), move=False)
+        return scatter_dense(found.index, found.weights, len(self.bank))
+
+    def mean(self, x: Tensor, weights: Tensor) -> Tensor:
+        """μ' (eq. 5) of `x (*B, D)` from dense weights `(*B, C)`."""
+        return (x + weights @ self.bank.means) / (1 + weights.sum(dim=-1, keepdim=True))
+
+    def to(self, device: str | torch.device) -> Calibrator:
+        """The same on `device`, with the bank detached from the one it was made from: base rows stay behind."""
+        bank = self.bank.on(device).detached()
+        return self if bank is self.bank else replace(self, bank=bank)

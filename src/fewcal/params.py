@@ -1,15 +1,27 @@
-"""GDCParams: every choice of the method in one frozen record, with its range checked on entry."""
+"""GDCParams: every choice of the method in one frozen record; each field says what it accepts and what it is for."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
-
-import numpy as np
+from functools import cached_property, wraps
+from typing import TYPE_CHECKING, Any
 
 from fewcal._utils.names import nearest_names
+from fewcal._utils.parameters import (
+    SearchRange,
+    check_parameters,
+    current_names,
+    parameter,
+    parameters_of,
+    same_parameter,
+    warn_renamed,
+)
 from fewcal.errors import InputError
+from fewcal.heads import HEADS, LBFGS, HeadTrainer, SklearnTrainer, make_trainer
+
+# Old names of fields, accepted for one release wherever parameters are given: in Python, on the command line, in files.
+RENAMED = {"unit": "distance_scale", "unit_of": "distance_scale_of", "query_pull": "query_strength"}
 
 
 @dataclass(frozen=True)
@@ -17,21 +29,17 @@ class GDCParams:
     """Parameters of GDC. Defaults are the equations as the paper prints them (preset `paper`).
 
     Gaussianization (eq. 1-3)
-        beta, kind ("auto", "tukey", "yeo-johnson", "none"), eps; center, l2: after the power transform;
-        whiten: shrinkage λ of the pooled covariance to whiten with, "auto" or False; transform_base: False leaves base
-        rows raw, as the authors' script did.
+        beta, kind, eps; center, l2, whiten: after the power transform; transform_base.
     Neighbours and weights (eq. 6-8)
-        metric ("sqeuclidean", "euclidean", "mahalanobis", "delta"), delta, k, m, unit (False, or what distances are
-        divided by), unit_of ("bank": in multiples of the bank's own nearest-class distance, "one").
+        metric, delta, k, m, distance_scale, distance_scale_of.
     Beyond the paper: how much the base classes may say
-        strength multiplies every weight, shot_decay divides it by K^shot_decay; trust: a number from 0 to 1, or "auto"
-        to judge it from bank and support (`fewcal.domain_match`); query_pull: queries are calibrated too, this much.
+        strength, shot_decay, trust, query_strength.
     Covariance (eq. 5, 9)
-        cov ("joint", "independent", "pooled"), cov_weights ("with-support", "bases-only", "average"), common_size
-        (rows per class in joint; 0: the smallest class), alpha1, alpha2_ratio (α2/α1), off_diagonal ("pairs": D(D−1)
-        entries, "all": D²), psd ("clip", "eigen").
+        cov, cov_weights, common_size, alpha1, alpha2_ratio, off_diagonal, psd.
     Sampling (eq. 10) and head (appendix B)
-        n, n_per ("point", "class"), head ("closed_form", "lbfgs", "sgd", or a scikit-learn classifier), C (for lbfgs).
+        n, n_per, head, C.
+
+    `describe_params()` lists what each is for and what it accepts.
 
     Examples
     --------
@@ -43,77 +51,122 @@ class GDCParams:
     fewcal.errors.InputError: alpha1=-1 is out of range; use a number ≥ 0
     """
 
-    beta: float = 0.5
-    kind: str = "auto"
-    eps: float = 1e-6
-    center: bool = False
-    l2: bool = False
-    whiten: float | bool | str = False
-    transform_base: bool = True
-    metric: str = "sqeuclidean"
-    delta: float = 1.0
-    k: int = 8
-    m: float = 1.0
-    unit: float | bool = False
-    unit_of: str = "bank"
-    strength: float = 1.0
-    shot_decay: float = 0.0
-    trust: float | str = 1.0
-    query_pull: float = 0.0
-    cov: str = "joint"
-    cov_weights: str = "with-support"
-    common_size: int = 0
-    alpha1: float = 3000.0
-    alpha2_ratio: float = 10.0
-    off_diagonal: str = "pairs"
-    psd: str = "clip"
-    n: int = 750
-    n_per: str = "point"
-    head: Any = "sgd"
-    C: float = 1.0
+    beta: float = parameter(0.5, "power of the Gaussianization", low=-10, high=10, search=SearchRange(0.0, 2.0, 0.25))
+    kind: str = parameter(
+        "auto",
+        "power transform; auto: Tukey's ladder if all base features are ≥ 0, else Yeo-Johnson",
+        choices=("auto", "tukey", "yeo-johnson", "none"),
+    )
+    eps: float = parameter(1e-6, "keeps log(x + ε) finite at 0, for β ≤ 0", low=1e-30, high=1.0)
+    center: bool = parameter(False, "subtract the mean of the base rows after the power transform")
+    l2: bool = parameter(False, "then scale rows to unit length")
+    whiten: float | bool | str = parameter(
+        False,
+        "whiten with the pooled covariance, shrunk by this λ; auto: λ from the bank",
+        low=0,
+        also=(False, "auto"),
+        search=SearchRange(0.05, 1000.0, log=True),
+    )
+    transform_base: bool = parameter(True, "Gaussianize base rows too; the authors' script left them raw")
+    metric: str = parameter(
+        "sqeuclidean",
+        "distance to the base classes (eq. 6, appendix A)",
+        choices=("sqeuclidean", "euclidean", "mahalanobis", "delta"),
+    )
+    delta: float = parameter(1.0, "δ of metric 'delta'", low=1e-6)
+    k: int = parameter(8, "nearest base classes (eq. 7)", low=1, integer=True)
+    m: float = parameter(1.0, "power of the distance in the weights (eq. 8)", low=0, search=SearchRange(0.0, 5.0, 0.25))
+    distance_scale: float | bool = parameter(
+        False,
+        "distances are divided by this; False: taken as they are",
+        low=1e-9,
+        also=(False,),
+        search=SearchRange(0.2, 5.0, log=True),
+    )
+    distance_scale_of: str = parameter(
+        "bank",
+        "distance_scale in multiples of the bank's own nearest-class distance (bank), or as it is (one)",
+        choices=("bank", "one"),
+    )
+    strength: float = parameter(
+        1.0, "multiplies every weight; 0 turns calibration off", low=0, search=SearchRange(0.1, 10.0, log=True)
+    )
+    shot_decay: float = parameter(0.0, "weights are divided by K^shot_decay, K shots", low=0, high=1)
+    trust: float | str = parameter(
+        1.0,
+        "share of the weights that base classes keep; auto: judged from bank and support",
+        low=0,
+        high=1,
+        also=("auto",),
+    )
+    query_strength: float = parameter(
+        0.0, "queries are calibrated too, with weights times this", low=0, search=SearchRange(0.0, 1.0)
+    )
+    cov: str = parameter(
+        "joint",
+        "covariance of the calibrated class (eq. 5)",
+        choices=("joint", "independent", "pooled"),
+    )
+    cov_weights: str = parameter(
+        "with-support",
+        "shares of the base classes in the covariance",
+        choices=("with-support", "bases-only", "average"),
+    )
+    common_size: int = parameter(
+        0, "rows of each base class in cov 'joint'; 0: the smallest class", low=0, integer=True
+    )
+    alpha1: float = parameter(
+        3000.0, "shrinkage towards the mean variance (eq. 9)", low=0, search=SearchRange(1.0, 1e4, log=True)
+    )
+    alpha2_ratio: float = parameter(
+        10.0, "α2/α1, shrinkage towards the mean covariance (eq. 9)", low=0, search=SearchRange(0.01, 1e3, log=True)
+    )
+    off_diagonal: str = parameter(
+        "pairs", "entries that σ2 averages: D(D−1) pairs, or all D²", choices=("pairs", "all")
+    )
+    psd: str = parameter(
+        "clip",
+        "what keeps the covariance positive semi-definite: a clip of α2, or eigenvalues",
+        choices=("clip", "eigen"),
+    )
+    n: int = parameter(750, "points to draw (eq. 10)", low=1, integer=True, search=SearchRange(50, 500, 50))
+    n_per: str = parameter("point", "n for each support point, or for each class", choices=("point", "class"))
+    head: Any = parameter(  # noqa: RUF009 (a field)
+        "sgd", "the classifier: a name, a mapping of its name and parameters, or a scikit-learn classifier"
+    )
+    C: float = same_parameter(LBFGS, "C")
 
     def __post_init__(self) -> None:
-        for name, allowed in _CHOICES.items():
-            value = getattr(self, name)
-            if value not in allowed:
-                raise InputError(f"{name}={value!r} is unknown; use one of {', '.join(allowed)}")
-        for name, (low, high) in _RANGES.items():
-            value = getattr(self, name)
-            if (value is False and name in _SWITCHES) or (value == "auto" and name in _AUTOMATIC):
-                continue
-            if isinstance(value, np.generic):  # as a grid search hands them over
-                value = value.item()
-                object.__setattr__(self, name, value)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-                bound = f"a number ≥ {low:g}" if high == math.inf else f"a number from {low:g} to {high:g}"
-                words = [w for w, names in (("False", _SWITCHES), ("'auto'", _AUTOMATIC)) if name in names]
-                off = f" (or {' or '.join(words)})" if words else ""
-                raise InputError(f"{name}={value!r} is out of range; use {bound}{off}")
-            if math.isinf(value) and name != "C":
-                raise InputError(f"{name}={value!r} must be finite")
-            if name in _INTEGERS and int(value) != value:
-                raise InputError(f"{name}={value!r} must be a whole number")
-        if isinstance(self.head, str):
-            from fewcal.heads import HEADS
-
-            if self.head not in HEADS or self.head == "sklearn":
-                names = ", ".join(h for h in HEADS if h != "sklearn")
-                raise InputError(f"head={self.head!r} is unknown; use one of {names}, or a scikit-learn classifier")
-        elif not (hasattr(self.head, "fit") and hasattr(self.head, "predict")):
-            raise InputError(f"head={self.head!r} is neither a name nor a classifier with fit and predict")
+        check_parameters(self)
+        if isinstance(self.head, Mapping):
+            object.__setattr__(self, "head", self.trainer)
+        _ = self.trainer  # refuses a head that is none
         if self.whiten is not False and self.cov != "pooled":
             raise InputError(f"whiten={self.whiten!r} goes with cov='pooled', not cov={self.cov!r}")
         if self.trust == "auto" and self.whiten is False:
             raise InputError("trust='auto' is judged in the whitened space; set whiten='auto' or a number")
-        if self.query_pull and self.whiten is False:
-            raise InputError(f"query_pull={self.query_pull!r} goes with whitening; set whiten='auto' or a number")
+        if self.query_strength and self.whiten is False:
+            raise InputError(
+                f"query_strength={self.query_strength!r} goes with whitening; set whiten='auto' or a number"
+            )
         if not self.transform_base and self.whiten is not False:
             raise InputError(
                 "transform_base=False goes with whiten=False: whitening puts the base classes in the same space"
             )
 
+    @cached_property
+    def trainer(self) -> HeadTrainer:
+        """What trains the head; a head given by name takes parameters that GDC has too (C) from here."""
+        found = make_trainer(self.head, {"C": self.C})
+        if found is not None:
+            return found
+        if not (hasattr(self.head, "fit") and hasattr(self.head, "predict")):
+            raise InputError(f"head={self.head!r} is neither a name nor a classifier with fit and predict")
+        return SklearnTrainer(self.head)
+
     def with_changes(self, **changes: Any) -> GDCParams:
         """A copy with some fields replaced; unknown names are refused with the nearest known ones."""
+        changes = current_names(changes, RENAMED)
         known = {f.name for f in fields(self)}
         for name in changes:
             if name not in known:
@@ -121,40 +174,38 @@ class GDCParams:
         return replace(self, **changes)
 
     def as_dict(self) -> dict[str, Any]:
-        """All fields; a head object is named by its repr."""
+        """All fields as plain values; a scikit-learn classifier is named by its repr."""
         if isinstance(self.head, str):
             return asdict(self)
-        return asdict(replace(self, head="sgd")) | {"head": repr(self.head)}
+        head = self.head.as_value() if isinstance(self.head, HeadTrainer) else repr(self.head)
+        return asdict(replace(self, head="sgd")) | {"head": head}
+
+    if not TYPE_CHECKING:  # old names are for old code: a type checker knows today's alone
+
+        def __getattr__(self, name: str) -> Any:
+            if name not in RENAMED:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            warn_renamed(name, RENAMED[name])
+            return getattr(self, RENAMED[name])
 
 
-_CHOICES = {
-    "kind": ("auto", "tukey", "yeo-johnson", "none"),
-    "metric": ("sqeuclidean", "euclidean", "mahalanobis", "delta"),
-    "cov": ("joint", "independent", "pooled"),
-    "cov_weights": ("with-support", "bases-only", "average"),
-    "off_diagonal": ("pairs", "all"),
-    "psd": ("clip", "eigen"),
-    "n_per": ("point", "class"),
-    "unit_of": ("bank", "one"),
-}
-_RANGES: dict[str, tuple[float, float]] = {
-    "beta": (-10, 10),
-    "eps": (1e-30, 1.0),
-    "whiten": (0, math.inf),
-    "delta": (1e-6, math.inf),
-    "k": (1, math.inf),
-    "m": (0, math.inf),
-    "unit": (1e-9, math.inf),
-    "strength": (0, math.inf),
-    "shot_decay": (0, 1),
-    "trust": (0, 1),
-    "query_pull": (0, math.inf),
-    "common_size": (0, math.inf),
-    "alpha1": (0, math.inf),
-    "alpha2_ratio": (0, math.inf),
-    "n": (1, math.inf),
-    "C": (1e-30, math.inf),
-}
-_SWITCHES = ("whiten", "unit")
-_AUTOMATIC = ("whiten", "trust")
-_INTEGERS = ("k", "n", "common_size")
+def _accepting_old_names(init: Callable[..., None]) -> Callable[..., None]:
+    @wraps(init)
+    def renamed(self: GDCParams, *args: Any, **values: Any) -> None:
+        init(self, *args, **current_names(values, RENAMED))
+
+    return renamed
+
+
+GDCParams.__init__ = _accepting_old_names(GDCParams.__init__)  # type: ignore[method-assign]
+
+
+def describe_params() -> list[tuple[str, object, str, str]]:
+    """Each parameter of GDC: its name, its default, what it is for and what it accepts.
+
+    >>> next(row for row in describe_params() if row[0] == "k")
+    ('k', 8, 'nearest base classes (eq. 7)', 'a number ≥ 1')
+    """
+    accepted = parameters_of(GDCParams)
+    rows = [(f.name, f.default, accepted[f.name].help, accepted[f.name].accepts) for f in fields(GDCParams)]
+    return [(*row[:3], f"one of {', '.join(HEADS)}" if row[0] == "head" else row[3]) for row in rows]

@@ -12,16 +12,18 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from fewcal._utils.atomic import write_json
 from fewcal._utils.names import nearest_names
+from fewcal._utils.parameters import current_names
 from fewcal._version import __version__
-from fewcal.errors import FileFormatError, InputError
-from fewcal.params import GDCParams
+from fewcal.errors import FewcalWarning, FileFormatError, InputError
+from fewcal.params import RENAMED, GDCParams
 
 
 @dataclass(frozen=True)
@@ -105,12 +107,12 @@ _DEFAULT = GDCParams(
     whiten="auto",
     k=16,
     m=3.0,
-    unit=0.8,
-    unit_of="one",
+    distance_scale=0.8,
+    distance_scale_of="one",
     strength=2.0,
     shot_decay=2 / 3,
     trust="auto",
-    query_pull=0.15,
+    query_strength=0.15,
     cov="pooled",
     alpha1=0.0,
     alpha2_ratio=0.0,
@@ -142,7 +144,11 @@ def _resolved(p: GDCParams) -> dict[str, str]:
     ]
     return {
         "distance in the weight": distance
-        + (f", in units of {p.unit:g}" + "× the nearest-base distance" * (p.unit_of == "bank") if p.unit else ""),
+        + (
+            f", in units of {p.distance_scale:g}" + "× the nearest-base distance" * (p.distance_scale_of == "bank")
+            if p.distance_scale
+            else ""
+        ),
         "weights of the mean": "(x̃ + Σ wᵢμᵢ)/(1+Σw)",
         "weights of the covariance": "does not matter (pooled)" if p.cov == "pooled" else share,
         "cov(X')": covariance,
@@ -160,7 +166,7 @@ def _resolved(p: GDCParams) -> dict[str, str]:
         "Yeo-Johnson": "full formula",
         "Tukey or Yeo-Johnson": "decided once on base data (Tukey iff all ≥ 0)" if p.kind == "auto" else p.kind,
         "β = 0 and zeros": f"log(x + {p.eps:g})",
-        "head": p.head if isinstance(p.head, str) else repr(p.head),
+        "head": str(p.as_dict()["head"]),
     }
 
 
@@ -203,13 +209,19 @@ def list_presets() -> list[str]:
 
 def describe_preset(name: str | os.PathLike[str]) -> Preset:
     """A preset with its summary and the questions it settles, by name or from a file."""
+    if name == "auto":
+        warnings.warn(
+            "preset 'auto' is now the same as 'default': self-tuning was removed, because parameters follow from the "
+            "bank; the name will be removed in the next release",
+            FewcalWarning,
+            stacklevel=3,
+        )
+        return _PRESETS["default"]
     if isinstance(name, str) and name in _PRESETS:
         return _PRESETS[name]
     file = Path(name)
     if file.suffix == ".json" or file.is_file():
         return load_preset(file)
-    if name == "auto":
-        raise InputError("preset 'auto' has no parameters of its own: they are chosen for a bank (fewcal.selftune)")
     hint = nearest_names(str(name), _PRESETS)
     raise InputError(f"preset {str(name)!r} is unknown{hint} (a preset file ends in .json)")
 
@@ -249,7 +261,7 @@ def save_preset(
     file = Path(path)
     if file.suffix != ".json":
         raise InputError(f"{file}: a preset file ends in .json")
-    if not isinstance(params.head, str):
+    if not params.trainer.name:
         raise InputError(f"head={params.head!r} cannot be written to a preset file; give it to the classifier itself")
     write_json(
         file,
@@ -258,7 +270,7 @@ def save_preset(
             "version": _FORMAT_VERSION,
             "fewcal": __version__,
             "summary": summary,
-            "params": asdict(params),
+            "params": params.as_dict(),
             "provenance": dict(provenance or {}),
         },
     )
@@ -283,6 +295,7 @@ def load_preset(path: str | os.PathLike[str]) -> Preset:
     values, summary, provenance = (content.get(key) for key in ("params", "summary", "provenance"))
     if not isinstance(values, dict) or not isinstance(summary, str) or not isinstance(provenance, dict):
         raise FileFormatError(f"{file} is damaged: params, summary or provenance are missing")
+    values = current_names(values, RENAMED)
     missing = [f.name for f in fields(GDCParams) if f.name not in values]
     if missing:
         raise FileFormatError(f"{file} is damaged: it has no value for {', '.join(missing[:3])}")

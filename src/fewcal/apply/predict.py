@@ -12,12 +12,13 @@ import numpy as np
 
 from fewcal._utils.atomic import atomic_path
 from fewcal._utils.names import nearest_names
+from fewcal._utils.parameters import current_names
 from fewcal._utils.types import StrPath
 from fewcal.bank import BaseBank
 from fewcal.errors import InputError
 from fewcal.features import FeatureSplit, load_split
 from fewcal.methods import parse_settings
-from fewcal.params import GDCParams
+from fewcal.params import RENAMED, GDCParams
 
 if TYPE_CHECKING:
     from fewcal.estimators import GDCClassifier
@@ -49,10 +50,11 @@ def gdc_settings(settings: Sequence[str]) -> dict[str, Setting]:
         raise InputError(f"--set {wrong[0]}.…: only parameters of gdc can be set here")
     # Not the classifier's own parameters: bank, preset, device and seed have options of their own.
     known = [field.name for field in fields(GDCParams)]
-    for key in changes.get("gdc", {}):
+    given = current_names(changes.get("gdc", {}), RENAMED)
+    for key in given:
         if key not in known:
             raise InputError(f"gdc has no parameter {key!r}{nearest_names(key, known)}")
-    return changes.get("gdc", {})
+    return given
 
 
 def fit_from_files(
@@ -110,7 +112,7 @@ def predict_features(classifier: Classifier, x: np.ndarray, reject: float | None
     if reject is not None:
         if not isinstance(classifier, GDCClassifier):
             raise InputError(f"{type(classifier).__name__} cannot answer {NONE_OF_THESE!r}; that takes a bank")
-        other = classifier.other_class_share(x)
+        other = classifier.outlier_pvalue(x)
         answers[other >= reject] = NONE_OF_THESE
         table["p_other"] = other
     for c, name in enumerate(classifier.classes_):

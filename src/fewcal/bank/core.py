@@ -240,6 +240,12 @@ class BaseBank:
         """The same bank with its tensors on `device`."""
         return self if torch.device(device) == self.device else self.mapped(lambda t: t.to(device))
 
+    def on(self, device: str | torch.device) -> BaseBank:
+        """As `to`, but a copy that had to be made is remembered here, so that it is made once."""
+        if torch.device(device) == self.device:
+            return self
+        return self.memo.get(("device", str(device)), lambda: self.to(device))
+
     def mapped(self, f: Callable[[Tensor], Tensor]) -> BaseBank:
         """The same bank with `f`, such as a move to a device, applied to every tensor."""
         parts = self.parts.mapped(f)

@@ -168,6 +168,19 @@ def presets_list(json_file: Json = None, quiet: Quiet = False) -> None:
         table(["preset", "what it is"], [[k, v] for k, v in found.items()])
 
 
+@presets_app.command("params")
+def presets_params(json_file: Json = None, quiet: Quiet = False) -> None:
+    """Parameters of gdc and its heads: defaults, meaning, what they accept."""
+    from fewcal.heads import describe_heads
+    from fewcal.params import describe_params
+
+    params, heads = describe_params(), describe_heads()
+    write_json(json_file, {"params": params, "heads": heads})
+    if not quiet:
+        table(["parameter", "default", "what it is", "accepts"], [[a, cell(b), c, d] for a, b, c, d in params])
+        table(["head", "what it is", "its own parameters"], [list(row) for row in heads])
+
+
 @presets_app.command("show")
 def presets_show(
     name: Annotated[str, typer.Argument(autocompletion=complete_preset)], json_file: Json = None, quiet: Quiet = False

@@ -30,5 +30,8 @@ Preset = Annotated[
 ]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", help="A parameter: key=value for gdc, method.key=value for others. Repeatable."),
+    typer.Option(
+        "--set",
+        help="A parameter: key=value for gdc, method.key=value for others; see `fewcal presets params`. Repeatable.",
+    ),
 ]

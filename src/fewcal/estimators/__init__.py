@@ -1,5 +1,6 @@
 """GDC for scikit-learn users."""
 
-from fewcal.estimators.classifier import Gaussianizer, GDCClassifier
+from fewcal.estimators.classifier import GDCClassifier
+from fewcal.estimators.gaussianizer import Gaussianizer
 
 __all__ = ["GDCClassifier", "Gaussianizer"]

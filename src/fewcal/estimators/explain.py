@@ -8,19 +8,21 @@ the same domain (0 to 1% flagged) from another domain or noise (97 to 100%).
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fewcal._utils.randomness import TaskRandom
 from fewcal.bank import BaseBank
+from fewcal.calibrate import Calibration, unit_distance
 from fewcal.calibrate import distances as distances_of
-from fewcal.calibrate import unit_distance
-from fewcal.domain_match import simulated_rows
+from fewcal.domain_match import base_resemblance, simulated_rows
+from fewcal.heads.base import TaskBatch
 from fewcal.heads.linear import class_means
-from fewcal.methods.base import Shared
 from fewcal.methods.gdc import GDC
 
 if TYPE_CHECKING:
@@ -159,30 +161,79 @@ def no_bank_explanation() -> Explanation:
     return Explanation([], [], "none", float("nan"), float("nan"), 0.0, [words])
 
 
-def explain_calibration(
-    method: GDC, support: Tensor, codes: np.ndarray, classes: list, shared: Shared = None
-) -> Explanation:
-    """Explain a prepared method on support points `(S, D)` in its space, with classes `codes (S,)` into `classes`.
+class SupportAnalysis:
+    """What can be said of a fitted support set beside its predictions; computed when it is first asked for.
 
-    `shared` is what its `fit` left on the same points.
+    Pickles hold the answers and not what they are computed from, so that base rows stay out of them.
+
+    Parameters
+    ----------
+    method : GDC
+        Prepared.
+    support : Tensor (1, S, D)
+        In the method's space.
+    labels : Tensor (1, S)
+    classes : list
+        Names of the classes 0..N−1.
     """
-    shared = {} if shared is None else shared
-    labels = torch.from_numpy(codes).to(support.device)[None]
-    found, _ = method.calibrated(support[None], labels, shared)
-    trust = float(method.trust(support[None], shared))
-    seen = method.bank
-    typical, far = _typical_distance(seen), _far_distance(seen)
-    nearest = distances_of(support, seen, "euclidean").amin(dim=1).tolist()
-    step = found.mean[0] - support
-    moved = step.norm(dim=1).tolist()
-    class_moved = class_means(step[None], labels, len(classes))[0].norm(dim=1).tolist()
+
+    def __init__(self, method: GDC, support: Tensor, labels: Tensor, classes: list[Hashable]) -> None:
+        self._method, self._support, self._labels, self._classes = method, support, labels, classes
+
+    @cached_property
+    def explanation(self) -> Explanation:
+        """What calibration did."""
+        return explain_calibration(self._method, self._support, self._labels, self._classes)
+
+    @cached_property
+    def outlier_reference(self) -> tuple[Tensor, Tensor]:
+        """Class means `(N, D)`, and how near base examples come to the nearest of them, in ascending order."""
+        with torch.no_grad():
+            centroids = class_means(self._support, self._labels, len(self._classes))[0]
+            return centroids.cpu(), base_resemblance(centroids, self._method.bank).cpu()
+
+    def __getstate__(self) -> dict[str, object]:
+        return {"explanation": self.explanation, "outlier_reference": self.outlier_reference}
+
+
+def explain_calibration(method: GDC, support: Tensor, labels: Tensor, classes: list[Hashable]) -> Explanation:
+    """Explain a prepared method on the support `(1, S, D)` of one task, in its space, with `labels (1, S)`."""
+    batch = TaskBatch(support, labels, len(classes), TaskRandom(0))
+    with torch.no_grad():
+        found = method.calibration(batch)
+        trust = float(method.trust(batch))
+        outside = method.out_of_domain(batch)
+    typical = _typical_distance(method.bank)
+    points = _explain_points(method.bank, found, support[0], [classes[code] for code in labels[0].tolist()], typical)
+    moved = class_means(found.mean - support, labels, len(classes))[0].norm(dim=1).tolist()
+    by_class = [
+        replace(c, moved=step, moved_relative=step / typical)
+        for c, step in zip(_explain_classes(method.bank, found, points, labels, classes), moved, strict=True)
+    ]
+    warnings = _summary(by_class, trust)
+    if outside is not None and bool(outside.all()):
+        warnings.insert(
+            0,
+            "the support resembles no base class, so neither calibration nor whitening was used: the plain nearest "
+            "centroid answers; add base classes of the same domain",
+        )
+    return Explanation(points, by_class, method.params.metric, typical, _far_distance(method.bank), trust, warnings)
+
+
+def _explain_points(
+    bank: BaseBank, found: Calibration, support: Tensor, labels: list[Hashable], typical: float
+) -> list[PointExplanation]:
+    """One explanation for each row of `support (S, D)`."""
+    far = _far_distance(bank)
+    nearest = distances_of(support, bank, "euclidean").amin(dim=1).tolist()
+    moved = (found.mean[0] - support).norm(dim=1).tolist()
     columns = (found.index, found.distances, found.weights, found.normalised)
     index, distances, weights, shares = (t[0].cpu().numpy() for t in columns)
-    points = [
+    return [
         PointExplanation(
             row=i,
-            label=classes[code],
-            bases=[seen.classes[j] for j in index[i]],
+            label=label,
+            bases=[bank.classes[j] for j in index[i]],
             distances=distances[i].tolist(),
             weights=weights[i].tolist(),
             shares=shares[i].tolist(),
@@ -192,37 +243,37 @@ def explain_calibration(
             nearest=nearest[i],
             far=nearest[i] > far,
         )
-        for i, code in enumerate(codes)
+        for i, label in enumerate(labels)
     ]
-    by_class = []
+
+
+def _explain_classes(
+    bank: BaseBank, found: Calibration, points: list[PointExplanation], labels: Tensor, classes: list[Hashable]
+) -> list[ClassExplanation]:
+    """One explanation for each class, without how far it moved."""
+    index, shares = (t[0].cpu().numpy() for t in (found.index, found.normalised))
+    codes = labels[0].cpu().numpy()
+    out = []
     members = np.split(np.argsort(codes, kind="stable"), np.cumsum(np.bincount(codes))[:-1])
-    for code, label in enumerate(classes):
-        rows = members[code]
+    for rows, label in zip(members, classes, strict=True):
         bases, at = np.unique(index[rows], return_inverse=True)
         total = np.bincount(at.ravel(), shares[rows].ravel() / len(rows))
         order = [j for j in np.argsort(-total, kind="stable") if total[j] > 0]
         n_far = sum(points[i].far for i in rows)
-        by_class.append(
+        out.append(
             ClassExplanation(
                 label=label,
                 shots=len(rows),
-                bases=[seen.classes[bases[j]] for j in order],
+                bases=[bank.classes[bases[j]] for j in order],
                 shares=total[order].tolist(),
                 support_share=float(1 - total.sum()),
-                moved=class_moved[code],
-                moved_relative=class_moved[code] / typical,
+                moved=0.0,
+                moved_relative=0.0,
                 far_points=n_far,
                 warning=_in_words(label, n_far, len(rows), float(total.sum())),
             )
         )
-    warnings = _summary(by_class, trust)
-    if method.answers_plainly(support[None], shared):
-        warnings.insert(
-            0,
-            "the support resembles no base class, so neither calibration nor whitening was used: the plain nearest "
-            "centroid answers; add base classes of the same domain",
-        )
-    return Explanation(points, by_class, method.params.metric, typical, far, trust, warnings)
+    return out
 
 
 def _in_words(label: Hashable, n_far: int, shots: int, share: float) -> str | None:
@@ -252,7 +303,7 @@ def _summary(classes: list[ClassExplanation], trust: float) -> list[str]:
         ]
     return [
         f"{len(out)} of {len(classes)} classes take next to nothing from the base classes; a smaller m or "
-        "unit=1 would give distant base classes more weight"
+        "distance_scale=1 would give distant base classes more weight"
     ]
 
 

@@ -25,7 +25,8 @@ from fewcal.bank import BaseBank
 from fewcal.calibrate import Calibration
 from fewcal.covariance import CalibratedCovariance, shares, shrink_covariance
 from fewcal.errors import InputError
-from fewcal.estimators.classifier import capped, resolve_bank, resolve_params, seed_from
+from fewcal.estimators.inputs import DEPRECATED, capped, given_params, resolve_bank, resolve_params, seed_from
+from fewcal.heads.base import TaskBatch
 from fewcal.methods.gdc import GDC
 from fewcal.params import GDCParams
 
@@ -39,11 +40,11 @@ except ImportError as error:
 # for training a head: it adds the same noise to every feature, which ruins columns of small scale, and in the paper's
 # thousands it would drown the rest.
 OVERSAMPLING = GDCParams(
-    beta=0.5, k=2, m=1.0, unit=1.0, cov="independent", cov_weights="average", alpha1=0.0, alpha2_ratio=0.0
+    beta=0.5, k=2, m=1.0, distance_scale=1.0, cov="independent", cov_weights="average", alpha1=0.0, alpha2_ratio=0.0
 )
 # Without a bank, classes with at least this share of the largest class's rows, and at least two rows, are base classes.
 POPULATED = 0.1
-_GIVEN = ("beta", "kind", "metric", "k", "m", "unit", "cov", "cov_weights", "alpha1", "alpha2_ratio")
+_GIVEN = ("beta", "kind", "metric", "k", "m", "distance_scale", "cov", "cov_weights", "alpha1", "alpha2_ratio")
 
 
 class GDCSampler(BaseOverSampler):
@@ -65,11 +66,13 @@ class GDCSampler(BaseOverSampler):
     shift : float or None, default=None
         How much of the way from a row to its calibrated mean the new points go, 0 to 1. `None` is 1 with a bank and 0
         without one: there the base classes are the rivals, whose spread is worth borrowing and whose place is not.
-    beta, kind, metric, k, m, unit, cov, cov_weights, alpha1, alpha2_ratio : default=None
+    beta, kind, metric, k, m, distance_scale, cov, cov_weights, alpha1, alpha2_ratio : default=None
         As in `GDCParams`; `None` takes it from the preset.
     device : str, torch.device or None, default=None
         Where to compute: None for the CPU, "cuda", or "auto".
     random_state : int, RandomState instance or None, default=None
+    unit : default="deprecated"
+        The old name of distance_scale, for this release.
 
     Attributes
     ----------
@@ -109,13 +112,14 @@ class GDCSampler(BaseOverSampler):
         metric: str | None = None,
         k: int | None = None,
         m: float | None = None,
-        unit: float | bool | None = None,
+        distance_scale: float | bool | None = None,
         cov: str | None = None,
         cov_weights: str | None = None,
         alpha1: float | None = None,
         alpha2_ratio: float | None = None,
         device: str | torch.device | None = None,
         random_state: int | np.random.RandomState | None = None,
+        unit: float | bool | str = DEPRECATED,
     ) -> None:
         super().__init__(sampling_strategy=sampling_strategy)
         self.bank = bank
@@ -126,13 +130,14 @@ class GDCSampler(BaseOverSampler):
         self.metric = metric
         self.k = k
         self.m = m
-        self.unit = unit
+        self.distance_scale = distance_scale
         self.cov = cov
         self.cov_weights = cov_weights
         self.alpha1 = alpha1
         self.alpha2_ratio = alpha2_ratio
         self.device = device
         self.random_state = random_state
+        self.unit = unit
 
     def _check_X_y(self, X: Any, y: Any, accept_sparse: Any = None) -> tuple[np.ndarray, np.ndarray, bool]:
         y, binarize_y = check_target_type(y, indicate_one_vs_all=True)
@@ -174,7 +179,7 @@ class GDCSampler(BaseOverSampler):
         return np.concatenate(new_rows), np.concatenate(new_labels)
 
     def _own_params(self, X: np.ndarray) -> GDCParams:
-        given = {f: v for f in _GIVEN if (v := getattr(self, f)) is not None}
+        given = given_params(self, _GIVEN)
         if self.preset is None and X.min() < 0:
             # Yeo-Johnson at β ≠ 1 stretches one sign and squeezes the other, and a borrowed spread with it.
             given.setdefault("beta", 1.0)
@@ -202,8 +207,8 @@ class GDCSampler(BaseOverSampler):
         if self.k is None:
             params = capped(params, len(bank), quiet=self.preset is None, preset=self.preset)
         weightless = shift == 0 and (params.cov == "pooled" or params.cov_weights == "average")
-        if len(bank) == 1 and weightless and self.unit is None:
-            return params.with_changes(unit=False)  # one class has no unit of distance, and no weight is used here
+        if len(bank) == 1 and weightless and "distance_scale" not in given_params(self, _GIVEN):
+            return params.with_changes(distance_scale=False)  # one class has no scale, and no weight is used here
         return params
 
     def _populated(self, X: np.ndarray, y: np.ndarray, device: torch.device) -> BaseBank:
@@ -229,7 +234,8 @@ def _grow(method: GDC, rows: Tensor, count: int, shift: float, random: TaskRando
     assert transform is not None
     with torch.no_grad():
         support = transform(rows, "X")
-        found = method.calibrate(support[None], torch.zeros(1, len(rows), dtype=torch.int64, device=rows.device))
+        labels = torch.zeros(1, len(rows), dtype=torch.int64, device=rows.device)
+        found = method.calibration(TaskBatch(support[None], labels, 1, random))
         centre = support + shift * (found.mean[0] - support)
         turns = random.permutations(len(rows), -(-count // len(rows)))[0].flatten()[:count]
         noise = torch.empty(count, rows.shape[1], device=rows.device)

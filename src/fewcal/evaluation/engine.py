@@ -29,7 +29,7 @@ from fewcal.episodes import Episodes, EpisodeSpec, sample_episodes
 from fewcal.errors import InputError
 from fewcal.evaluation.stats import CalibrationBins
 from fewcal.methods import Method
-from fewcal.methods.base import score
+from fewcal.methods.base import Shared, TaskBatch
 
 # Tasks in a block: small enough to lose little when a run is killed, large enough to make block overhead vanish.
 BLOCK_TASKS = 200
@@ -60,7 +60,7 @@ class Job:
     batches : dict
         Tasks computed together, by method; part of the job so that a resumed run makes the same batches.
     rows_recur : bool
-        Whether rows are queries so often that what methods can know of them is computed once for all of them.
+        Whether rows are queries so often that what methods can precompute of them is computed once for all of them.
     token : str
         Unlike that of any other job, so that a worker prepares this one once and no other in its place.
     """
@@ -122,17 +122,13 @@ class Engine:
 
     def _prepare(self) -> None:
         # Copies: the job, and the caller's methods in it, must not carry a prepared bank along to every worker.
-        spec = self.job.spec
-        self.methods = {
-            name: copy.copy(method).expects(spec.way, spec.shot).prepare(self.bank)
-            for name, method in self.job.methods.items()
-        }
+        self.methods = {name: copy.copy(method).prepare(self.bank) for name, method in self.job.methods.items()}
         self.features: dict[Hashable, Tensor] = {}
         for method in self.methods.values():
             if method.space not in self.features:
                 self.features[method.space] = method.transform(self._raw, "features")
-        self.known = {
-            name: method.known(self.features[method.space]) if self.job.rows_recur else None
+        self.precomputed = {
+            name: method.precompute(self.features[method.space]) if self.job.rows_recur else None
             for name, method in self.methods.items()
         }
 
@@ -200,22 +196,21 @@ class Engine:
         seconds = dict.fromkeys(self.methods, 0.0)
 
         def batch(group: list[str], part: slice) -> list[tuple[str, Tensor, Tensor, float]]:
-            shared = _Shared(self._clock)
+            shared = Shared(self._clock)
             out = []
             for name in group:
                 method = self.methods[name]
-                shared.found = 0.0
+                shared.reused_seconds = 0.0
                 began = self._clock()
                 z = self.features[method.space]
                 random = TaskRandom(spec.seed, episodes.task_ids[part].tolist(), self.device)
-                known = self.known[name]
-                fit: Any = method.fit  # some take more than others
-                beside = {} if known is None else {"known": known[support[part]]}
+                rows = self.precomputed[name]
+                beside, asked = (None if rows is None else rows[at[part]] for at in (support, query))
                 each = labels.expand(part.stop - part.start, -1)
-                head = fit(z[support[part]], each, spec.way, random, shared, **beside)
-                scores = score(head, z[query[part]], None if known is None else known[query[part]])
+                head = method.fit(TaskBatch(z[support[part]], each, spec.way, random, shared, beside))
+                scores = head.logits(z[query[part]], asked)
                 confidence, answer = torch.softmax(scores, dim=-1).max(dim=-1)
-                out.append((name, confidence, answer == truth, self._clock() - began + shared.found))
+                out.append((name, confidence, answer == truth, self._clock() - began + shared.reused_seconds))
             return out
 
         for group in self._groups():
@@ -252,33 +247,6 @@ class Engine:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return time.perf_counter()
-
-
-class _Shared(dict[Hashable, Any]):
-    """What methods share on a batch, with the time each entry took, so that speed does not depend on who came first.
-
-    It relies on how `once` works: a miss, the work, an entry.
-    """
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        super().__init__()
-        self.found = 0.0
-        self._clock = clock
-        self._cost: dict[Hashable, float] = {}
-        self._missed: dict[Hashable, float] = {}
-
-    def __contains__(self, key: object) -> bool:
-        there = super().__contains__(key)
-        if there:
-            self.found += self._cost.get(key, 0.0)
-        else:
-            self._missed[key] = self._clock()
-        return there
-
-    def __setitem__(self, key: Hashable, value: Any) -> None:
-        if key in self._missed:
-            self._cost[key] = self._clock() - self._missed.pop(key)
-        super().__setitem__(key, value)
 
 
 _READY: dict[str, Engine] = {}

@@ -8,13 +8,18 @@ Inside, logits are `(T, N, M)`: a softmax across rows of memory is many times fa
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fewcal._utils.bfloat16 import half_pays, products, rounded
+from fewcal._utils.parameters import SearchRange, parameter
 from fewcal.errors import InputError
+from fewcal.heads.calibrated import Calibrated
 from fewcal.heads.linear import LinearHead, minus_one_hot
+from fewcal.heads.registry import HeadTrainer, register_head
 
 # A step is taken when the slope at its end is this small beside the slope at its start (the strong Wolfe condition).
 _CURVATURE = 0.01
@@ -23,6 +28,24 @@ _MOST_ROUNDS = 30
 _LOOKED_AT = 500
 # Iterations in half precision, at most; what they leave to do is done in full precision.
 _MOST_HALF = 25
+
+
+@register_head("lbfgs")
+@dataclass(frozen=True)
+class LBFGS(HeadTrainer):
+    """Logistic regression by batched L-BFGS on support and samples."""
+
+    searched: ClassVar[tuple[str, ...]] = ("n", "C")
+    C: float = parameter(
+        1.0,
+        "inverse strength of L2 regularisation of head 'lbfgs', as in scikit-learn; inf for none",
+        low=1e-30,
+        infinite=True,
+        search=SearchRange(1e-3, 10.0, log=True),
+    )
+
+    def train(self, task: Calibrated) -> LinearHead:
+        return lbfgs_head(*task.points(), task.batch.n_classes, C=self.C)
 
 
 def lbfgs_head(

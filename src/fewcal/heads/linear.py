@@ -7,12 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fewcal.heads.base import Head
+
 # From so many classes on, rows are added up one by one rather than by a product with their membership.
 _MANY = 64
 
 
 @dataclass(frozen=True, eq=False)
-class LinearHead:
+class LinearHead(Head):
     """Scores x·w_c + b_c.
 
     Attributes
@@ -30,9 +32,14 @@ class LinearHead:
     weight: Tensor
     bias: Tensor
 
-    def logits(self, x: Tensor) -> Tensor:
+    def logits(self, x: Tensor, precomputed: Tensor | None = None) -> Tensor:
         """Scores of rows `x (T, Q, D)`, `(T, Q, N)`; their softmax are the class probabilities."""
         return x @ self.weight.mT + self.bias[:, None, :]
+
+    def to(self, device: torch.device | str) -> LinearHead:
+        if self.weight.device == torch.device(device):
+            return self
+        return LinearHead(self.weight.to(device), self.bias.to(device))
 
 
 def class_means(x: Tensor, labels: Tensor, n_classes: int) -> Tensor:

@@ -8,17 +8,38 @@ from __future__ import annotations
 
 import math
 import warnings
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from fewcal._utils.bfloat16 import half_pays, products
+from fewcal._utils.parameters import parameter
 from fewcal._utils.randomness import TaskRandom
 from fewcal.errors import FewcalWarning, InputError
+from fewcal.heads.calibrated import Calibrated
 from fewcal.heads.linear import LinearHead, minus_one_hot
+from fewcal.heads.registry import HeadTrainer, register_head
 
 # Epochs whose shuffles are drawn together: few launches on a GPU, little memory anywhere.
 _ORDERS = 20
+
+
+@register_head("sgd")
+@dataclass(frozen=True)
+class SGD(HeadTrainer):
+    """The paper's logistic regression by plain SGD on support and samples."""
+
+    batch_size: int = parameter(1024, "points of a step", low=1, integer=True)
+    epochs: int = parameter(200, "passes over the points", low=1, integer=True)
+    lr: float = parameter(0.08, "learning rate", low=1e-30)
+
+    def train(self, task: Calibrated) -> LinearHead:
+        """Its random numbers have a stream of their own, beside that of the samples."""
+        batch = task.batch
+        random = TaskRandom(batch.random.seed, batch.random.tasks, batch.random.device, stream=1)
+        x, labels = task.points()
+        return sgd_head(x, labels, batch.n_classes, random, batch_size=self.batch_size, epochs=self.epochs, lr=self.lr)
 
 
 def sgd_head(

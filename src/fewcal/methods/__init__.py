@@ -1,7 +1,34 @@
-"""Few-shot methods, one short file each, behind one interface over batched tasks."""
+"""Few-shot methods, one short file each, behind one interface over batched tasks.
 
-from fewcal.methods.base import Head, Method
+To add one, write a file with a class under `@register_method` and import it here; the order is that of `--methods all`.
+"""
+
+from fewcal.methods.base import Head, Method, TaskBatch
+from fewcal.methods.registry import METHODS, make_method, parse_methods, parse_settings, register_method
+
+# isort: off
+from fewcal.methods.ncm import NearestCentroid
+from fewcal.methods.simpleshot import SimpleShot
+from fewcal.methods.logistic import GaussianizedLogisticRegression, LogisticRegression
+from fewcal.methods.cosine import CosineClassifier
+from fewcal.methods.dc import DC
 from fewcal.methods.gdc import GDC
-from fewcal.methods.registry import METHODS, make_method, parse_methods, parse_settings
+# isort: on
 
-__all__ = ["GDC", "METHODS", "Head", "Method", "make_method", "parse_methods", "parse_settings"]
+__all__ = [
+    "DC",
+    "GDC",
+    "METHODS",
+    "CosineClassifier",
+    "GaussianizedLogisticRegression",
+    "Head",
+    "LogisticRegression",
+    "Method",
+    "NearestCentroid",
+    "SimpleShot",
+    "TaskBatch",
+    "make_method",
+    "parse_methods",
+    "parse_settings",
+    "register_method",
+]

@@ -3,38 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable
-from typing import Any, ClassVar, Protocol
+from collections.abc import Hashable, Mapping
+from typing import Any, ClassVar
 
 from torch import Tensor
 
-from fewcal._utils.randomness import TaskRandom
+from fewcal._utils.names import nearest_names
 from fewcal.bank import BaseBank
 from fewcal.errors import InputError
 from fewcal.gaussianize import Gaussianization
+from fewcal.heads.base import Head, Shared, TaskBatch
 
-# What methods with the same settings computed on the same batch, by a key that says what it is.
-Shared = dict[Hashable, Any] | None
-
-
-class Head(Protocol):
-    """A fitted classifier for a batch of tasks."""
-
-    def logits(self, x: Tensor) -> Tensor:
-        """Scores `(T, Q, N)` of rows `x (T, Q, D)`; their softmax are probabilities."""
-
-
-class PrecomputedHead(ABC):
-    """A head that is spared work on rows of which something is known beforehand (`Method.known`)."""
-
-    @abstractmethod
-    def logits(self, x: Tensor, known: Tensor | None = None) -> Tensor:
-        """Scores `(T, Q, N)` of rows `x (T, Q, D)`, with what is known of them `(T, Q, K)`."""
-
-
-def score(head: Head, x: Tensor, known: Tensor | None) -> Tensor:
-    """The head's scores of rows `(T, Q, D)`; what is known of them, `(T, Q, K)`, is for a head that can use it."""
-    return head.logits(x, known) if isinstance(head, PrecomputedHead) else head.logits(x)
+__all__ = ["Head", "Method", "Shared", "TaskBatch", "require_raw"]
 
 
 class Method(ABC):
@@ -47,13 +27,31 @@ class Method(ABC):
 
     name: ClassVar[str]
     needs_bank: ClassVar[bool] = False
-    # Set by `prepare` where features are transformed.
-    _transform: Gaussianization | None = None
+    # Set by `prepare`, with `set_space`, where features are transformed.
+    gaussianization: Gaussianization | None = None
     _space: Hashable = "raw"
 
-    def expects(self, way: int, shot: int) -> Method:
-        """Hear what tasks will look like, before `prepare`; most methods do not care."""
-        return self
+    @classmethod
+    def make(cls, preset: object, settings: Mapping[str, Any]) -> Method:
+        """The method with `settings` in place of its defaults, checked by name and type; presets are for GDC."""
+        if preset is not None:
+            raise InputError(f"presets are for gdc; method {cls.name!r} takes its own parameters")
+        known = cls().settings
+        for key, value in settings.items():
+            if key not in known:
+                hint = nearest_names(key, known) if known else "; it has none"
+                raise InputError(f"method {cls.name!r} has no parameter {key!r}{hint}")
+            kind = (int,) if isinstance(known[key], int) else (int, float)
+            if isinstance(value, bool) or not isinstance(value, kind):
+                what = "a whole number" if kind == (int,) else "a number"
+                raise InputError(f"method {cls.name!r}: {key}={value!r} must be {what}")
+        return cls(**settings)
+
+    def set_space(self, transform: Gaussianization | None, bank: BaseBank, *more: Hashable) -> None:
+        """Work behind a transform fitted on the bank; `more` tells apart spaces that its settings do not."""
+        assert transform is not None
+        self.gaussianization = transform
+        self._space = (bank.fingerprint, *sorted(transform.settings().items()), *more)
 
     def prepare(self, bank: BaseBank | None) -> Method:
         """Do the work that depends on the base classes alone."""
@@ -63,13 +61,13 @@ class Method(ABC):
 
     def transform(self, x: Tensor, name: str = "X") -> Tensor:
         """Map raw features `(R, D)` into the space in which `fit` and the head work."""
-        return x if self._transform is None else self._transform(x, name)
+        return x if self.gaussianization is None else self.gaussianization(x, name)
 
-    def known(self, z: Tensor) -> Tensor | None:
-        """What the method wants to know of each row `z (R, D)` and no task changes, `(R, K)`; None for nothing.
+    def precompute(self, z: Tensor) -> Tensor | None:
+        """What the method can say of each row `z (R, D)` whatever task it is in, `(R, K)`; None for nothing.
 
-        Worth asking for where the same rows play a part in many tasks. `fit` then takes it as `known (T, S, K)` beside
-        the support, and a `PrecomputedHead` beside the queries.
+        Worth asking for where the same rows play a part in many tasks: `fit` then takes it as `batch.precomputed`, and
+        the head beside the queries.
         """
         return None
 
@@ -80,7 +78,7 @@ class Method(ABC):
 
     @property
     def sampling_key(self) -> Hashable | None:
-        """Methods of one group share work on a batch and are run together; `None` for a method on its own."""
+        """Methods with equal keys share work on a batch and are run together; `None` for a method on its own."""
         return None
 
     @property
@@ -94,28 +92,12 @@ class Method(ABC):
         return {}
 
     @abstractmethod
-    def fit(
-        self,
-        support: Tensor,
-        labels: Tensor,
-        n_classes: int,
-        random: TaskRandom,
-        shared: Shared = None,
-    ) -> Head:
-        """Fit a batch of tasks. `shared` holds what methods with the same settings computed on the same batch."""
+    def fit(self, batch: TaskBatch) -> Head:
+        """Fit a batch of tasks."""
 
     def task_bytes(self, n_support: int, n_classes: int, dim: int) -> int:
         """Working memory for one task, in bytes, by which the engine sizes its batches."""
         return 16 * n_support * dim * 4
-
-
-def once(shared: Shared, key: Hashable, make: Any) -> Any:
-    """`make()`, or what another method made under the same key for this batch."""
-    if shared is None:
-        return make()
-    if key not in shared:
-        shared[key] = make()
-    return shared[key]
 
 
 def require_raw(bank: BaseBank, what: str) -> None:
@@ -124,8 +106,3 @@ def require_raw(bank: BaseBank, what: str) -> None:
         raise InputError(
             f"{what} compares with raw base classes, but the bank was built with a transform; use a raw bank"
         )
-
-
-def space_key(transform: Gaussianization, bank: BaseBank) -> Hashable:
-    """Identifies a transform fitted on a bank."""
-    return (bank.fingerprint, *sorted(transform.settings().items()))

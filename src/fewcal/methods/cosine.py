@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fewcal._utils.randomness import TaskRandom
 from fewcal.gaussianize import l2_normalise
 from fewcal.heads.linear import LinearHead, class_means
-from fewcal.methods.base import Method
+from fewcal.methods.base import Method, TaskBatch
+from fewcal.methods.registry import register_method
 
 
+@register_method
 class CosineClassifier(Method):
     """Softmax over `scale` × cosine similarity; weights start at the class means and take `steps` gradient steps."""
 
@@ -36,16 +37,10 @@ class CosineClassifier(Method):
     def transform(self, x: Tensor, name: str = "X") -> Tensor:
         return l2_normalise(x)
 
-    def fit(
-        self,
-        support: Tensor,
-        labels: Tensor,
-        n_classes: int,
-        random: TaskRandom,
-        shared: dict[Hashable, Any] | None = None,
-    ) -> LinearHead:
-        weight = l2_normalise(class_means(support, labels, n_classes))
-        target = torch.nn.functional.one_hot(labels, n_classes).to(support.dtype)
+    def fit(self, batch: TaskBatch) -> LinearHead:
+        support = batch.support
+        weight = l2_normalise(class_means(support, batch.labels, batch.n_classes))
+        target = torch.nn.functional.one_hot(batch.labels, batch.n_classes).to(support.dtype)
         for _ in range(self.steps):
             slope = (torch.softmax(self.scale * support @ weight.mT, dim=-1) - target) / support.shape[1]
             grad = self.scale * slope.mT @ support

@@ -8,23 +8,22 @@ for each support point; logistic regression with C = 1.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from fewcal._utils.randomness import TaskRandom
 from fewcal.bank import BaseBank
 from fewcal.calibrate import calibrate
-from fewcal.covariance import CalibratedCovariance, shares, shrink_covariance
+from fewcal.covariance import CalibratedCovariance, ShrunkCovariance, shares, shrink_covariance
 from fewcal.errors import InputError
+from fewcal.heads.calibrated import Calibrated, sampled_bytes
 from fewcal.heads.lbfgs import lbfgs_head
 from fewcal.heads.linear import LinearHead
-from fewcal.methods.base import Method, require_raw, space_key
-from fewcal.methods.gdc import augment, sampled_bytes
+from fewcal.methods.base import Method, TaskBatch, require_raw
+from fewcal.methods.registry import register_method
 
 
+@register_method
 class DC(Method):
     """Distribution calibration with k, α and β as in its paper."""
 
@@ -45,29 +44,24 @@ class DC(Method):
         assert bank is not None
         bank.check()
         require_raw(bank, "DC")
-        transform = bank.transformed(beta=self.beta, moments=True).transform
-        assert transform is not None
-        self.bank, self._transform, self._space = bank, transform, space_key(transform, bank)
+        self.bank = bank
+        self.set_space(bank.transformed(beta=self.beta, moments=True).transform, bank)
         return self
 
-    def fit(
-        self,
-        support: Tensor,
-        labels: Tensor,
-        n_classes: int,
-        random: TaskRandom,
-        shared: dict[Hashable, Any] | None = None,
-    ) -> LinearHead:
+    def fit(self, batch: TaskBatch) -> LinearHead:
         with torch.no_grad():
-            x, y = self.augmented(support, labels, random)
-            return lbfgs_head(x, y, n_classes, C=self.C, max_iter=1000)
+            return lbfgs_head(*self.calibrated(batch).points(), batch.n_classes, C=self.C, max_iter=1000)
 
-    def augmented(self, support: Tensor, labels: Tensor, random: TaskRandom) -> tuple[Tensor, Tensor]:
-        """Support ∪ samples: points `(T, M, D)` and labels `(T, M)`, the support first."""
-        found = calibrate(support, self.bank, k=self.k, metric="euclidean", equal=True)
-        covariance = CalibratedCovariance(self.bank, "independent", found.index, shares(found, "average"))
-        shrunk = shrink_covariance(covariance, 0.0, 0.0, constant=self.alpha)
-        return augment(support, labels, found.mean, shrunk, self.n, "class", random)
+    def calibrated(self, batch: TaskBatch) -> Calibrated:
+        """The batch after calibration."""
+        found = calibrate(batch.support, self.bank, k=self.k, metric="euclidean", equal=True)
+
+        def shrink() -> ShrunkCovariance:
+            covariance = CalibratedCovariance(self.bank, "independent", found.index, shares(found, "average"))
+            return shrink_covariance(covariance, 0.0, 0.0, constant=self.alpha)
+
+        key = (self.name, self.space, *self.settings.values())
+        return Calibrated(batch, self.bank, found.mean, shrink, self.n, "class", key)
 
     def task_bytes(self, n_support: int, n_classes: int, dim: int) -> int:
         rows = self.k * int(self.bank.counts.max())

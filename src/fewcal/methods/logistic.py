@@ -5,18 +5,16 @@ The "no method" baseline of Yang, Liu, Xu (ICLR 2021) and of the GDC paper's abl
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from typing import Any
 
-from torch import Tensor
-
-from fewcal._utils.randomness import TaskRandom
 from fewcal.bank import BaseBank
 from fewcal.heads.lbfgs import lbfgs_head
 from fewcal.heads.linear import LinearHead
-from fewcal.methods.base import Method, space_key
+from fewcal.methods.base import Method, TaskBatch
+from fewcal.methods.registry import register_method
 
 
+@register_method
 class LogisticRegression(Method):
     """L2-regularised multinomial logistic regression (scikit-learn's objective) on raw features."""
 
@@ -29,17 +27,11 @@ class LogisticRegression(Method):
     def settings(self) -> dict[str, Any]:
         return {"C": self.C}
 
-    def fit(
-        self,
-        support: Tensor,
-        labels: Tensor,
-        n_classes: int,
-        random: TaskRandom,
-        shared: dict[Hashable, Any] | None = None,
-    ) -> LinearHead:
-        return lbfgs_head(support, labels, n_classes, C=self.C, max_iter=1000)
+    def fit(self, batch: TaskBatch) -> LinearHead:
+        return lbfgs_head(batch.support, batch.labels, batch.n_classes, C=self.C, max_iter=1000)
 
 
+@register_method
 class GaussianizedLogisticRegression(LogisticRegression):
     """The same on Gaussianized features (eq. 1-3): Tukey or Yeo-Johnson as the base features decide."""
 
@@ -57,7 +49,5 @@ class GaussianizedLogisticRegression(LogisticRegression):
     def prepare(self, bank: BaseBank | None) -> Method:
         super().prepare(bank)
         assert bank is not None
-        space = bank.transformed(beta=self.beta, moments=True)
-        assert space.transform is not None
-        self._transform, self._space = space.transform, space_key(space.transform, bank)
+        self.set_space(bank.transformed(beta=self.beta, moments=True).transform, bank)
         return self

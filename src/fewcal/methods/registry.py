@@ -1,67 +1,35 @@
-"""Few-shot methods, one short file each, behind one interface over batched tasks."""
+"""Methods by name: how the command line, `evaluate` and `make_method` find them."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from fewcal._utils.names import nearest_names
 from fewcal.errors import InputError
-from fewcal.methods.base import Head, Method
-from fewcal.methods.cosine import CosineClassifier
-from fewcal.methods.dc import DC
-from fewcal.methods.gdc import GDC
-from fewcal.methods.logistic import GaussianizedLogisticRegression, LogisticRegression
-from fewcal.methods.ncm import NearestCentroid
-from fewcal.methods.simpleshot import SimpleShot
+from fewcal.methods.base import Method
 from fewcal.params import GDCParams
 
-METHODS: dict[str, type[Method]] = {
-    m.name: m
-    for m in (
-        NearestCentroid,
-        SimpleShot,
-        LogisticRegression,
-        GaussianizedLogisticRegression,
-        CosineClassifier,
-        DC,
-        GDC,
-    )
-}
+METHODS: dict[str, type[Method]] = {}
+Registered = TypeVar("Registered", bound=type[Method])
 
-__all__ = ["METHODS", "Head", "Method", "make_method", "parse_methods"]
+
+def register_method(cls: Registered) -> Registered:
+    """Make a method known by its `name`; `fewcal/methods/__init__.py` imports its file."""
+    METHODS[cls.name] = cls
+    return cls
 
 
 def make_method(name: str, preset: str | GDCParams | None = None, **settings: Any) -> Method:
-    """A method by its name, with parameters; `preset` is for GDC: a name, a file, or "auto" for self-tuning.
+    """A method by its name, with parameters; `preset` is for GDC: a name or a file.
 
     >>> make_method("dc", k=4).settings["k"]
     4
     """
     if name not in METHODS:
         raise InputError(f"method {name!r} is unknown{nearest_names(name, METHODS)}")
-    if name == "gdc" and preset == "auto":
-        from fewcal.selftune import SelfTunedGDC
-
-        return SelfTunedGDC(settings)
-    if name == "gdc":
-        from fewcal.presets import get_preset
-
-        params = preset if isinstance(preset, GDCParams) else get_preset(preset or "default")
-        return GDC(params.with_changes(**settings), cap_k="k" not in settings)
-    if preset is not None:
-        raise InputError(f"presets are for gdc; method {name!r} takes its own parameters")
-    known = METHODS[name]().settings
-    for key, value in settings.items():
-        if key not in known:
-            hint = nearest_names(key, known) if known else "; it has none"
-            raise InputError(f"method {name!r} has no parameter {key!r}{hint}")
-        kind = (int,) if isinstance(known[key], int) else (int, float)
-        if isinstance(value, bool) or not isinstance(value, kind):
-            what = "a whole number" if kind == (int,) else "a number"
-            raise InputError(f"method {name!r}: {key}={value!r} must be {what}")
-    return METHODS[name](**settings)
+    return METHODS[name].make(preset, settings)
 
 
 def parse_methods(text: str, preset: str | None = None, settings: Sequence[str] = ()) -> dict[str, Method]:

@@ -7,10 +7,12 @@ arXiv:1911.04623, 2019 (variant CL2N).
 from __future__ import annotations
 
 from fewcal.bank import BaseBank
-from fewcal.methods.base import Method, space_key
+from fewcal.methods.base import Method
 from fewcal.methods.ncm import NearestCentroid
+from fewcal.methods.registry import register_method
 
 
+@register_method
 class SimpleShot(NearestCentroid):
     """Subtract the mean of the base features, normalise to unit length, classify by the nearest class mean."""
 
@@ -20,7 +22,5 @@ class SimpleShot(NearestCentroid):
     def prepare(self, bank: BaseBank | None) -> Method:
         super().prepare(bank)
         assert bank is not None
-        space = bank.transformed(beta=1.0, center=True, l2=True, moments=True)
-        assert space.transform is not None
-        self._transform, self._space = space.transform, space_key(space.transform, bank)
+        self.set_space(bank.transformed(beta=1.0, center=True, l2=True, moments=True).transform, bank)
         return self

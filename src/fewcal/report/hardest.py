@@ -15,9 +15,10 @@ from fewcal.bank import BaseBank
 from fewcal.episodes import sample_episodes
 from fewcal.errors import InputError
 from fewcal.estimators.explain import Explanation, explain_calibration
+from fewcal.heads.base import TaskBatch
 from fewcal.heads.linear import class_means
 from fewcal.methods.gdc import GDC
-from fewcal.params import GDCParams
+from fewcal.params import RENAMED, GDCParams
 from fewcal.render import figures
 from fewcal.render.figures import TaskView
 from fewcal.render.page import Cell, Page, Value
@@ -68,10 +69,11 @@ def explain_tasks(group: Group, name: str, tasks: Sequence[int]) -> list[Explain
             for rows in (episode.support, episode.query)
         )
         labels = order.repeat_interleave(spec.shot)
-        head = method.fit(support[None], labels[None], spec.way, TaskRandom(spec.seed, [task]), {})
+        batch = TaskBatch(support[None], labels[None], spec.way, TaskRandom(spec.seed, [task]))
+        head = method.fit(batch)
         with torch.no_grad():
             answer = head.logits(query[None])[0].argmax(dim=-1)
-            calibrated = method.calibrate(support[None], labels[None]).mean[0]
+            calibrated = method.calibration(batch).mean[0]
         truth = order.repeat_interleave(spec.query)
         confusion = np.zeros((spec.way, spec.way), int)
         np.add.at(confusion, (truth.numpy(), answer.numpy()), 1)
@@ -82,7 +84,7 @@ def explain_tasks(group: Group, name: str, tasks: Sequence[int]) -> list[Explain
             "truth": truth.tolist(),
             "right": (answer == truth).tolist(),
         }
-        out.append(ExplainedTask(task, explain_calibration(method, support, labels.numpy(), names), confusion, view))
+        out.append(ExplainedTask(task, explain_calibration(method, support[None], labels[None], names), confusion, view))
     return out
 
 
@@ -120,7 +122,7 @@ def _rebuilt(settings: Mapping[str, object]) -> GDC | None:
     """GDC as it was used, or `None` for another method or a head that is known by its description alone."""
     if settings.get("method") != "gdc":
         return None
-    known = {f.name for f in fields(GDCParams)}
+    known = {f.name for f in fields(GDCParams)} | set(RENAMED)
     try:
         return GDC(GDCParams().with_changes(**{k: v for k, v in settings.items() if k in known}))
     except InputError:

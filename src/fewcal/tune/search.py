@@ -114,7 +114,7 @@ class SearchData:
         """From a feature set."""
         base = features.split("base")
         if search.split == "base":
-            raise InputError("tasks of a search are drawn from classes outside the bank; see fewcal.selftune for base")
+            raise InputError("tasks of a search are drawn from classes outside the bank; use split='val'")
         held = features.split(search.split)
         fingerprints = {"base": base.fingerprint(), search.split: held.fingerprint()}
         labels = held.require_labels()
@@ -133,11 +133,20 @@ def start_points(space: Space, runner: TrialRunner) -> list[dict[str, Any]]:
     seen = runner.bank.transformed(beta=default.beta, center=default.center, l2=default.l2, moments=True)
     k = min(default.k, len(runner.bank))
     whiten = float(np.clip(whitening_shrinkage(seen, k), 0.05, 1000.0))
-    shrunk = {"cov": "independent", "whiten": False, "trust": 1.0, "query_pull": 0.0, "strength": 1.0, "k": min(4, k)}
+    shrunk = {
+        "cov": "independent",
+        "whiten": False,
+        "trust": 1.0,
+        "query_strength": 0.0,
+        "strength": 1.0,
+        "k": min(4, k),
+    }
     candidates = [
         default.with_changes(k=k, whiten=whiten),
         # The setting found first on validation classes, with class covariances (see docs/method.md).
-        default.with_changes(**shrunk, m=2.0, alpha1=100.0, alpha2_ratio=10.0, unit_of="one", unit=1.0),
+        default.with_changes(
+            **shrunk, m=2.0, alpha1=100.0, alpha2_ratio=10.0, distance_scale_of="one", distance_scale=1.0
+        ),
         get_preset("paper").with_changes(k=max(1, min(8, len(runner.bank)) // 2 * 2)),
     ]
     found = [space.values(p) for p in candidates]

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fewcal._utils.parameters import current_names
 from fewcal.errors import FewcalError, InputError
-from fewcal.params import GDCParams
+from fewcal.params import RENAMED, GDCParams
 from fewcal.tune.search import Search, start_points
 from fewcal.tune.spaces import Space
 from fewcal.tune.storage import complete_trials
@@ -88,6 +89,11 @@ def contenders(study: optuna.Study, most: int) -> list[Any]:
     return found
 
 
+def picks(trial: Any) -> dict[str, Any]:
+    """The values of a trial under today's names of the parameters."""
+    return current_names(trial.params, RENAMED)
+
+
 def _steps(trial: Any) -> np.ndarray:
     values = trial.intermediate_values
     return np.array([values[step] for step in sorted(values)])
@@ -97,15 +103,15 @@ def rerun_finalists(study: optuna.Study, space: Space, runner: TrialRunner, sear
     """The finalists, measured on the fresh tasks of `runner`, best first."""
     found = []
     trials = contenders(study, search.finalists)
-    known = [t.params for t in trials]
+    known = [picks(t) for t in trials]
     for trial in trials:
         params = space.params(trial.params)
-        found.append(Finalist(trial.number, dict(trial.params), params, trial.value, runner.accuracy(params)))
+        found.append(Finalist(trial.number, picks(trial), params, trial.value, runner.accuracy(params)))
     for values in start_points(space, runner)[:1]:
         if values not in known:
             params = space.params(values)
             # Not of a pruned trial: its value is that of its last step alone.
-            score = next((float(t.value) for t in ranked(study) if t.params == values), None)
+            score = next((float(t.value) for t in ranked(study) if picks(t) == values), None)
             found.append(Finalist(-1, values, params, score, runner.accuracy(params)))
     return sorted(found, key=lambda f: (-f.mean, f.number))
 
@@ -125,7 +131,7 @@ def top(study: optuna.Study, space: Space, most: int = 3) -> list[Finalist]:
     """The best complete trials as they are: the paper's candidates."""
     out: list[Finalist] = []
     for t in ranked(study):
-        if all(t.params != f.values for f in out):
+        if all(picks(t) != f.values for f in out):
             out.append(from_trial(t, space))
         if len(out) == most:
             break
@@ -134,4 +140,4 @@ def top(study: optuna.Study, space: Space, most: int = 3) -> list[Finalist]:
 
 def from_trial(trial: Any, space: Space) -> Finalist:
     """A complete trial that was not measured again."""
-    return Finalist(trial.number, dict(trial.params), space.params(trial.params), trial.value, np.array([trial.value]))
+    return Finalist(trial.number, picks(trial), space.params(trial.params), trial.value, np.array([trial.value]))

@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from fewcal._utils.names import nearest_names
+from fewcal._utils.parameters import current_names, parameters_of
 from fewcal.errors import InputError
-from fewcal.params import GDCParams
+from fewcal.heads import HEADS
+from fewcal.params import RENAMED, GDCParams
 from fewcal.presets import get_preset
 
-HEADS = ("closed_form", "lbfgs", "sgd")
 COVARIANCES = ("pooled", "joint", "independent")
 
 
@@ -67,6 +68,19 @@ class Axis:
         return self.step is None or abs((steps := (value - self.low) / self.step) - round(steps)) < 1e-9
 
 
+def usual_axis(name: str) -> Axis:
+    """The axis of a parameter in its usual range, as `GDCParams` declares it.
+
+    >>> usual_axis("m").high
+    5.0
+    """
+    declared = parameters_of(GDCParams)[name]
+    found = declared.search
+    if found is None:
+        raise InputError(f"parameter {name!r} has no usual range to search; write an Axis for it")
+    return Axis(name, found.low, found.high, found.step, found.log, integer=declared.integer)
+
+
 @dataclass(frozen=True)
 class Space:
     """Axes on top of parameters that stay fixed.
@@ -90,7 +104,8 @@ class Space:
         return self.fixed.with_changes(**_switched(picked))
 
     def params(self, values: dict[str, Any]) -> GDCParams:
-        """Parameters from the values of a finished trial."""
+        """Parameters from the values of a finished trial, whose axes may have had other names."""
+        values = current_names(values, RENAMED)
         return self.build(lambda axis: values[axis.name])
 
     def values(self, params: GDCParams) -> dict[str, Any] | None:
@@ -120,7 +135,7 @@ def _switched(picked: dict[str, Any]) -> dict[str, Any]:
     if "whiten" in picked:
         return picked | {"alpha1": 0.0, "alpha2_ratio": 0.0}
     if "cov" in picked:
-        return picked | {"whiten": False, "trust": 1.0, "query_pull": 0.0}
+        return picked | {"whiten": False, "trust": 1.0, "query_strength": 0.0}
     return picked
 
 
@@ -130,7 +145,7 @@ def _switched(picked: dict[str, Any]) -> dict[str, Any]:
 def default_space(
     n_classes: int, heads: Sequence[str] = ("closed_form", "lbfgs"), covariances: Sequence[str] = COVARIANCES
 ) -> Space:
-    """β from 0 to 2, centring, L2 and the unit of distance as choices, α on log scales, whitening or class covariances.
+    """β from 0 to 2, centring, L2, the scale of distances, α on log scales, whitening or class covariances.
 
     `covariances` are the modes to choose from; `pooled` stands for whitening.
 
@@ -139,33 +154,26 @@ def default_space(
     16
     """
     always = (
-        Axis("beta", 0.0, 2.0, 0.25),
+        usual_axis("beta"),
         Axis("center", choices=(True, False)),
         Axis("l2", choices=(True, False)),
         Axis("cov", choices=tuple(covariances)),
         Axis("k", 1, n_classes, log=True, integer=True),
-        Axis("m", 0.0, 5.0, 0.25),
-        Axis("unit_of", choices=("one", "bank")),
-        Axis("unit", 0.2, 5.0, log=True),
-        Axis("strength", 0.1, 10.0, log=True),
+        usual_axis("m"),
+        Axis("distance_scale_of", choices=("one", "bank")),
+        usual_axis("distance_scale"),
+        usual_axis("strength"),
         *((Axis("head", choices=tuple(heads)),) if len(heads) > 1 else ()),
     )
-    pooled = (
-        Axis("whiten", 0.05, 1000.0, log=True),
-        Axis("trust", choices=("auto", 1.0)),
-        Axis("query_pull", 0.0, 1.0),
-    )
-    by_class = (Axis("alpha1", 1.0, 1e4, log=True), Axis("alpha2_ratio", 0.01, 1e3, log=True))
-    sampled = (Axis("n", 50, 500, 50, integer=True), Axis("C", 1e-3, 10.0, log=True))
+    pooled = (usual_axis("whiten"), Axis("trust", choices=("auto", 1.0)), usual_axis("query_strength"))
+    by_class = (usual_axis("alpha1"), usual_axis("alpha2_ratio"))
     fixed = get_preset("default").with_changes(cov_weights="bases-only", head=heads[0])
 
     def axes(picked: dict[str, Any]) -> Sequence[Axis]:
         more: tuple[Axis, ...] = ()
         if "cov" in picked:
             more += pooled if picked["cov"] == "pooled" else by_class
-        if picked.get("head", heads[0]) == "lbfgs":
-            more += sampled
-        return always + more
+        return always + more + tuple(map(usual_axis, HEADS[picked.get("head", heads[0])].searched))
 
     return Space("default" if len(covariances) > 1 else "whitened", fixed, axes)
 

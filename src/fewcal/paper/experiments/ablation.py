@@ -8,7 +8,6 @@ from typing import Any
 
 from fewcal.bank import BaseBank
 from fewcal.methods import Method
-from fewcal.methods.base import space_key
 from fewcal.methods.logistic import GaussianizedLogisticRegression
 from fewcal.paper.blocks import Section, Table, Value, Verdict, accuracy_cell, cited, gain_cell
 from fewcal.paper.budget import Case
@@ -73,9 +72,7 @@ class SupportOnly(GaussianizedLogisticRegression):
     def prepare(self, bank: BaseBank | None) -> Method:
         super().prepare(bank)
         assert bank is not None
-        transform = bank.transformed(beta=self.beta, center=self.center, l2=self.l2).transform
-        assert transform is not None
-        self._transform, self._space = transform, space_key(transform, bank)
+        self.set_space(bank.transformed(beta=self.beta, center=self.center, l2=self.l2).transform, bank)
         return self
 
 

@@ -23,7 +23,7 @@ SEARCH: Axes = {
     "alpha1": (1.0, 10.0, 100.0, 1000.0),
     "alpha2_ratio": (0.0, 1.0, 10.0, 100.0),
 }
-DEFAULT, SELF, DC_ROW = "GDC, `default`", "GDC, self-tuned on base classes", "DC, its published setting"
+DEFAULT, DC_ROW = "GDC, `default`", "DC, its published setting"
 PRINTED, AUTHORS = "GDC, `paper`, as printed (SGD)", "GDC, `authors`, as their script (SGD)"
 PRINTED_CLOSED = "GDC, `paper`, closed form"
 PRINTED_UNIT, AUTHORS_UNIT = "GDC, `paper`, unit scale, closed form", "GDC, `authors`, unit scale, closed form"
@@ -56,7 +56,6 @@ def comparison(case: Case) -> ComparisonRecord:
         "Logistic regression, Gaussianized": make_method("lr-gauss", beta=printed.beta),
         "Cosine classifier": make_method("cosine"),
         DEFAULT: make_method("gdc"),
-        SELF: make_method("gdc", "auto"),
         PRINTED_CLOSED: gdc(printed.with_changes(head="closed_form")),
         PRINTED_UNIT: gdc(unit_scale(printed)),
         AUTHORS_UNIT: gdc(unit_scale(authors)),

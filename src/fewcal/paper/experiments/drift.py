@@ -67,7 +67,7 @@ def drift_data(
         base = method.bank.means[calibrate(x, method.bank, k=1).index[0, 0, 0]]
         for i, m in enumerate((None, *powers)):
             weighting = partial(calibrate, equal=True) if m is None else partial(calibrate, m=m)
-            found = weighting(x, method.bank, k=1, metric=p.metric, unit=p.unit, unit_of=p.unit_of)
+            found = weighting(x, method.bank, k=1, metric=p.metric, unit=p.distance_scale, unit_of=p.distance_scale_of)
             drawn = method.shrunk(found).gaussian(found.mean).sample(n, TaskRandom(seed, [task], stream=i))[0, 0]
             name = "DC" if m is None else f"m = {m:g}"
             starts[name] = 1 + i * (1 + n)

@@ -51,7 +51,7 @@ class Answer:
 _CLASSES: dict[str, Change] = {
     "whiten": False,
     "trust": 1.0,
-    "query_pull": 0.0,
+    "query_strength": 0.0,
     "alpha1": 100.0,
     "alpha2_ratio": 10.0,
     "cov_weights": "bases-only",
@@ -93,7 +93,7 @@ ANSWERS: tuple[Answer, ...] = (
 # For `default`, which answers some of them by not asking: no α, no samples, one covariance for all.
 DEFAULT_ANSWERS: tuple[Answer, ...] = (
     Answer("distance in the weight", "plain Euclidean", {"metric": "euclidean"}),
-    Answer("distance in the weight", "in units of the bank", {"unit_of": "bank", "unit": 0.7}),
+    Answer("distance in the weight", "in units of the bank", {"distance_scale_of": "bank", "distance_scale": 0.7}),
     Answer("cov(X')", "joint, α1=100, α2=10α1", {"cov": "joint", **_CLASSES}),
     Answer("cov(X')", "independent, α1=100, α2=10α1", {"cov": "independent", **_CLASSES}),
     Answer("power transform", "β=0.5", {"beta": 0.5}),
@@ -106,8 +106,8 @@ DEFAULT_ANSWERS: tuple[Answer, ...] = (
         "weights of the mean", "as printed (strength 1, for any number of shots)", {"strength": 1.0, "shot_decay": 0.0}
     ),
     Answer("beyond the paper", "trust in the bases not judged", {"trust": 1.0}),
-    Answer("beyond the paper", "queries not calibrated", {"query_pull": 0.0}),
-    Answer("beyond the paper", "no calibration at all", {"strength": 0.0, "query_pull": 0.0}),
+    Answer("beyond the paper", "queries not calibrated", {"query_strength": 0.0}),
+    Answer("beyond the paper", "no calibration at all", {"strength": 0.0, "query_strength": 0.0}),
 )
 
 

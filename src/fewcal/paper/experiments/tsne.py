@@ -13,7 +13,8 @@ from fewcal.episodes import EpisodeSpec, sample_episodes
 from fewcal.evaluation.stats import paired
 from fewcal.features import FeatureSet
 from fewcal.methods.dc import DC
-from fewcal.methods.gdc import GDC, augment
+from fewcal.methods.base import TaskBatch
+from fewcal.methods.gdc import GDC
 from fewcal.paper.blocks import Verdict
 from fewcal.paper.measured import points as points_text
 from fewcal.paper.measured import quiet
@@ -147,11 +148,7 @@ def _augmented(
     random = TaskRandom(spec.seed, list(range(first, first + tasks)))
     with torch.no_grad(), quiet():
         support = take(episodes.support)
-        if isinstance(method, DC):
-            x, y = method.augmented(support, labels, random)
-        else:
-            found = method.calibrate(support, labels)
-            x, y = augment(support, labels, found.mean, method.shrunk(found), method.params.n, "point", random)
+        x, y = method.calibrated(TaskBatch(support, labels, spec.way, random)).points()
         return x, y, take(episodes.query), order.repeat_interleave(spec.query)
 
 

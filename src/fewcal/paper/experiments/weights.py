@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, TypedDict
 import numpy as np
 import torch
 
+from fewcal._utils.randomness import TaskRandom
 from fewcal.episodes import EpisodeSpec, sample_episodes
 from fewcal.features import FeatureSet
+from fewcal.methods import TaskBatch
 from fewcal.paper.blocks import Picture, Section, Table, Value
 from fewcal.paper.budget import WHOLE, Case
 from fewcal.paper.published import dataset_title, published
@@ -62,7 +64,8 @@ def weights_data(
         flat = np.asarray(rows.features[episodes.support.reshape(-1)], np.float32)
         x = method.transform(torch.from_numpy(flat)).view(tasks, -1, flat.shape[1])
         with torch.no_grad():
-            found = method.calibrate(x, torch.arange(5).repeat_interleave(shot).expand(tasks, -1))
+            labels = torch.arange(5).repeat_interleave(shot).expand(tasks, -1)
+            found = method.calibration(TaskBatch(x, labels, 5, TaskRandom(seed, range(tasks))))
         share = found.normalised.reshape(-1, found.normalised.shape[-1])
         panels[f"{shot}-shot"] = [float(f"{v:.4g}") for v in share.flatten().tolist()]
         means[f"{shot}-shot"] = [round(v, 6) for v in share.mean(dim=0).tolist()]

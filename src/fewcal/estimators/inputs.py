@@ -1,0 +1,131 @@
+"""What users give the estimators, made ready: rows, banks, parameters, seeds."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import lru_cache
+from numbers import Integral
+from pathlib import Path
+from typing import Any
+from warnings import catch_warnings, filterwarnings, warn
+
+import numpy as np
+import torch
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import _num_samples, validate_data  # private of scikit-learn: no public row count
+
+from fewcal._utils.arrays import check_finite
+from fewcal.bank import BaseBank
+from fewcal.errors import FewcalWarning, InputError
+from fewcal.params import RENAMED, GDCParams
+from fewcal.presets import get_preset
+
+# The value of a parameter under its old name that nobody gave, as in scikit-learn.
+DEPRECATED = "deprecated"
+
+
+def check_rows(estimator: Any, X: Any, y: Any = "no_validation", *, reset: bool) -> Any:
+    """scikit-learn's own validation of X, or of X and y, with one-line errors for what few-shot data gets wrong."""
+    supervised = not isinstance(y, str)
+    if supervised and y is not None:
+        if (rows := _num_samples(X)) == 0:
+            raise InputError("X has no rows; the support set needs at least one row of each class")
+        if rows != (labels := _num_samples(y)):
+            raise InputError(f"X has {rows} rows and y has {labels} labels; give exactly one label per row")
+    try:
+        out = validate_data(estimator, X, y, dtype=[np.float64, np.float32], ensure_all_finite=False, reset=reset)
+    except ValueError as error:
+        if "could not convert" in str(error):
+            raise InputError(f"X holds values that are not numbers ({error}); pass a 2-D array of floats") from error
+        raise
+    check_finite(as_tensor(out[0] if supervised else out), "X")
+    return out
+
+
+def class_codes(y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The sorted classes of labels `y (S,)`, at least two, and the position of each label among them."""
+    with catch_warnings():
+        # A class for every row or two is what few-shot means; scikit-learn would take it for a regression.
+        filterwarnings("ignore", "The number of unique classes", UserWarning)
+        try:
+            check_classification_targets(y)
+            classes, codes = np.unique(y, return_inverse=True)
+        except (TypeError, ValueError) as error:
+            types = sorted({type(label).__name__ for label in np.ravel(y).tolist()})
+            if len(types) == 1:
+                raise
+            raise InputError(f"y mixes labels of several types ({', '.join(types)}); use one, e.g. str") from error
+    if len(classes) < 2:
+        raise InputError(f"y has one class only, {classes.tolist()[0]!r}; give support rows of at least two classes")
+    return classes, codes
+
+
+def as_tensor(x: np.ndarray) -> torch.Tensor:
+    """Rows as a tensor on the same memory, copied only where PyTorch cannot share it."""
+    return torch.from_numpy(x if x.flags.writeable and x.dtype.isnative else x.astype(x.dtype.newbyteorder("=")))
+
+
+def resolve_bank(bank: Any, device: torch.device) -> BaseBank:
+    """A bank from what users give: a bank, a path, or base rows with their labels."""
+    if isinstance(bank, str | os.PathLike):
+        file = Path(bank).absolute()
+        stat = file.stat() if file.is_file() else None
+        bank = _load(file, stat and (stat.st_mtime_ns, stat.st_size))
+    elif isinstance(bank, tuple) and len(bank) == 2:
+        bank = BaseBank().fit(*bank)
+    elif not isinstance(bank, BaseBank):
+        raise InputError(
+            f"bank={_short(bank)} is not a bank; use a BaseBank, a path to a saved one, a tuple (X, y) of base rows "
+            "and labels, or None"
+        )
+    ready: BaseBank = bank
+    return ready.on(device)
+
+
+@lru_cache(maxsize=4)
+def _load(path: Path, stamp: tuple[int, int] | None) -> BaseBank:
+    """Clones in a grid search name the same file; they get the same bank, unless the file has changed."""
+    return BaseBank.load(path)
+
+
+def _short(value: Any) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else f"{text[:57]}… ({type(value).__name__})"
+
+
+def given_params(estimator: object, names: Sequence[str]) -> dict[str, Any]:
+    """Parameters of GDC that an estimator was given: those among `names` that are not None, and old names in use."""
+    given = {name: value for name in names if (value := getattr(estimator, name)) is not None}
+    old = {name: getattr(estimator, name, DEPRECATED) for name in RENAMED}
+    return given | {k: v for k, v in old.items() if not (isinstance(v, str) and v == DEPRECATED)}
+
+
+def resolve_params(preset: Any, given: dict[str, Any]) -> GDCParams:
+    """The preset's parameters with those that were given in their place."""
+    if not isinstance(preset, str | os.PathLike | GDCParams):
+        raise InputError(f"preset={_short(preset)} is not a preset; use a name, a preset file or GDCParams(...)")
+    base = preset if isinstance(preset, GDCParams) else get_preset(preset)
+    # Grids made with NumPy hold its scalars, which are not Python's.
+    return base.with_changes(**{f: v.item() if isinstance(v, np.generic) else v for f, v in given.items()})
+
+
+def capped(params: GDCParams, n_classes: int, *, quiet: bool, preset: Any) -> GDCParams:
+    """k of a preset brought down to the number of base classes: a preset knows nothing of the bank."""
+    if params.k <= n_classes:
+        return params
+    if not quiet:
+        warn(
+            f"preset {preset!r} asks for k={params.k} base classes and the bank has {n_classes}; k={n_classes} is used",
+            FewcalWarning,
+            stacklevel=3,
+        )
+    return params.with_changes(k=n_classes)
+
+
+def seed_from(random_state: Any) -> int:
+    """An integer seed from scikit-learn's `random_state`."""
+    if isinstance(random_state, Integral):
+        return int(random_state)
+    return int(check_random_state(random_state).randint(np.iinfo(np.int32).max))

@@ -1,0 +1,111 @@
+"""A batch of tasks after calibration, as heads are trained on it: parts that no head asks for are not computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fewcal.bank import BaseBank
+from fewcal.covariance import ShrunkCovariance
+from fewcal.heads.base import TaskBatch
+from fewcal.heads.linear import class_means, class_sizes
+
+
+@dataclass(frozen=True, eq=False)
+class Calibrated:
+    """What a head may learn from.
+
+    Attributes
+    ----------
+    batch : TaskBatch
+    bank : BaseBank
+        In the space of the batch.
+    mean : Tensor (T, S, D)
+        The calibrated mean of each support point (eq. 5).
+    shrink : callable
+        Computes Σ'ₛ (eq. 9); ask for `covariance`, which does so once.
+    n, n_per
+        Points to draw for each support point, or for each class.
+    key : hashable
+        Equal for methods whose calibration is the same: they share what is computed.
+    """
+
+    batch: TaskBatch
+    bank: BaseBank
+    mean: Tensor
+    shrink: Callable[[], ShrunkCovariance]
+    n: int
+    n_per: str
+    key: Hashable
+
+    @property
+    def prototypes(self) -> Tensor:
+        """Mean of the calibrated means of each class, `(T, N, D)`."""
+        return class_means(self.mean, self.batch.labels, self.batch.n_classes)
+
+    @property
+    def covariance(self) -> ShrunkCovariance:
+        """Σ'ₛ of each support point (eq. 5, 9)."""
+        return self.batch.shared.get(("covariance", self.key), self.shrink)
+
+    def points(self) -> tuple[Tensor, Tensor]:
+        """Support ∪ samples (eq. 10-11): points `(T, M, D)` and labels `(T, M)`, the support first.
+
+        Heads that train on the same points get the same points.
+        """
+        key = ("points", self.key, self.n, self.n_per)
+        return self.batch.shared.get(key, lambda: augment(self.batch, self.mean, self.covariance, self.n, self.n_per))
+
+
+def sampled_bytes(n_support: int, n_classes: int, dim: int, factor_rows: int, n: int, n_per: str) -> int:
+    """Memory of one task that draws samples: factors, points, and what the head needs beside them."""
+    points = (n_support if n_per == "point" else n_classes) * n
+    return 4 * dim * (n_support * factor_rows + 2 * points)
+
+
+def points_per_support(labels: Tensor, n: int, n_per: str) -> np.ndarray:
+    """How many points each support point contributes, `(T, S)`: n each, or n for each class shared among its shots.
+
+    >>> points_per_support(torch.tensor([[0, 0, 1]]), 750, "class")
+    array([[375, 375, 750]])
+    """
+    if n_per == "point":
+        return np.full(labels.shape, n)
+    return np.maximum(n // class_sizes(labels).cpu().numpy(), 1)
+
+
+def augment(batch: TaskBatch, mean: Tensor, covariance: ShrunkCovariance, n: int, n_per: str) -> tuple[Tensor, Tensor]:
+    """Support ∪ samples (eq. 10-11) for calibrated means `(T, S, D)`: points `(T, M, D)` and labels `(T, M)`.
+
+    With unequal shots tasks are handled one by one; all tasks of a batch must then end with the same M.
+    """
+    support, labels = batch.support, batch.labels
+    t, s, d = support.shape
+    counts = points_per_support(labels, n, n_per)
+    gaussian = covariance.gaussian(mean)
+    if (counts == counts[0, 0]).all():
+        each = int(counts[0, 0])
+        x = torch.empty(t, s + s * each, d, dtype=support.dtype, device=support.device)
+        x[:, :s] = support
+        gaussian.sample(each, batch.random, out=x[:, s:].view(t, s, each, d))
+        return x, torch.cat([labels, labels.repeat_interleave(each, dim=1)], dim=1)
+    if t > 1:
+        raise ValueError("unequal shots are for one task at a time")
+    x = torch.empty(1, s + int(counts.sum()), d, dtype=support.dtype, device=support.device)
+    x[:, :s] = support
+    begin = s
+    for i, each in enumerate(counts[0].tolist()):
+        one = type(gaussian)(
+            gaussian.mean[:, i : i + 1],
+            gaussian.factor[:, i : i + 1],
+            None if gaussian.a is None else gaussian.a[:, i : i + 1],
+            gaussian.b[:, i : i + 1],
+        )
+        x[:, begin : begin + each] = one.sample(each, batch.random)[:, 0]
+        begin += each
+    repeats = torch.from_numpy(counts[0]).to(labels.device)
+    return x, torch.cat([labels, labels[0].repeat_interleave(repeats)[None]], dim=1)
