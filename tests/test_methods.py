@@ -54,7 +54,9 @@ def fitted(
     qs = torch.stack([method.transform(t, "query") for t in query[tasks]])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FewcalWarning)
-        batch = TaskBatch(xs, labels[tasks], world.ways, TaskRandom(seed, names), shared or Shared())
+        batch = TaskBatch(
+            xs, labels[tasks], world.ways, TaskRandom(seed, names), Shared() if shared is None else shared
+        )
         head = method.fit(batch)
     return head.logits(qs)
 

@@ -2,7 +2,7 @@
 
     python benchmarks/accuracy/reject.py FEATURES [--limit 0.05] [--tasks 30]
 
-A row of another class comes from the same split. A row is kept where `other_class_share` is below the limit.
+A row of another class comes from the same split. A row is kept where `outlier_pvalue` is below the limit.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def main() -> None:
                 own = np.concatenate([r[shot:] for r in rows])
                 outside = rng.permutation(np.flatnonzero(~np.isin(y, classes)))[:75]
                 fitted = GDCClassifier(bank=bank).fit(x[support], y[support])
-                kept.append((fitted.other_class_share(x[own]) < options.limit).mean())
-                passed.append((fitted.other_class_share(x[outside]) < options.limit).mean())
+                kept.append((fitted.outlier_pvalue(x[own]) < options.limit).mean())
+                passed.append((fitted.outlier_pvalue(x[outside]) < options.limit).mean())
             print(f"| {folder.name} | {shot} | {100 * np.mean(kept):.0f} | {100 * np.mean(passed):.1f} |", flush=True)
 
 

@@ -35,9 +35,9 @@ def main() -> None:
     there = [name for name in GOALS if (arguments.features / name).is_dir()]
     if not there:
         parser.error(f"{arguments.features} has none of {', '.join(GOALS)}")
-    print("| features | shots | simpleshot | lr | default | auto | tuned | tuned − simpleshot | tuned − lr | goal |")
-    print("|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
-    gains: dict[str, list[float]] = {"default": [], "auto": [], "tuned": []}
+    print("| features | shots | simpleshot | lr | default | tuned | tuned − simpleshot | tuned − lr | goal |")
+    print("|---|---:|---:|---:|---:|---:|---:|---:|---:|")
+    gains: dict[str, list[float]] = {"default": [], "tuned": []}
     for name in there:
         features = FeatureSet.load(arguments.features / name)
         for shot, goal in zip((1, 5), GOALS[name], strict=True):
@@ -59,18 +59,17 @@ def main() -> None:
                 for row in found.novel["paired"]
                 if chosen in (row["a"], row["b"])
             }
-            others = evaluate("simpleshot,gdc,gdc:auto", features, Protocol(shot=shot, tasks=arguments.tasks))
+            others = evaluate("simpleshot,gdc", features, Protocol(shot=shot, tasks=arguments.tasks))
             plain = others.accuracy("simpleshot").mean()
             tuned = figures[chosen]
             for key, value in (
                 ("default", others.accuracy("gdc").mean()),
-                ("auto", others.accuracy("gdc:auto").mean()),
                 ("tuned", tuned["accuracy"]),
             ):
                 gains[key].append(100 * (value - plain))
             print(
                 f"| {name} | {shot} | {100 * plain:.2f} | {100 * figures['lr']['accuracy']:.2f} "
-                f"| {100 * others.accuracy('gdc').mean():.2f} | {100 * others.accuracy('gdc:auto').mean():.2f} "
+                f"| {100 * others.accuracy('gdc').mean():.2f} "
                 f"| {100 * tuned['accuracy']:.2f} ± {100 * tuned['ci95']:.2f} "
                 + "".join(f"| {100 * gap[m][0]:+.2f} ± {100 * gap[m][1]:.2f} " for m in ("simpleshot", "lr"))
                 + f"| {goal or ''} |",

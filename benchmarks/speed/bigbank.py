@@ -120,7 +120,7 @@ def query(options: argparse.Namespace) -> None:
     kinds = {"default (whitened)": {}}
     if options.rank:
         same = {f: getattr(get_preset("default"), f) for f in ("beta", "kind", "center", "l2", "eps")}
-        rest = {"preset": "paper", "cov": "independent", "unit": 1.0, "alpha1": 100.0}
+        rest = {"preset": "paper", "cov": "independent", "distance_scale": 1.0, "alpha1": 100.0}
         kinds["class covariances, closed form"] = {**same, **rest, "head": "closed_form"}
         kinds["class covariances, sampled + L-BFGS"] = {**same, **rest, "head": "lbfgs", "n_per": "class"}
     for name, settings in kinds.items():

@@ -25,10 +25,10 @@ from fewcal._utils.randomness import TaskRandom, fill_normal
 from fewcal.evaluation.engine import BLOCK_TASKS, reuse_memory
 from fewcal.features import FeatureSet
 from fewcal.heads import lbfgs as lbfgs_module
+from fewcal.heads.calibrated import augment
 from fewcal.heads.closed_form import closed_form_head
 from fewcal.heads.sgd import sgd_head
-from fewcal.methods import make_method
-from fewcal.methods.gdc import augment
+from fewcal.methods import TaskBatch, make_method
 
 WAY, QUERY, POINTS, EPOCHS = 5, 15, 750, 200
 
@@ -124,8 +124,8 @@ def stages(features: FeatureSet, bank: BaseBank, shot: int, tasks: int, rates: R
     method.prepare(bank)
     z = method.transform(novel)
     support = z[support_rows]
-    report("neighbours", lambda: method.calibrate(support), 4 * s * d, 2 * s * c * d, rates.float32)
-    found = method.calibrate(support)
+    report("neighbours", lambda: method.calibrator.calibrate(support), 4 * s * d, 2 * s * c * d, rates.float32)
+    found = method.calibrator.calibrate(support)
     shrunk = method.shrunk(found)
     half = half_pays(support, support.numel() * p)
     size, low = (2, rates.bfloat16) if half else (4, rates.float32)
@@ -134,7 +134,8 @@ def stages(features: FeatureSet, bank: BaseBank, shot: int, tasks: int, rates: R
     m = WAY * POINTS
 
     def draw() -> tuple[torch.Tensor, torch.Tensor]:
-        return augment(support, labels, found.mean, shrunk, POINTS, "class", TaskRandom(0, range(t), device))
+        batch = TaskBatch(support, labels, WAY, TaskRandom(0, range(t), device))
+        return augment(batch, found.mean, shrunk, POINTS, "class")
 
     more = size * s * p * d + 4 * m * d
     report("assembly + sampling", draw, factor_bytes + more, 2 * (s * c + m) * p * d, low, m * (p + d))
@@ -172,7 +173,7 @@ def stages(features: FeatureSet, bank: BaseBank, shot: int, tasks: int, rates: R
     # As evaluation does it: a whole block of tasks, which share the reading of the base rows.
     t = BLOCK_TASKS if device.type == "cpu" else t
     block = torch.randint(len(novel), (t, s), generator=torch.Generator().manual_seed(2)).to(device)
-    found, labels = closed.calibrate(z[block]), labels[:1].expand(t, -1)
+    found, labels = closed.calibrator.calibrate(z[block]), labels[:1].expand(t, -1)
     shrunk = closed.shrunk(found)
     used = float((shrunk.covariance._shares != 0).any(dim=1).float().mean()) * c
     applications = 2
@@ -193,7 +194,7 @@ def stages(features: FeatureSet, bank: BaseBank, shot: int, tasks: int, rates: R
     def whole() -> None:
         for low_ in range(0, many, 25 if device.type == "cpu" else many):
             part = slice(low_, low_ + (25 if device.type == "cpu" else many))
-            head = white.fit(z[sup[part]], y_many[part], WAY, TaskRandom(0, ()))
+            head = white.fit(TaskBatch(z[sup[part]], y_many[part], WAY, TaskRandom(0, ())))
             head.logits(z[q[part]])
 
     t = many

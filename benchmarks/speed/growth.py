@@ -22,7 +22,7 @@ import torch
 
 from fewcal import BaseBank
 from fewcal._utils.randomness import TaskRandom
-from fewcal.methods import Method, make_method
+from fewcal.methods import Method, TaskBatch, make_method
 
 BASE = {"C": 64, "D": 256, "P": 100, "N": 5, "K": 1, "n": 200}
 AXES = {
@@ -46,7 +46,7 @@ TASKS = 4
 
 
 def kinds(n: int) -> dict[str, Method]:
-    joint = {"preset": "paper", "l2": True, "unit": 1.0, "k": 8, "alpha1": 100.0}
+    joint = {"preset": "paper", "l2": True, "distance_scale": 1.0, "k": 8, "alpha1": 100.0}
     return {
         "whitened": make_method("gdc"),
         "closed form": make_method("gdc", head="closed_form", **joint),
@@ -99,7 +99,7 @@ def point(size: dict[str, int], names: list[str]) -> dict[str, dict[str, float]]
         query = z[:, :, shot:].reshape(TASKS, -1, d)
 
         def work(method: Method = method, support: torch.Tensor = support, query: torch.Tensor = query) -> None:
-            head = method.fit(support, y, n_way, TaskRandom(0, range(TASKS)))
+            head = method.fit(TaskBatch(support, y, n_way, TaskRandom(0, range(TASKS))))
             head.logits(query)
 
         work()  # what is derived from the bank is derived once

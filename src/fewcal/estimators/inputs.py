@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import _num_samples, validate_data  # private of scikit-learn: no public row count
+from sklearn.utils.validation import _num_samples, validate_data  # private of sklearn: no public row count
 
 from fewcal._utils.arrays import check_finite
 from fewcal.bank import BaseBank
