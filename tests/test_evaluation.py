@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from fewcal._utils.randomness import TaskRandom
 from fewcal.episodes import Episodes, EpisodeSpec, sample_episodes
 from fewcal.errors import InputError
 from fewcal.evaluation import Protocol, Results, evaluate
@@ -19,7 +20,7 @@ from fewcal.evaluation import engine as engine_module
 from fewcal.evaluation.engine import Engine, Job, run_block
 from fewcal.evaluation.stats import expected_calibration_error
 from fewcal.features import FeatureSet, FeatureSplit
-from fewcal.methods import GDC, Method, make_method, parse_methods
+from fewcal.methods import GDC, Method, TaskBatch, make_method, parse_methods
 from fewcal.methods.ncm import NearestCentroid
 from fewcal.presets import get_preset
 from small_features import Broken, feature_set, save_features, split
@@ -376,7 +377,7 @@ def test_calibration_error_is_that_of_the_probabilities(features: FeatureSet, re
     x = torch.from_numpy(novel.features)
     labels = torch.arange(4).repeat_interleave(2).expand(40, -1)
     support = x[torch.from_numpy(tasks.support.reshape(40, -1))]
-    head = NearestCentroid().fit(support, labels, 4, None)
+    head = NearestCentroid().fit(TaskBatch(support, labels, 4, TaskRandom(0, range(40))))
     p = torch.softmax(head.logits(x[torch.from_numpy(tasks.query.reshape(40, -1))]), dim=-1)
     confidence, answer = p.max(dim=-1)
     right = answer == torch.arange(4).repeat_interleave(6)
