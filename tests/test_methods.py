@@ -155,7 +155,7 @@ def test_shared_stages_are_computed_once_and_change_nothing() -> None:
     together = [fitted(m, world, shared=shared) for m in methods]
     for a, b in zip(alone, together, strict=True):
         assert torch.equal(a, b)
-    assert len(shared) == 3  # one calibration, one covariance, one set of samples
+    assert len(shared) == 4  # one trust, one calibration, one covariance, one set of samples
 
 
 # ---- DC ---------------------------------------------------------------------------------------------------------

@@ -201,8 +201,7 @@ def explain_calibration(method: GDC, support: Tensor, labels: Tensor, classes: l
     batch = TaskBatch(support, labels, len(classes), TaskRandom(0))
     with torch.no_grad():
         found = method.calibration(batch)
-        trust = float(method.trust(batch))
-        outside = method.out_of_domain(batch)
+        trust, outside = method.trust(batch)
     typical = _typical_distance(method.bank)
     points = _explain_points(method.bank, found, support[0], [classes[code] for code in labels[0].tolist()], typical)
     moved = class_means(found.mean - support, labels, len(classes))[0].norm(dim=1).tolist()
@@ -210,14 +209,16 @@ def explain_calibration(method: GDC, support: Tensor, labels: Tensor, classes: l
         replace(c, moved=step, moved_relative=step / typical)
         for c, step in zip(_explain_classes(method.bank, found, points, labels, classes), moved, strict=True)
     ]
-    warnings = _summary(by_class, trust)
+    warnings = _summary(by_class, float(trust))
     if outside is not None and bool(outside.all()):
         warnings.insert(
             0,
             "the support resembles no base class, so neither calibration nor whitening was used: the plain nearest "
             "centroid answers; add base classes of the same domain",
         )
-    return Explanation(points, by_class, method.params.metric, typical, _far_distance(method.bank), trust, warnings)
+    return Explanation(
+        points, by_class, method.params.metric, typical, _far_distance(method.bank), float(trust), warnings
+    )
 
 
 def _explain_points(

@@ -7,7 +7,7 @@ The paper's algorithm 1, stage by stage; every choice it leaves open is a field 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,6 +36,21 @@ _PRECOMPUTED_ROWS = 2048
 _SPACE_FIELDS = ("beta", "kind", "eps", "center", "l2")
 # Fields that calibration does not depend on: methods that differ in these alone share it.
 _AFTER_CALIBRATION = ("n", "n_per", "head", "C")
+
+
+class Trust(NamedTuple):
+    """How far the base classes are trusted in each task of a batch.
+
+    Attributes
+    ----------
+    share : Tensor (T,)
+        What all weights are multiplied by, 0 to 1.
+    out_of_domain : Tensor (T,) bool or None
+        Tasks left to the plain nearest centroid; `None` where no task can be.
+    """
+
+    share: Tensor
+    out_of_domain: Tensor | None
 
 
 @register_method
@@ -82,15 +97,13 @@ class GDC(Method):
         self.bank = seen if p.transform_base else bank
         self.calibrator = Calibrator(self.bank, p.k, p.m, p.metric, p.delta, p.distance_scale, p.distance_scale_of)
         self.set_space(seen.transform, bank, whiten)
+        # Methods with equal keys have the same calibration, and share it.
+        self._key = (self.space, *(v for f, v in p.as_dict().items() if f not in _AFTER_CALIBRATION))
         return self
 
     @property
     def sampling_key(self) -> Hashable | None:
-        return (self._calibration_key(), self.params.n, self.params.n_per) if self.params.trainer.samples else None
-
-    def _calibration_key(self) -> Hashable:
-        values = self.params.as_dict()
-        return (self.space, *(v for f, v in values.items() if f not in _AFTER_CALIBRATION))
+        return (self._key, self.params.n, self.params.n_per) if self.params.trainer.samples else None
 
     @property
     def intraop_parallel(self) -> bool:
@@ -98,30 +111,24 @@ class GDC(Method):
 
     # ---- how much the base classes may say --------------------------------------------------------------------------
 
-    def trust(self, batch: TaskBatch) -> Tensor:
-        """The share of their weights that base classes keep in each task, `(T,)`."""
-        if self.params.trust == "auto":
-            return task_trust(batch.support, self.bank, self.params.k, self._domain_match(batch))
-        return batch.support.new_full((len(batch.support),), float(self.params.trust))
+    def trust(self, batch: TaskBatch) -> Trust:
+        """How far the base classes are trusted in each task."""
+        return batch.shared.get(("trust", self._key), lambda: self._trust(batch))
 
-    def _domain_match(self, batch: TaskBatch) -> Tensor:
-        def make() -> Tensor:
-            if batch.precomputed is not None:
-                return domain_match_of(batch.precomputed[..., -1], self.bank)
-            return domain_match(batch.support, self.bank)
-
-        return batch.shared.get(("domain match", self.space), make)
-
-    def out_of_domain(self, batch: TaskBatch) -> Tensor | None:
-        """Tasks left to the plain nearest centroid, `(T,)` bool; `None` where no task can be."""
-        if self.params.trust != "auto" or self.params.trainer.samples:
-            return None
-        return self._domain_match(batch) <= 0
+    def _trust(self, batch: TaskBatch) -> Trust:
+        p, bank = self.params, self.bank
+        if p.trust != "auto":
+            return Trust(batch.support.new_full((len(batch.support),), float(p.trust)), None)
+        if batch.precomputed is None:
+            match = domain_match(batch.support, bank)
+        else:
+            match = domain_match_of(batch.precomputed[..., -1], bank)
+        return Trust(task_trust(batch.support, bank, p.k, match), None if p.trainer.samples else match <= 0)
 
     def _strength(self, batch: TaskBatch) -> Tensor:
         """How much the weights of each support point are multiplied by, `(T, S)`."""
         p = self.params
-        strength = p.strength * self.trust(batch)[:, None].expand(batch.support.shape[:2])
+        strength = p.strength * self.trust(batch).share[:, None].expand(batch.support.shape[:2])
         if p.shot_decay:
             strength = strength / class_sizes(batch.labels).to(batch.support.dtype) ** p.shot_decay
         return strength
@@ -145,7 +152,7 @@ class GDC(Method):
 
     def calibration(self, batch: TaskBatch) -> Calibration:
         """Neighbours, weights and calibrated means of the support points (eq. 4-8)."""
-        key = ("calibration", self._calibration_key())
+        key = ("calibration", self._key)
         return batch.shared.get(key, lambda: self.calibrator.calibrate(batch.support, self._strength(batch)))
 
     def shrunk(self, found: Calibration) -> ShrunkCovariance:
@@ -162,18 +169,17 @@ class GDC(Method):
         else:
             mean = self.calibrator.mean(batch.support, batch.precomputed[..., :-1] * self._strength(batch)[..., None])
         shrink = lambda: self.shrunk(self.calibration(batch))  # noqa: E731
-        return Calibrated(batch, self.bank, mean, shrink, p.n, p.n_per, self._calibration_key())
+        return Calibrated(batch, self.bank, mean, shrink, p.n, p.n_per, self._key)
 
     def fit(self, batch: TaskBatch) -> Head:
         with torch.no_grad():
             head = self.params.trainer.train(self.calibrated(batch))
+            trust = self.trust(batch)
             if self.params.query_strength:
-                strength = self.params.query_strength * self.trust(batch)
-                head = QueryCalibratedHead(head, self.calibrator, strength)
-            outside = self.out_of_domain(batch)
-            if outside is None or not bool(outside.any()):
+                head = QueryCalibratedHead(head, self.calibrator, self.params.query_strength * trust.share)
+            if trust.out_of_domain is None or not bool(trust.out_of_domain.any()):
                 return head
-            return with_fallback(head, batch, unwhitening(self.bank), outside)
+            return with_fallback(head, batch, unwhitening(self.bank), trust.out_of_domain)
 
     def task_bytes(self, n_support: int, n_classes: int, dim: int) -> int:
         p = self.params
