@@ -12,8 +12,8 @@ from fewcal._utils.randomness import TaskRandom
 from fewcal.episodes import EpisodeSpec, sample_episodes
 from fewcal.evaluation.stats import paired
 from fewcal.features import FeatureSet
-from fewcal.methods.dc import DC
 from fewcal.methods.base import TaskBatch
+from fewcal.methods.dc import DC
 from fewcal.methods.gdc import GDC
 from fewcal.paper.blocks import Verdict
 from fewcal.paper.measured import points as points_text
