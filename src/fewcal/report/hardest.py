@@ -84,7 +84,9 @@ def explain_tasks(group: Group, name: str, tasks: Sequence[int]) -> list[Explain
             "truth": truth.tolist(),
             "right": (answer == truth).tolist(),
         }
-        out.append(ExplainedTask(task, explain_calibration(method, support[None], labels[None], names), confusion, view))
+        out.append(
+            ExplainedTask(task, explain_calibration(method, support[None], labels[None], names), confusion, view)
+        )
     return out
 
 
