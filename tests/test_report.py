@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from browser import Browser, BrowserPage
 from fewcal.cli import app, main
+from fewcal.episodes import sample_episodes
 from fewcal.errors import InputError
 from fewcal.evaluation import Protocol, evaluate
 from fewcal.features import FeatureSet
@@ -294,10 +295,13 @@ def test_a_report_says_what_cannot_be_explained(runs: dict[str, Path], tmp_path:
     fs = feature_set()
     evaluate("ncm", fs, Protocol(way=3, query=5, tasks=4), out=tmp_path / "plain")
     assert "nothing to explain" in run_report([tmp_path / "plain"]).render()
-    shutil.copytree(runs["other"], tmp_path / "list")
-    config = json.loads((tmp_path / "list" / "config.json").read_text())
-    config["identity"]["episodes"] = "0" * 64
-    (tmp_path / "list" / "config.json").write_text(json.dumps(config))
+    own = FeatureSet.load(runs["features"])
+    protocol = Protocol(way=3, query=5, tasks=4)
+    novel = own.split("novel")
+    tasks = sample_episodes(
+        novel.require_labels(), protocol.spec, range(40, 44), novel.classes
+    )  # others than the first
+    evaluate("gdc", own, protocol, out=tmp_path / "list", episodes=tasks)
     (tmp_path / "list" / "environment.json").write_text("[]")
     html = run_report([tmp_path / "list"], features=[runs["features"]]).render()
     assert "cannot be redrawn" in html
