@@ -141,6 +141,7 @@ def rewrite(path: Path, **changes: object) -> Path:
 
     with safe_open(str(path), framework="pt") as f:
         header = json.loads(f.metadata()["fewcal"]) | changes
+    header.pop("checksums", None)
     save_file(load_file(path), path, {"fewcal": json.dumps(header)})
     return path
 

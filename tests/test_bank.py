@@ -24,6 +24,7 @@ from fewcal.bank.io import FORMAT_VERSION, fingerprint
 from fewcal.calibrate import calibrate
 from fewcal.errors import FileFormatError, InputError
 from fewcal.gaussianize import Gaussianization, fit_gaussianization
+from limits import largest_file
 
 
 def toy(seed: int = 0, n: int = 40, d: int = 5, classes: int = 4) -> tuple[np.ndarray, list[str]]:
@@ -537,6 +538,7 @@ def rewrite(path: Path, change: object) -> None:
     with safetensors.safe_open(str(path), framework="pt") as f:
         meta = json.loads(f.metadata()["fewcal"])
         tensors = {k: f.get_tensor(k).clone() for k in f.keys()}  # noqa: SIM118
+    del meta["checksums"]  # a file can be consistent and wrong
     change(meta, tensors)  # type: ignore[operator]
     safetensors.torch.save_file(tensors, str(path), metadata={"fewcal": json.dumps(meta)})
 
@@ -742,3 +744,71 @@ def test_classes_without_any_variation_cannot_be_whitened() -> None:
     bank = BaseBank().fit(rows, np.repeat(np.arange(4), 3))
     with pytest.raises(InputError, match="identical"):
         bank.whitened(1.0)
+
+
+# ---- damaged files --------------------------------------------------------------------------------------------------
+
+
+def flipped(path: Path, name: str | None, place: int = 0) -> None:
+    """Change a byte of a tensor, or of the header where `name` is None."""
+    data = bytearray(path.read_bytes())
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + size])
+    begin = 8 + size + header[name]["data_offsets"][0] if name else data.index(b"class 3")
+    data[begin + place] ^= 0x40 if name else 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("name", ["means", "scatter", "spread", "counts", "transform.mean", None])
+def test_damage_to_a_bank_is_found_when_it_is_loaded(
+    relu_world: ProcessGroup, tmp_path: Path, name: str | None
+) -> None:
+    path = relu_world.bank(transform=fit_gaussianization(torch.from_numpy(relu_world.x), center=True)).save(
+        tmp_path / "bank.safetensors"
+    )
+    flipped(path, name)
+    with pytest.raises(FileFormatError, match=r"bank\.safetensors is damaged: .* is not what was written"):
+        BaseBank.load(path)
+
+
+def test_damage_to_rows_is_found_when_they_are_used(relu_world: ProcessGroup, tmp_path: Path) -> None:
+    path = relu_world.bank(rank=None).save(tmp_path / "bank.safetensors")
+    flipped(path, "rows")
+    bank = BaseBank.load(path)  # no row has been read yet
+    bank.rows(1)
+    for _ in range(2):  # and again: once found, it stays damaged
+        with pytest.raises(FileFormatError, match="rows of its class number 0 are not what was written"):
+            bank.rows(0)
+    with pytest.raises(FileFormatError, match="rows of its class number 0"):
+        BaseBank.load(path).save(tmp_path / "copy.safetensors")
+
+
+def test_banks_without_checksums_are_read_if_they_are_finite(relu_world: ProcessGroup, tmp_path: Path) -> None:
+    """As earlier versions wrote them."""
+    path = relu_world.bank(rank=None).save(tmp_path / "bank.safetensors")
+    with safetensors.safe_open(str(path), "pt") as f:
+        meta = json.loads(f.metadata()["fewcal"])
+        tensors = {k: f.get_tensor(k) for k in f.keys()}  # noqa: SIM118
+    del meta["row_sums"], meta["checksums"]
+
+    def written(**changes: torch.Tensor) -> Path:
+        safetensors.torch.save_file(tensors | changes, path, {"fewcal": json.dumps(meta)})
+        return path
+
+    assert torch.equal(BaseBank.load(written()).rows(2), torch.from_numpy(relu_world.base[2]))
+    bad = tensors["rows"].clone()
+    bad[0, 0] = torch.nan
+    with pytest.raises(FileFormatError, match="class number 0"):
+        BaseBank.load(written(rows=bad)).rows(0)
+    for name in ("means", "scatter", "spread"):
+        with pytest.raises(FileFormatError, match=f"{name} has NaN or infinity"):
+            BaseBank.load(written(**{name: torch.full_like(tensors[name], torch.inf)}))
+    with pytest.raises(FileFormatError, match="a class has no rows"):
+        BaseBank.load(written(counts=torch.zeros_like(tensors["counts"])))
+
+
+def test_a_full_disk_is_one_line(relu_world: ProcessGroup, tmp_path: Path) -> None:
+    bank = relu_world.bank()
+    with largest_file(100), pytest.raises(InputError, match=r"cannot write .*bank\.safetensors: .*make room"):
+        bank.save(tmp_path / "bank.safetensors")
+    assert list(tmp_path.iterdir()) == []

@@ -4,31 +4,18 @@ from __future__ import annotations
 
 import os
 import pickle
-import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from fewcal.errors import FewcalError, InputError
 from fewcal.tune.journal import JournalFile
+from limits import largest_file
 
 FIRST, SECOND = {"op_code": 0, "worker_id": "a"}, {"op_code": 4, "worker_id": "b", "value": [0.5, None]}
-
-
-@contextmanager
-def largest_file(size: int) -> Iterator[None]:
-    """A disk that is full, as far as this process can tell: no file grows beyond `size`."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_lines_are_read_from_any_number_on(tmp_path: Path) -> None:

@@ -12,12 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fewcal._utils.atomic import atomic_path
-from fewcal._utils.safetensors_io import read_tensors
+from fewcal._utils.safetensors_io import checksum, read_tensors, write_tensors
 from fewcal._version import __version__
 from fewcal.bank.build import BankParts
 from fewcal.bank.moments import Moments
-from fewcal.bank.storage import FactorStore, RowStore
+from fewcal.bank.storage import FactorStore, RowCheck, RowStore
 from fewcal.errors import FileFormatError, InputError
 from fewcal.gaussianize import Gaussianization
 
@@ -68,11 +67,10 @@ def described(parts: BankParts, known_as: str) -> tuple[dict[str, object], dict[
 
 def write_bank(parts: BankParts, known_as: str, target: Path) -> Path:
     """Write a bank with the fingerprint `known_as`. The file appears under its name only when it is complete."""
-    from safetensors.torch import save_file
-
     meta, tensors = described(parts, known_as)
-    with atomic_path(target) as temporary:
-        save_file(tensors, str(temporary), metadata={"fewcal": json.dumps(meta)})
+    if parts.rows is not None:  # of each class by itself: whoever uses some of them reads no others
+        meta["row_sums"] = [checksum(parts.rows.of_class(i)) for i in range(len(parts.classes))]
+    write_tensors(target, tensors, meta)
     return target
 
 
@@ -80,7 +78,7 @@ def read_bank(file: Path) -> tuple[BankParts, str]:
     """The parts and the fingerprint in a file; tensors stay memory-mapped until they are used."""
     if not file.is_file():
         raise InputError(f"no bank at {file}; build one with BaseBank().fit(X, y).save(path) or `fewcal bank build`")
-    meta, tensors = read_tensors(file)
+    meta, tensors = read_tensors(file, lazy=("rows",))
     if not isinstance(meta, dict) or meta.get("format") != FORMAT:
         raise FileFormatError(f"{file} is a safetensors file, but not a fewcal bank")
     version = meta.get("version")
@@ -91,26 +89,49 @@ def read_bank(file: Path) -> tuple[BankParts, str]:
     try:
         if version != FORMAT_VERSION:
             raise ValueError(f"format version {version!r}")
-        return restored(meta, tensors), meta["fingerprint"]
+        check = _RowCheck(file, meta.get("row_sums"))
+        return restored(meta, tensors, check), str(meta["fingerprint"])
     except (AttributeError, IndexError, InputError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise FileFormatError(f"{file} is damaged: its parts do not fit together ({error})") from error
 
 
-def restored(meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> BankParts:
-    """The parts that `described` was given; errors of any kind where these do not fit together."""
+def restored(meta: Mapping[str, Any], tensors: Mapping[str, Tensor], check: RowCheck | None = None) -> BankParts:
+    """The parts that `described` was given; errors of any kind where these do not fit together.
+
+    `check` is asked about the rows of a class before they are used for the first time.
+    """
     classes = [label_from_json(c) for c in meta["classes"]]
     moments = Moments.from_tensors(tensors, len(classes))
     d, rank = moments.means.shape[1], meta["rank"]
+    if bool((moments.counts < 1).any()):
+        raise ValueError("a class has no rows")
+    for name, tensor in tensors.items():
+        if name != "rows" and tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise ValueError(f"{name} has NaN or infinity")
     for name in ("rows", "factors"):
         if name in tensors and (tensors[name].ndim != 2 or tensors[name].shape[1] != d):
             raise ValueError(f"{name} has shape {tuple(tensors[name].shape)}, expected {d} features")
-    rows = RowStore.from_joined(tensors["rows"], moments.counts.tolist()) if rank is None else None
+    rows = RowStore.from_joined(tensors["rows"], moments.counts.tolist(), check) if rank is None else None
     factors = FactorStore.from_tensors(tensors["factors"], tensors["factor_sizes"], rank) if rank else None
     transform, s = None, meta["transform"]
     if s is not None:
         mean, whitening = tensors.get("transform.mean"), tensors.get("transform.whitening")
         transform = Gaussianization(s["kind"], s["beta"], s["eps"], mean, s["l2"], whitening)
     return BankParts(rank, meta["dtype"], transform, classes, moments, rows, factors, meta["source"])
+
+
+class _RowCheck:
+    """Compares the rows of a class with their checksum when they are used first; without checksums, are they finite?"""
+
+    def __init__(self, file: Path, sums: list[int] | None) -> None:
+        self.file, self.sums = file, sums
+
+    def __call__(self, i: int, rows: Tensor) -> None:
+        good = bool(torch.isfinite(rows).all()) if self.sums is None else checksum(rows) == self.sums[i]
+        if not good:
+            raise FileFormatError(
+                f"{self.file} is damaged: rows of its class number {i} are not what was written; get or make it again"
+            )
 
 
 def label_to_json(label: Hashable) -> Any:

@@ -16,17 +16,32 @@ _BATCH_NUMBERS = 1 << 24
 _SMALL = 256
 
 
+RowCheck = Callable[[int, Tensor], None]
+
+
 class RowStore:
     """The rows of each class in order of arrival, in one tensor or in the pieces they came in."""
 
-    def __init__(self, pieces: list[list[Tensor]], joined: Tensor | None = None) -> None:
+    def __init__(self, pieces: list[list[Tensor]], joined: Tensor | None = None, check: RowCheck | None = None) -> None:
         self._pieces = pieces
         self._joined = joined
+        self._check = check
+        self._unchecked = set() if check is None else set(range(len(pieces)))
 
     @classmethod
-    def from_joined(cls, joined: Tensor, counts: Sequence[int]) -> RowStore:
-        """The rows of all classes, class after class, `(R, D)`; each class is a view."""
-        return cls([[r] for r in torch.split(joined, list(counts))], joined)
+    def from_joined(cls, joined: Tensor, counts: Sequence[int], check: RowCheck | None = None) -> RowStore:
+        """The rows of all classes, class after class, `(R, D)`; each class is a view.
+
+        `check(i, rows)` is called before the rows of class `i` are used for the first time.
+        """
+        return cls([[r] for r in torch.split(joined, list(counts))], joined, check)
+
+    def _checked(self, classes: Iterable[int]) -> list[list[Tensor]]:
+        if self._check is not None and self._unchecked:
+            for i in sorted(self._unchecked.intersection(classes)):
+                self._check(i, self._pieces[i][0])
+                self._unchecked.discard(i)
+        return self._pieces
 
     @property
     def dtype(self) -> torch.dtype:
@@ -35,12 +50,14 @@ class RowStore:
 
     def of_class(self, i: int) -> Tensor:
         """Rows of class `i`, `(P_i, D)`."""
+        self._checked((i,))
         if len(self._pieces[i]) > 1:
             self._pieces[i] = [torch.cat(self._pieces[i])]
         return self._pieces[i][0]
 
     def joined(self) -> Tensor:
         """Rows of all classes, class after class, `(R, D)`."""
+        self._checked(range(len(self._pieces)))
         if self._joined is None:
             sizes = [sum(map(len, pieces)) for pieces in self._pieces]
             self._joined = torch.cat([r for pieces in self._pieces for r in pieces])
@@ -50,8 +67,9 @@ class RowStore:
     def extended(self, other: RowStore, at: Sequence[int], size: int) -> RowStore:
         """With the rows of another store, whose classes stand at places `at` among `size`."""
         device = self._pieces[0][0].device
-        pieces = [*self._pieces, *([] for _ in range(size - len(self._pieces)))]
-        for i, more in zip(at, other._pieces, strict=True):
+        own, theirs = (store._checked(range(len(store._pieces))) for store in (self, other))
+        pieces = [*own, *([] for _ in range(size - len(own)))]
+        for i, more in zip(at, theirs, strict=True):
             pieces[i] = pieces[i] + [r.to(device) for r in more]
         return RowStore(pieces)
 

@@ -14,7 +14,6 @@ so that a checkpoint needs no advice about preprocessing.
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -23,9 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fewcal._utils.atomic import atomic_path
 from fewcal._utils.names import nearest_names
-from fewcal._utils.safetensors_io import read_tensors
+from fewcal._utils.safetensors_io import read_tensors, write_tensors
 from fewcal._utils.types import JSON, StrPath
 from fewcal._version import __version__
 from fewcal.errors import FileFormatError, InputError
@@ -275,8 +273,6 @@ def save_checkpoint(
 
     `dtype` (torch.float16, torch.bfloat16) makes a smaller file; weights come back as float32.
     """
-    from safetensors.torch import save_file
-
     header = {
         "format": FORMAT,
         "version": FORMAT_VERSION,
@@ -286,11 +282,10 @@ def save_checkpoint(
         "meta": meta or {},
     }
     tensors = {
-        key: (value.to(dtype) if dtype is not None and value.is_floating_point() else value).detach().cpu().contiguous()
+        key: value.to(dtype) if dtype is not None and value.is_floating_point() else value
         for key, value in model.state_dict().items()
     }
-    with atomic_path(path) as temporary:
-        save_file(tensors, str(temporary), {"fewcal": json.dumps(header, ensure_ascii=False, default=str)})
+    write_tensors(path, tensors, header)
 
 
 def load_checkpoint(path: StrPath, backbone: str | None = None) -> tuple[Backbone, dict[str, JSON]]:

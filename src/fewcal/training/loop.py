@@ -12,7 +12,6 @@ Nothing random has a state: the order of pictures is a function of (seed, epoch)
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import time
@@ -27,7 +26,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fewcal._utils.atomic import atomic_path, write_json
+from fewcal._utils.atomic import read_json, write_json
+from fewcal._utils.safetensors_io import read_tensors, write_tensors
 from fewcal._utils.splitmix import mix
 from fewcal.errors import FewcalWarning, FileFormatError, InputError
 from fewcal.features.backbones import Backbone, load_checkpoint, make_backbone, parameter_count, save_checkpoint
@@ -435,8 +435,6 @@ class Training:
 
     def save_state(self) -> None:
         """All that a resumed training needs, as safetensors: weights, momentum, average, and where it stands."""
-        from safetensors.torch import save_file
-
         tensors = {f"model.{k}": v for k, v in self.learner.state_dict().items()}
         tensors |= {f"average.{k}": v for k, v in self.average.backbone.state_dict().items()}
         for i, p in enumerate(self.learner.parameters()):
@@ -456,19 +454,13 @@ class Training:
             "processes": self.world.size,
             "ended": self.ended,
         }
-        tensors = {k: v.detach().cpu().contiguous() for k, v in tensors.items()}
-        with atomic_path(self.folder / STATE) as temporary:
-            save_file(tensors, str(temporary), {"training": json.dumps(header)})
+        write_tensors(self.folder / STATE, tensors, header, key="training")
 
     def load_state(self) -> None:
         """Continue where `save_state` was called."""
-        from safetensors import SafetensorError, safe_open
-
         path = self.folder / STATE
         try:
-            with safe_open(str(path), framework="pt", device=str(self.world.device)) as f:
-                header = json.loads(f.metadata()["training"])
-                tensors = {k: f.get_tensor(k) for k in f.keys()}  # noqa: SIM118  (not a dict)
+            header, tensors = read_tensors(path, key="training", device=str(self.world.device))
             self.learner.load_state_dict(_under("model.", tensors))
             self.average.backbone.load_state_dict(_under("average.", tensors))
             for i, p in enumerate(self.learner.parameters()):
@@ -480,7 +472,7 @@ class Training:
             self.curve, self.validations = header["curve"], header["validations"]
             self.elapsed, self.step_seconds, self.lost = header["elapsed"], header["step_seconds"], header["lost"]
             processes = header["processes"]
-        except (SafetensorError, OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        except (FileFormatError, AttributeError, ValueError, KeyError, TypeError, RuntimeError) as error:
             reason = " ".join(str(error).split())[:160]
             raise FileFormatError(f"{path} cannot be continued ({reason}); train again in a new folder") from error
         if processes != self.world.size:
@@ -563,8 +555,4 @@ def _summary_writer() -> Any:
 
 
 def _read_record(path: Path) -> dict[str, Any]:
-    try:
-        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise FileFormatError(f"{path} cannot be read ({error}); train again in a new folder") from error
-    return record
+    return read_json(path, "train again in a new folder")
