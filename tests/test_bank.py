@@ -21,7 +21,7 @@ import reference
 from conftest import ProcessGroup, make_world
 from fewcal.bank import BaseBank, Moments
 from fewcal.bank.io import FORMAT_VERSION, fingerprint
-from fewcal.calibrate import calibrate
+from fewcal.calibrate import Calibrator
 from fewcal.errors import FileFormatError, InputError
 from fewcal.gaussianize import Gaussianization, fit_gaussianization
 from limits import largest_file
@@ -231,26 +231,6 @@ def test_moments_know_their_own_shapes() -> None:
     assert m.degrees_of_freedom == 36
 
 
-def test_some_classes_of_a_bank() -> None:
-    bank = BaseBank().fit(*toy())
-    part = bank.transformed(l2=True, whiten=1.0).subset(torch.tensor([3, 1]))
-    assert part.classes == [bank.classes[3], bank.classes[1]]
-    assert part.is_whitened
-    assert part.unwhitened is not None
-    assert part.unwhitened.classes == part.classes
-    raw = bank.subset(torch.tensor([0, 2]))
-    torch.testing.assert_close(raw.pooled_covariance(), bank.pooled_covariance())
-    assert torch.equal(raw.within_scatter, bank.within_scatter[[0, 2]])
-
-
-def test_a_bank_taken_for_raw() -> None:
-    seen = BaseBank().fit(*toy()).transformed(beta=0.5, l2=True)
-    raw = seen.as_raw()
-    assert raw.transform is None
-    assert torch.equal(raw.means, seen.means)
-    assert torch.equal(raw.pooled_eigen()[0], seen.pooled_eigen()[0])
-
-
 def test_a_detached_bank_leaves_the_rows_behind() -> None:
     x = np.random.default_rng(0).random((4000, 4), dtype=np.float32)
     bank = BaseBank().fit(x, np.arange(4000) % 8).transformed(l2=True, whiten=1.0)
@@ -445,7 +425,8 @@ def test_round_trip(relu_world: ProcessGroup, make: object, tmp_path: Path) -> N
         # Memory-mapped tensors may lie at other addresses, for which some processors sum in another order.
         torch.testing.assert_close(again.transform(x), bank.transform(x), rtol=1e-5, atol=1e-6)
         x = bank.transform(x)
-    torch.testing.assert_close(calibrate(x, again, k=3).mean, calibrate(x, bank, k=3).mean, rtol=1e-5, atol=1e-6)
+    found, expected = (Calibrator(b, k=3).calibrate(x).mean for b in (again, bank))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -14,13 +16,17 @@ from fewcal.bank import BaseBank
 from fewcal.calibrate import (
     METRICS,
     Calibration,
-    calibrate,
+    Calibrator,
+    MetricOptions,
     distances,
+    nearest_class_distance,
+    register_metric,
     squared_distances,
-    unit_distance,
     weights_from_distances,
 )
 from fewcal.errors import InputError
+from fewcal.params import GDCParams
+from fewcal.presets import describe_preset, save_preset
 
 
 def cloud(mean: np.ndarray | list[float], offset: float = 1.0) -> np.ndarray:
@@ -43,7 +49,7 @@ def bank_at(*means: list[float]) -> BaseBank:
 def test_distances(world: ProcessGroup, metric: str, delta: float) -> None:
     bases = [r.astype(np.float64) for r in world.base]
     means = np.array([r.mean(axis=0) for r in bases])
-    got = distances(torch.from_numpy(world.support), world.bank(), metric, delta=delta)
+    got = distances(torch.from_numpy(world.support), world.bank(), metric, MetricOptions(delta))
     expected = np.array(
         [[reference.distance_to_each(x.astype(float), bases, means, metric, delta) for x in t] for t in world.support]
     )
@@ -61,12 +67,73 @@ def test_mahalanobis_of_a_low_rank_bank_uses_what_it_keeps(signed_world: Process
     )
 
 
+def full_rank() -> tuple[list[np.ndarray], BaseBank]:
+    """Three classes with many more rows than features."""
+    rng = np.random.default_rng(0)
+    bases = [rng.normal(size=(40, 4)) * scale + shift for scale, shift in ((1.0, 0.0), (2.0, 1.0), (0.5, 3.0))]
+    return bases, BaseBank().fit(np.concatenate(bases), np.repeat(np.arange(3), 40))
+
+
+@pytest.mark.parametrize("ridge", [0.0, 0.03, 2.0])
+@pytest.mark.parametrize("shift", [True, False])
+def test_mahalanobis_with_any_ridge_with_and_without_the_shift(ridge: float, shift: bool) -> None:
+    bases, bank = full_rank()
+    x = np.random.default_rng(1).normal(size=(5, 4))
+    options = MetricOptions(mahalanobis_ridge=ridge, mahalanobis_shift=shift)
+    logs, squares = [], []
+    for rows in bases:
+        sigma = reference.covariance(rows)
+        sigma = sigma + ridge * np.trace(sigma) / 4 * np.eye(4)
+        z = x - rows.mean(axis=0)
+        logs.append(np.linalg.slogdet(sigma)[1])
+        squares.append(np.einsum("ij,jk,ik->i", z, np.linalg.inv(sigma), z))
+    expected = np.array(squares).T + np.array(logs) - min(logs) * shift
+    got = distances(torch.from_numpy(x).float(), bank, "mahalanobis", options)
+    np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-3)
+    assert not shift or bool((got >= 0).all())
+
+
+def test_mahalanobis_without_a_ridge_needs_invertible_covariances(relu_world: ProcessGroup) -> None:
+    none = MetricOptions(mahalanobis_ridge=0.0)
+    rng = np.random.default_rng(0)
+    thin = BaseBank().fit(rng.random((14, 6)), ["thin"] * 4 + ["wide"] * 10)
+    with pytest.raises(InputError, match=r"1 of 2 have no inverse \('thin' first\).*use a ridge > 0"):
+        distances(torch.zeros(1, 6), thin, "mahalanobis", none)
+    flat = rng.random((40, 3)) * [1, 1, 0]  # a feature that never varies
+    with pytest.raises(InputError, match="2 of 2 have no inverse"):
+        distances(torch.zeros(1, 3), BaseBank().fit(flat, [0, 1] * 20), "mahalanobis", none)
+    for ridge in (-0.1, float("nan"), float("inf")):
+        with pytest.raises(InputError, match=f"mahalanobis_ridge={ridge} must be a finite number ≥ 0"):
+            distances(torch.zeros(1, 6), thin, "mahalanobis", MetricOptions(mahalanobis_ridge=ridge))
+
+
+def test_a_new_distance_is_one_function(
+    relu_world: ProcessGroup, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    request.addfinalizer(lambda: METRICS.pop("cityblock"))
+
+    @register_metric("cityblock", "sum of absolute differences")
+    def cityblock(x: torch.Tensor, bank: BaseBank, options: MetricOptions) -> torch.Tensor:
+        return (x[..., None, :] - bank.means).abs().sum(dim=-1)
+
+    x = torch.from_numpy(relu_world.support)
+    found = Calibrator(relu_world.bank(), k=3, metric="cityblock", distance_scale=1.0).calibrate(x)
+    means = relu_world.bank().means
+    assert torch.equal(found.index[..., 0], (x[..., None, :] - means).abs().sum(dim=-1).argmin(dim=-1))
+    # Parameters and presets read the registry.
+    params = GDCParams(metric="cityblock")
+    save_preset(tmp_path / "toy.json", params, "a toy")
+    assert "sum of absolute differences" in describe_preset(tmp_path / "toy.json").resolves["distance in the weight"]
+    with pytest.raises(InputError, match="use one of sqeuclidean, euclidean, mahalanobis, delta, cityblock"):
+        params.with_changes(metric="chessboard")
+
+
 @pytest.mark.parametrize("metric", METRICS)
-def test_the_unit_of_a_bank(world: ProcessGroup, metric: str) -> None:
+def test_the_distance_scale_of_a_bank(world: ProcessGroup, metric: str) -> None:
     bases = [r.astype(np.float64) for r in world.base]
     means = np.array([r.mean(axis=0) for r in bases])
     expected = reference.unit_distance(bases, means, metric, 0.8)
-    assert unit_distance(world.bank(), metric, delta=0.8) == pytest.approx(expected, rel=1e-4)
+    assert nearest_class_distance(world.bank(), metric, MetricOptions(0.8)) == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize("metric", METRICS)
@@ -75,7 +142,7 @@ def test_the_unit_of_a_bank(world: ProcessGroup, metric: str) -> None:
 def test_neighbours_weights_and_mean(world: ProcessGroup, metric: str, m: float, k: int) -> None:
     bases = [r.astype(np.float64) for r in world.base]
     means = np.array([r.mean(axis=0) for r in bases])
-    found = calibrate(torch.from_numpy(world.support), world.bank(), k=k, m=m, metric=metric, delta=0.9)
+    found = Calibrator(world.bank(), k=k, m=m, metric=metric, delta=0.9).calibrate(torch.from_numpy(world.support))
     assert found.index.shape == found.weights.shape == found.distances.shape == (*world.support.shape[:2], k)
     assert (found.distances.diff(dim=-1) >= 0).all()
     for t, task in enumerate(world.support.astype(np.float64)):
@@ -96,7 +163,7 @@ def test_a_bank_kept_in_pieces_gives_the_same(relu_world: ProcessGroup) -> None:
     pieces = BaseBank()
     for i in range(0, len(relu_world.x), 13):
         pieces.partial_fit(relu_world.x[i : i + 13], relu_world.y[i : i + 13])
-    a, b = calibrate(x, relu_world.bank(), k=3), calibrate(x, pieces, k=3)
+    a, b = Calibrator(relu_world.bank(), k=3).calibrate(x), Calibrator(pieces, k=3).calibrate(x)
     assert torch.equal(a.index, b.index)
     torch.testing.assert_close(a.mean, b.mean)
 
@@ -120,9 +187,9 @@ def test_the_weight_tends_to_one_on_top_of_a_base_class(m: float) -> None:
     bank = bank_at([1.0, 2.0], [50.0, 50.0])
     gaps = [10.0**-e for e in range(0, 7)]
     x = torch.tensor([[1.0 + g, 2.0] for g in gaps])
-    w = calibrate(x, bank, k=1, m=m).weights.flatten()
+    w = Calibrator(bank, k=1, m=m).calibrate(x).weights.flatten()
     assert (w.diff() >= 0).all()
-    on_top = calibrate(torch.tensor([[1.0, 2.0]]), bank, k=1, m=m).weights.item()
+    on_top = Calibrator(bank, k=1, m=m).calibrate(torch.tensor([[1.0, 2.0]])).weights.item()
     assert on_top == pytest.approx(1.0, abs=1e-6 ** min(m, 1))
     assert weights_from_distances(torch.zeros(1, dtype=torch.float64), m).item() == 1
 
@@ -143,7 +210,8 @@ def test_infinitely_far_base_classes_weigh_nothing() -> None:
 def test_the_point_stays_put_as_the_base_class_moves_away_with_m_4() -> None:
     x = torch.tensor([[0.5, -0.5]])
     moved = [
-        (calibrate(x, bank_at([r, r]), k=1, m=4).mean - x).norm().item() for r in (2.0, 4.0, 8.0, 32.0, 128.0, 1e4)
+        (Calibrator(bank_at([r, r]), k=1, m=4).calibrate(x).mean - x).norm().item()
+        for r in (2.0, 4.0, 8.0, 32.0, 128.0, 1e4)
     ]
     assert moved == sorted(moved, reverse=True)
     assert moved[-1] < 1e-6
@@ -166,7 +234,7 @@ GRID = np.linspace(0.0, 5.0, 26)
 )
 def test_the_papers_figure_in_one_dimension(settings_: dict, curve: object) -> None:
     """One base class at μ, the support point at 0, k = 1: where the calibrated mean goes."""
-    got = [calibrate(torch.zeros(1, 1), bank_at([float(mu)]), k=1, **settings_).mean.item() for mu in GRID]
+    got = [Calibrator(bank_at([float(mu)]), k=1, **settings_).calibrate(torch.zeros(1, 1)).mean.item() for mu in GRID]
     np.testing.assert_allclose(got, curve(GRID), rtol=1e-5, atol=1e-6)  # type: ignore[operator]
 
 
@@ -174,10 +242,10 @@ def test_the_figures_shapes() -> None:
     """DC follows a far base class for ever; m = 4 lets it go."""
     far = bank_at([100.0])
     x = torch.zeros(1, 1)
-    assert calibrate(x, far, k=1, equal=True).mean.item() == pytest.approx(50)
-    assert calibrate(x, far, k=1, m=0).mean.item() == pytest.approx(100 / 3)
-    assert calibrate(x, far, k=1, m=1).mean.item() < 0.01
-    assert calibrate(x, far, k=1, m=4).mean.item() < 1e-12
+    assert Calibrator(far, k=1, equal=True).calibrate(x).mean.item() == pytest.approx(50)
+    assert Calibrator(far, k=1, m=0).calibrate(x).mean.item() == pytest.approx(100 / 3)
+    assert Calibrator(far, k=1, m=1).calibrate(x).mean.item() < 0.01
+    assert Calibrator(far, k=1, m=4).calibrate(x).mean.item() < 1e-12
 
 
 # ---- invariances ------------------------------------------------------------------------------------------------
@@ -185,21 +253,21 @@ def test_the_figures_shapes() -> None:
 
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("scale", [0.01, 3.0, 200.0])
-def test_with_a_unit_the_scale_of_the_features_does_not_matter(world: ProcessGroup, metric: str, scale: float) -> None:
-    """With Mahalanobis it never does; with the others the unit takes it out."""
+def test_with_a_distance_scale_the_features_may_have_any(world: ProcessGroup, metric: str, scale: float) -> None:
+    """With Mahalanobis it never does; with the others distance_scale takes it out."""
     x = torch.from_numpy(world.support)
     scaled = BaseBank().fit(world.x * np.float32(scale), world.y)
-    plain = calibrate(x, world.bank(), k=4, m=2, metric=metric, unit=0.7)
-    other = calibrate(x * scale, scaled, k=4, m=2, metric=metric, unit=0.7)
+    plain = Calibrator(world.bank(), k=4, m=2, metric=metric, distance_scale=0.7).calibrate(x)
+    other = Calibrator(scaled, k=4, m=2, metric=metric, distance_scale=0.7).calibrate(x * scale)
     assert torch.equal(plain.index, other.index)
     torch.testing.assert_close(plain.weights, other.weights, rtol=2e-3, atol=1e-5)
     torch.testing.assert_close(plain.mean * scale, other.mean, rtol=2e-3, atol=2e-3 * scale)
 
 
-def test_without_a_unit_the_scale_does_matter(relu_world: ProcessGroup) -> None:
+def test_without_it_the_scale_does_matter(relu_world: ProcessGroup) -> None:
     x = torch.from_numpy(relu_world.support)
     scaled = BaseBank().fit(relu_world.x * np.float32(3), relu_world.y)
-    plain, other = (calibrate(*v, k=4, m=2) for v in ((x, relu_world.bank()), (3 * x, scaled)))
+    plain, other = (Calibrator(b, k=4, m=2).calibrate(v) for v, b in ((x, relu_world.bank()), (3 * x, scaled)))
     assert (other.weights < plain.weights).all()
 
 
@@ -211,7 +279,9 @@ def test_the_order_of_base_classes_does_not_matter(world: ProcessGroup, metric: 
         np.concatenate([[f"class {i}"] * len(world.base[i]) for i in order]),
     )
     x = torch.from_numpy(world.support)
-    plain, other = (calibrate(x, b, k=4, m=1.5, metric=metric, unit=1.0) for b in (world.bank(), shuffled))
+    plain, other = (
+        Calibrator(b, k=4, m=1.5, metric=metric, distance_scale=1.0).calibrate(x) for b in (world.bank(), shuffled)
+    )
     torch.testing.assert_close(plain.weights, other.weights, rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(plain.mean, other.mean, rtol=1e-4, atol=1e-5)
     assert torch.equal(plain.index, torch.from_numpy(order)[other.index])
@@ -219,9 +289,9 @@ def test_the_order_of_base_classes_does_not_matter(world: ProcessGroup, metric: 
 
 def test_batches_do_not_matter(relu_world: ProcessGroup) -> None:
     x, bank = torch.from_numpy(relu_world.support), relu_world.bank()
-    at_once = calibrate(x, bank, k=4, m=2)
+    at_once = Calibrator(bank, k=4, m=2).calibrate(x)
     for t in range(len(x)):
-        alone = calibrate(x[t : t + 1], bank, k=4, m=2)
+        alone = Calibrator(bank, k=4, m=2).calibrate(x[t : t + 1])
         assert torch.equal(alone.index[0], at_once.index[t])
         torch.testing.assert_close(alone.mean[0], at_once.mean[t])
 
@@ -231,7 +301,7 @@ def test_all_base_classes_can_be_neighbours() -> None:
     x = torch.from_numpy(world.support[0])
     before: Calibration | None = None
     for k in range(1, len(world.base) + 1):
-        found = calibrate(x, world.bank(), k=k)
+        found = Calibrator(world.bank(), k=k).calibrate(x)
         if before is not None:
             assert torch.equal(found.index[:, :-1], before.index)
         before = found
@@ -240,9 +310,41 @@ def test_all_base_classes_can_be_neighbours() -> None:
 
 
 def test_equal_weights(relu_world: ProcessGroup) -> None:
-    found = calibrate(torch.from_numpy(relu_world.support), relu_world.bank(), k=3, equal=True)
+    found = Calibrator(relu_world.bank(), k=3, equal=True).calibrate(torch.from_numpy(relu_world.support))
     assert (found.weights == 1).all()
     torch.testing.assert_close(found.normalised, torch.full_like(found.weights, 0.25))
+
+
+def test_weights_of_all_base_classes_are_those_of_the_neighbours(relu_world: ProcessGroup) -> None:
+    x = torch.from_numpy(relu_world.support)
+    calibrator = Calibrator(relu_world.bank(), k=3, m=0.5)
+    found = calibrator.calibrate(x)
+    dense = calibrator.dense_weights(x)
+    assert ((dense != 0).sum(dim=-1) == 3).all()
+    assert torch.equal(dense.gather(-1, found.index), found.weights)
+    torch.testing.assert_close(calibrator.mean(x, dense), found.mean)
+    nearest, index = calibrator.neighbours(x)
+    assert torch.equal(nearest, found.distances)
+    assert torch.equal(index, found.index)
+
+
+def test_linear_scores_are_those_of_calibrated_points(relu_world: ProcessGroup) -> None:
+    x = torch.from_numpy(relu_world.support)
+    calibrator = Calibrator(relu_world.bank(), k=3, m=0.5)
+    weight = torch.randn(len(x), 4, x.shape[-1], generator=torch.Generator().manual_seed(0))
+    strength = torch.linspace(0.0, 2.0, len(x))
+    moved = calibrator.calibrate(x, strength[:, None].expand(x.shape[:2])).mean
+    for known in (None, calibrator.dense_weights(x)):
+        got = calibrator.linear_scores(x, weight, strength, known)
+        torch.testing.assert_close(got, moved @ weight.mT, rtol=1e-4, atol=1e-4)
+
+
+def test_a_calibrator_on_the_same_device_leaves_the_rows_behind(relu_world: ProcessGroup) -> None:
+    bank = relu_world.bank().transformed(center=True, l2=True, whiten=1.0)
+    moved = Calibrator(bank, k=3).to("cpu")
+    assert bank.unwhitened is not None
+    assert moved.bank.unwhitened is None
+    assert moved.to("cpu") is moved
 
 
 # ---- bad input --------------------------------------------------------------------------------------------------
@@ -262,19 +364,22 @@ def test_equal_weights(relu_world: ProcessGroup) -> None:
         ({"m": float("inf")}, "m=inf"),
         ({"m": float("nan")}, "m=nan"),
         ({"metric": "cosine"}, "metric='cosine' is unknown; use one of sqeuclidean"),
-        ({"unit": 0.0}, r"unit=0\.0 must be > 0, or False"),
-        ({"unit": -1}, "unit=-1 must be > 0"),
+        ({"distance_scale": 0.0}, r"distance_scale=0\.0 must be > 0, or False"),
+        ({"distance_scale": -1}, "distance_scale=-1 must be > 0"),
+        ({"distance_scale_of": "metre"}, "distance_scale_of='metre' is unknown; use one of bank, one"),
     ],
 )
 def test_bad_parameters(changes: dict, words: str) -> None:
     with pytest.raises(InputError, match=words):
-        calibrate(torch.zeros(1, 2), bank_at([0.0, 1.0], [2.0, 2.0]), **{"k": 1, **changes})
+        Calibrator(bank_at([0.0, 1.0], [2.0, 2.0]), **{"k": 1, **changes}).calibrate(torch.zeros(1, 2))
 
 
 def test_other_refusals(relu_world: ProcessGroup) -> None:
     with pytest.raises(InputError, match="support has 3 features, but the bank has 2"):
-        calibrate(torch.zeros(1, 3), bank_at([0.0, 1.0]), k=1)
-    with pytest.raises(InputError, match="unit needs at least two base classes; use unit=False"):
-        calibrate(torch.zeros(1, 2), bank_at([0.0, 1.0]), k=1, unit=1.0)
+        Calibrator(bank_at([0.0, 1.0]), k=1).calibrate(torch.zeros(1, 3))
+    with pytest.raises(InputError, match="distance_scale needs at least two base classes; use distance_scale=False"):
+        Calibrator(bank_at([0.0, 1.0]), k=1, distance_scale=1.0).calibrate(torch.zeros(1, 2))
     with pytest.raises(InputError, match="no class covariances"):
-        calibrate(torch.zeros(1, relu_world.base[0].shape[1]), relu_world.bank(rank=0), k=1, metric="mahalanobis")
+        Calibrator(relu_world.bank(rank=0), k=1, metric="mahalanobis").calibrate(
+            torch.zeros(1, relu_world.base[0].shape[1])
+        )

@@ -31,6 +31,7 @@ from fewcal.heads.linear import nearest_mean_head
 from fewcal.heads.sgd import SGD
 from fewcal.methods import GDC, METHODS, make_method
 from fewcal.params import RENAMED, describe_params
+from fewcal.rejection import OutlierTest
 from fewcal.presets import get_preset, load_preset, save_preset
 from fewcal.tune.spaces import default_space, make_space, usual_axis
 
@@ -277,16 +278,16 @@ def test_the_old_name_of_the_outlier_pvalue() -> None:
 
 def test_explanation_and_outliers_are_computed_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
-    for name in ("explain_calibration", "base_resemblance"):
-        true = getattr(explain_module, name)
-        monkeypatch.setattr(explain_module, name, lambda *a, _n=name, _t=true: (calls.append(_n), _t(*a))[1])
+    for owner, name in ((explain_module, "explain_calibration"), (OutlierTest, "from_bank")):
+        true = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *a, _n=name, _t=true: (calls.append(_n), _t(*a))[1])
     fitted = GDCClassifier(WORLD.bank()).fit(WORLD.support[0], WORLD.labels[0])
     fitted.predict(WORLD.query[0])
     assert calls == []
     assert fitted.explain() is fitted.explain()
     assert calls == ["explain_calibration"]
     first = fitted.outlier_pvalue(WORLD.query[0])
-    assert calls == ["explain_calibration", "base_resemblance"]
+    assert calls == ["explain_calibration", "from_bank"]
     again = pickle.loads(pickle.dumps(fitted))
     assert again.explain() == fitted.explain()
     np.testing.assert_array_equal(again.outlier_pvalue(WORLD.query[0]), first)

@@ -12,14 +12,14 @@ import torch
 import reference
 from conftest import ProcessGroup, make_world
 from fewcal.bank import BaseBank
-from fewcal.calibrate import Calibration, calibrate
+from fewcal.calibrate import Calibration, Calibrator
 from fewcal.covariance import COVARIANCES, SHARES, CalibratedCovariance, base, shares, shrink_covariance
 from fewcal.covariance.independent import Independent, root
 from fewcal.errors import FewcalWarning, InputError
 
 
 def found_in(world: ProcessGroup, bank: BaseBank, k: int = 4) -> Calibration:
-    return calibrate(torch.from_numpy(world.support), bank, k=k, m=0.5)
+    return Calibrator(bank, k=k, m=0.5).calibrate(torch.from_numpy(world.support))
 
 
 def expected_sigma(world: ProcessGroup, mode: str, index: torch.Tensor, c: torch.Tensor, size: int = 0) -> np.ndarray:
@@ -115,7 +115,7 @@ def test_independent_from_a_low_rank_bank(signed_world: ProcessGroup, rank: int)
 def test_whitened_pooled(world: ProcessGroup) -> None:
     bank = world.bank().whitened(2.0)
     assert bank.transform is not None
-    found = calibrate(bank.transform(torch.from_numpy(world.support)), bank, k=3)
+    found = Calibrator(bank, k=3).calibrate(bank.transform(torch.from_numpy(world.support)))
     covariance = CalibratedCovariance(bank, "pooled", found.index, shares(found))
     bases = [r.astype(np.float64) for r in world.base]
     variance = reference.whitened_variance(bases, reference.whitening(bases, 2.0))
@@ -215,7 +215,7 @@ def test_the_average_product_is_the_dense_one_however_many_classes_take_part(mod
     rng = np.random.default_rng(0)
     bank = BaseBank().fit(rng.standard_normal((12 * 7, 9)), np.repeat(np.arange(12), 7))
     support = torch.from_numpy(rng.standard_normal((4, 3, 9))).float()
-    found = calibrate(support, bank, k=k, m=1.0)
+    found = Calibrator(bank, k=k, m=1.0).calibrate(support)
     covariance = CalibratedCovariance(bank, mode, found.index, shares(found))
     assert (covariance.strategy.classes.tasks_of_class is None) == (k == 12)  # both ways of computing it are compared
     v = torch.from_numpy(rng.standard_normal((4, 5, 9))).float()

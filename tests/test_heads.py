@@ -15,7 +15,7 @@ import fewcal.heads.sgd as sgd_module
 import reference
 from conftest import ProcessGroup, make_world
 from fewcal._utils.randomness import TaskRandom
-from fewcal.calibrate import calibrate
+from fewcal.calibrate import Calibrator
 from fewcal.covariance import COVARIANCES, CalibratedCovariance, ShrunkCovariance, shares, shrink_covariance
 from fewcal.errors import FewcalWarning, InputError
 from fewcal.heads import closed_form_head, lbfgs_head, sgd_head
@@ -223,7 +223,7 @@ def calibrated(
         bank = bank.whitened(1.0)
         assert bank.transform is not None
         support, query = bank.transform(support), bank.transform(query)
-    found = calibrate(support, bank, k=4, m=0.5)
+    found = Calibrator(bank, k=4, m=0.5).calibrate(support)
     covariance = CalibratedCovariance(bank, mode, found.index, shares(found))
     return found.mean, labels, query, shrink_covariance(covariance, alpha1, ratio)
 
@@ -262,7 +262,7 @@ def test_the_closed_form_does_not_depend_on_the_batch(world: ProcessGroup, mode:
     bank = world.bank()
 
     def scores(at: slice) -> torch.Tensor:
-        found = calibrate(support[at], bank, k=4, m=0.5)
+        found = Calibrator(bank, k=4, m=0.5).calibrate(support[at])
         covariance = CalibratedCovariance(bank, mode, found.index, shares(found))
         head = closed_form_head(found.mean, labels[at], world.ways, shrink_covariance(covariance, 0.1, 0.1))
         return head.logits(query[at])

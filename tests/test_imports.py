@@ -54,7 +54,7 @@ print(len(r.correct))
 # The way of the data: a module may import only from modules before it.
 ORDER = [
     *("_version", "errors", "_utils", "render", "gaussianize", "bank", "calibrate", "factor_gaussian", "covariance"),
-    *("domain_match", "heads", "params", "presets", "methods", "episodes", "features", "evaluation"),
+    *("domain_match", "rejection", "heads", "params", "presets", "methods", "episodes", "features", "evaluation"),
     *("training", "tune", "estimators", "apply", "report", "paper", "demo", "cli", "__main__"),
 ]
 

@@ -81,15 +81,6 @@ def test_threads_get_one_answer() -> None:
     assert len(set(map(id, found))) == 1
 
 
-def test_shared_values_are_the_same_objects() -> None:
-    one, other = Memo(), Memo()
-    x = one.get("x", lambda: torch.ones(3))
-    one.get("y", int)
-    other.share(one, ["x", "not there"])
-    assert list(other) == ["x"]
-    assert other.get("x", lambda: torch.zeros(1)) is x
-
-
 def test_copies_and_pickles_are_empty() -> None:
     memo = Memo()
     memo.get("x", lambda: threading.Lock())  # which could not be pickled

@@ -15,7 +15,7 @@ import reference
 from conftest import ProcessGroup, make_world
 from fewcal._utils.randomness import TaskRandom
 from fewcal.bank import BaseBank
-from fewcal.calibrate import calibrate
+from fewcal.calibrate import Calibrator
 from fewcal.covariance import CalibratedCovariance, shares, shrink_covariance
 from fewcal.errors import FewcalWarning, InputError
 from fewcal.gaussianize import fit_gaussianization
@@ -168,7 +168,7 @@ def test_dc_moments_are_those_of_its_script(relu_world: ProcessGroup) -> None:
     x = method.transform(torch.from_numpy(relu_world.support[0]))
     np.testing.assert_allclose(x, np.sqrt(relu_world.support[0]), rtol=1e-5)
     bank = relu_world.bank()
-    found = calibrate(x[None], bank, k=2, metric="euclidean", equal=True)
+    found = Calibrator(bank, k=2, metric="euclidean", equal=True).calibrate(x[None])
     covariance = CalibratedCovariance(bank, "independent", found.index, shares(found, "average"))
     sigma = shrink_covariance(covariance, 0.0, 0.0, constant=0.21).gaussian(found.mean).dense()
     for s, row in enumerate(x.double().numpy()):
@@ -237,7 +237,7 @@ def test_augmented_sets(relu_world: ProcessGroup, n_per: str, shots: tuple[int, 
     labels = torch.repeat_interleave(torch.arange(3), torch.tensor(shots))[None]
     support = torch.from_numpy(relu_world.support[:1, : labels.shape[1]])
     bank = relu_world.bank()
-    found = calibrate(support, bank, k=3)
+    found = Calibrator(bank, k=3).calibrate(support)
     shrunk = shrink_covariance(CalibratedCovariance(bank, "joint", found.index, shares(found)), 1e-6, 0.0)
     x, y = augment(TaskBatch(support, labels, 3, TaskRandom(0)), found.mean, shrunk, 60, n_per)
     s = labels.shape[1]

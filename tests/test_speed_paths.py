@@ -12,7 +12,7 @@ import torch
 from fewcal import BaseBank, GDCClassifier
 from fewcal._utils import bfloat16 as precision
 from fewcal._utils.randomness import TaskRandom
-from fewcal.calibrate import calibrate, distances, spaced_indices, squared_distances, uses_gather
+from fewcal.calibrate import Calibrator, MetricOptions, distances, spaced_indices, squared_distances, uses_gather
 from fewcal.factor_gaussian import FactorGaussian
 from fewcal.gaussianize import Gaussianization
 from fewcal.heads import sgd as sgd_module
@@ -145,7 +145,7 @@ def test_distances_from_what_a_bank_remembers(delta: float, whiten: float | bool
     bank = BaseBank().fit(x, y).transformed(center=True, l2=True, whiten=whiten)
     points = torch.randn(2, 4, 5)
     want = squared_distances(points, delta * bank.means)
-    torch.testing.assert_close(distances(points, bank, "delta", delta=delta), want, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(distances(points, bank, "delta", MetricOptions(delta)), want, rtol=1e-4, atol=1e-5)
 
 
 def test_means_are_gathered_from_many_classes_and_multiplied_with_few(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,10 +154,9 @@ def test_means_are_gathered_from_many_classes_and_multiplied_with_few(monkeypatc
     points = torch.rand(3, 2, 4) * 3
     assert uses_gather(bank, 2)
     assert not uses_gather(bank, 3)
-    gathered = calibrate(points, bank, k=2)
+    gathered = Calibrator(bank, k=2).calibrate(points)
     monkeypatch.setattr("fewcal.calibrate._MANY", 1000)
-    torch.testing.assert_close(calibrate(points, bank, k=2).mean, gathered.mean)
-    assert calibrate(points, bank, k=2, move=False).mean is points
+    torch.testing.assert_close(Calibrator(bank, k=2).calibrate(points).mean, gathered.mean)
 
 
 def test_scores_of_calibrated_queries_are_those_of_moved_queries() -> None:

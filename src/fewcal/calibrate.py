@@ -5,15 +5,17 @@ r"""Calibration: a novel class as a weighted random variable of its nearest base
     w_i  = 1 / (1 + d_i^m)                         eq. 8
     μ'   = (x̃ + Σ w_i μ_i) / (1 + Σ w_i)           eq. 5
 
-`covariance.py` turns the same weights into Σ' and its shrunk form (eq. 5 and 9).
+`Calibrator` does all four. `fewcal.covariance` turns the same weights into Σ' and its shrunk form (eq. 5 and 9). A new
+distance is a function with `@register_metric` here; parameters, command line and reports read `METRICS`.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from numbers import Real
-from typing import Literal
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,44 +23,108 @@ from torch import Tensor
 from fewcal.bank import BaseBank
 from fewcal.errors import InputError
 
-Metric = Literal["sqeuclidean", "euclidean", "mahalanobis", "delta"]
-UNITS = ("bank", "one")
-METRICS = ("sqeuclidean", "euclidean", "mahalanobis", "delta")
+DISTANCE_SCALES = ("bank", "one")
+# Ridge of the class covariances under Mahalanobis, as a share of their mean variance: with fewer rows than features
+# they have no inverse.
+MAHALANOBIS_RIDGE = 0.1
 
 # Classes that stand for all in a larger bank, where a fact of the bank takes all distances between them.
 _LOOKED_AT = 2048
 # From this many times k classes on, the means of the k nearest are gathered.
 _MANY = 32
-# Ridge of the class covariances under Mahalanobis, as a share of their mean variance: with fewer rows than features
-# they have no inverse.
-MAHALANOBIS_RIDGE = 0.1
 
 
-@dataclass(frozen=True, eq=False)
-class Calibration:
-    """What calibration found for each support point, batch shape `B`.
+# ---- distances (eq. 6, appendix A) --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class MetricOptions:
+    """What some distances ask for beside points and bank.
 
     Attributes
     ----------
-    index : Tensor (*B, k) int64
-        Nearest base classes, nearest first.
-    distances : Tensor (*B, k)
-        Their distances d_i, in the unit asked for.
-    weights : Tensor (*B, k)
-        w_i of eq. 8.
-    mean : Tensor (*B, D)
-        The calibrated mean μ' (eq. 5).
+    delta : float
+        δ of metric `delta`.
+    mahalanobis_ridge : float
+        Added to each class covariance, as a share of its mean variance.
+    mahalanobis_shift : bool
+        Whether log-determinants are taken relative to the smallest one, which keeps the order and makes every d_i ≥ 0,
+        as d_i^m needs.
     """
 
-    index: Tensor
-    distances: Tensor
-    weights: Tensor
-    mean: Tensor
+    delta: float = 1.0
+    mahalanobis_ridge: float = MAHALANOBIS_RIDGE
+    mahalanobis_shift: bool = True
 
-    @property
-    def normalised(self) -> Tensor:
-        """w_i / (1 + Σw), the share of each base class in X' (what the paper's tables list)."""
-        return self.weights / (1 + self.weights.sum(dim=-1, keepdim=True))
+
+DistanceFunction = Callable[[Tensor, BaseBank, MetricOptions], Tensor]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A distance: its name, what it is in words, and the function of `x (*B, D)`, bank and options, `(*B, C)`."""
+
+    name: str
+    words: str
+    function: DistanceFunction
+
+
+METRICS: dict[str, Metric] = {}
+
+
+def register_metric(name: str, words: str) -> Callable[[DistanceFunction], DistanceFunction]:
+    """Make a function of points, bank and options known as a distance; `words` may name options in braces."""
+
+    def register(function: DistanceFunction) -> DistanceFunction:
+        METRICS[name] = Metric(name, words, function)
+        return function
+
+    return register
+
+
+def distances(x: Tensor, bank: BaseBank, metric: str = "sqeuclidean", options: MetricOptions | None = None) -> Tensor:
+    """Distance of points `x (*B, D)` from every base class, `(*B, C)`, by one of `METRICS`."""
+    if metric not in METRICS:
+        raise InputError(f"metric={metric!r} is unknown; use one of {', '.join(METRICS)}")
+    return METRICS[metric].function(x, bank, options or MetricOptions())
+
+
+@register_metric("sqeuclidean", "squared Euclidean, d^m")
+def sqeuclidean(x: Tensor, bank: BaseBank, options: MetricOptions) -> Tensor:
+    """The paper's d_i = ‖x̃ − μ_i‖²."""
+    return _from_bank(x, bank)
+
+
+@register_metric("euclidean", "plain Euclidean, d^m")
+def euclidean(x: Tensor, bank: BaseBank, options: MetricOptions) -> Tensor:
+    """Its root, ‖x̃ − μ_i‖."""
+    return _from_bank(x, bank).sqrt_()
+
+
+@register_metric("mahalanobis", "Mahalanobis with log-determinant")
+def mahalanobis(x: Tensor, bank: BaseBank, options: MetricOptions) -> Tensor:
+    r"""ln|Σ_i| + (x̃ − μ_i)ᵀ Σ_i⁻¹ (x̃ − μ_i) (eq. 13, appendix A), each Σ_i with its ridge."""
+    ridge = options.mahalanobis_ridge
+    if not (ridge >= 0 and math.isfinite(ridge)):
+        raise InputError(f"mahalanobis_ridge={ridge!r} must be a finite number ≥ 0; it is a share of the mean variance")
+    known = bank.memo.get(("mahalanobis", ridge), lambda: _inverse_covariances(bank, ridge))
+    logdet = known.logdet - known.logdet.min() if options.mahalanobis_shift else known.logdet
+    logdet = logdet.float()
+    flat = x.reshape(-1, x.shape[-1])
+    out = torch.empty(len(flat), len(bank), dtype=x.dtype, device=x.device)
+    for i in range(len(bank)):
+        z = flat - bank.means[i]
+        quad = (z @ known.directions[i].T).square().sum(dim=-1)
+        if ridge:
+            quad = (z.square().sum(dim=-1) - quad).clamp(min=0) / known.tau[i]
+        out[:, i] = logdet[i] + quad
+    return out.reshape(*x.shape[:-1], len(bank))
+
+
+@register_metric("delta", "squared δ-distance, δ={delta:g}")
+def delta_distance(x: Tensor, bank: BaseBank, options: MetricOptions) -> Tensor:
+    """The squared δ-distance ‖x̃ − δμ_i‖² (appendix A.1)."""
+    return _from_bank(x, bank, options.delta)
 
 
 def squared_distances(x: Tensor, means: Tensor) -> Tensor:
@@ -91,77 +157,221 @@ def _from_bank(x: Tensor, bank: BaseBank, delta: float = 1.0) -> Tensor:
     return _expanded(x / delta - origin, centred, squares).mul_(delta**2)
 
 
-def mahalanobis_log(x: Tensor, bank: BaseBank, ridge: float = MAHALANOBIS_RIDGE) -> Tensor:
-    r"""ln|Σ_i| + (x̃ − μ_i)ᵀ Σ_i⁻¹ (x̃ − μ_i) for each base class (appendix A), `(*B, C)`.
+class _Inverse(NamedTuple):
+    """Σ_i⁻¹ of each class. With a ridge it is (I − VᵀV)/τ, without one VᵀV, V the rows of `directions`."""
 
-    Each Σ_i gets a ridge of `ridge` times its mean variance. The log-determinants are taken relative to the smallest
-    one, which keeps the order and makes every d_i ≥ 0, as d_i^m needs.
-    """
-
-    def make() -> tuple[Tensor, Tensor, Tensor]:
-        factors = bank.class_factors()  # (C, P, D)
-        _, p, d = factors.shape
-        tau = (ridge * factors.square().sum(dim=(1, 2)) / d).clamp(min=1e-12)
-        if p <= d:
-            values, vectors = torch.linalg.eigh((factors @ factors.mT).double())
-            directions = (vectors.mT @ factors.double()) / values.clamp(min=1e-30).sqrt()[..., None]
-        else:
-            values, vectors = torch.linalg.eigh((factors.mT @ factors).double())
-            directions = vectors.mT
-        values = values.clamp(min=0)
-        keep = values > 1e-10 * values.amax(dim=-1, keepdim=True)
-        t = tau.double()[:, None]
-        logdet = (d * t.log()).squeeze(1) + torch.where(keep, (values / t).log1p(), 0.0).sum(dim=-1)
-        # Σ⁻¹ = (I − V diag(e/(e+τ)) Vᵀ)/τ: what is left of the length after the known directions.
-        gain = torch.where(keep, values / (values + t), 0.0).sqrt()
-        scaled = torch.where(keep[..., None], directions, 0.0) * gain[..., None]
-        return scaled.float(), tau, (logdet - logdet.min()).float()
-
-    scaled, tau, logdet = bank.memo.get(("mahalanobis", ridge), make)
-    flat = x.reshape(-1, x.shape[-1])
-    out = torch.empty(len(flat), len(bank), dtype=x.dtype, device=x.device)
-    for i in range(len(bank)):
-        z = flat - bank.means[i]
-        quad = z.square().sum(dim=-1) - (z @ scaled[i].T).square().sum(dim=-1)
-        out[:, i] = logdet[i] + quad.clamp(min=0) / tau[i]
-    return out.reshape(*x.shape[:-1], len(bank))
+    directions: Tensor  # (C, P, D)
+    tau: Tensor  # (C,)
+    logdet: Tensor  # (C,) float64
 
 
-def distances(x: Tensor, bank: BaseBank, metric: str = "sqeuclidean", *, delta: float = 1.0) -> Tensor:
-    """Distance of points `x (*B, D)` from every base class, `(*B, C)` (eq. 6, appendix A and A.1).
+def _inverse_covariances(bank: BaseBank, ridge: float) -> _Inverse:
+    factors = bank.class_factors()  # (C, P, D)
+    _, p, d = factors.shape
+    tau = (ridge * factors.square().sum(dim=(1, 2)) / d).clamp(min=1e-12)
+    if p <= d:
+        values, vectors = torch.linalg.eigh((factors @ factors.mT).double())
+        directions = (vectors.mT @ factors.double()) / values.clamp(min=1e-30).sqrt()[..., None]
+    else:
+        values, vectors = torch.linalg.eigh((factors.mT @ factors).double())
+        directions = vectors.mT
+    values = values.clamp(min=0)
+    keep = values > 1e-10 * values.amax(dim=-1, keepdim=True)
+    if ridge == 0:
+        singular = keep.sum(dim=-1) < d
+        if bool(singular.any()):
+            first = bank.classes[int(singular.nonzero()[0])]
+            raise InputError(
+                f"mahalanobis_ridge=0 needs invertible class covariances, and {int(singular.sum())} of {len(bank)} "
+                f"have no inverse ({first!r} first): a class needs more rows than its {d} features; use a ridge > 0"
+            )
+        return _Inverse((directions / values.sqrt()[..., None]).float(), tau, values.log().sum(dim=-1))
+    t = tau.double()[:, None]
+    logdet = (d * t.log()).squeeze(1) + torch.where(keep, (values / t).log1p(), 0.0).sum(dim=-1)
+    # Σ⁻¹ = (I − V diag(e/(e+τ)) Vᵀ)/τ: what is left of the length after the known directions.
+    gain = torch.where(keep, values / (values + t), 0.0).sqrt()
+    return _Inverse((torch.where(keep[..., None], directions, 0.0) * gain[..., None]).float(), tau, logdet)
 
-    `sqeuclidean` is the paper's d_i, `euclidean` its root, `mahalanobis` has the log-determinant, `delta` is the
-    squared δ-distance ‖x̃ − δμ_i‖².
-    """
-    if metric == "sqeuclidean":
-        return _from_bank(x, bank)
-    if metric == "euclidean":
-        return _from_bank(x, bank).sqrt_()
-    if metric == "delta":
-        return _from_bank(x, bank, delta)
-    if metric == "mahalanobis":
-        return mahalanobis_log(x, bank)
-    raise InputError(f"metric={metric!r} is unknown; use one of {', '.join(METRICS)}")
 
-
-def unit_distance(bank: BaseBank, metric: str = "sqeuclidean", *, delta: float = 1.0) -> float:
-    """The bank's own unit: the median over base classes of the distance to the nearest other base class.
+def nearest_class_distance(bank: BaseBank, metric: str = "sqeuclidean", options: MetricOptions | None = None) -> float:
+    """The bank's own scale: the median over base classes of the distance to the nearest other base class.
 
     It has the scale of the feature extractor, so distances divided by it do not. In a bank of more than `_LOOKED_AT`
     classes so many of them, evenly spaced, speak for all.
     """
     if len(bank) < 2:
-        raise InputError("unit needs at least two base classes; use unit=False")
+        raise InputError("distance_scale needs at least two base classes; use distance_scale=False")
 
     def make() -> float:
         nearest = []
         for some in spaced_indices(len(bank), _LOOKED_AT, bank.device).split(512):
-            block = distances(bank.means[some], bank, metric, delta=delta)
+            block = distances(bank.means[some], bank, metric, options)
             block[torch.arange(len(some), device=block.device), some] = torch.inf
             nearest.append(block.amin(dim=1))
         return max(float(torch.cat(nearest).median()), 1e-12)
 
-    return bank.memo.get(("unit", metric, delta), make)
+    return bank.memo.get(("nearest class", metric, options or MetricOptions()), make)
+
+
+# ---- neighbours, weights and mean (eq. 5, 7, 8) ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """What calibration found for each support point, batch shape `B`.
+
+    Attributes
+    ----------
+    index : Tensor (*B, k) int64
+        Nearest base classes, nearest first.
+    distances : Tensor (*B, k)
+        Their distances d_i, in the unit asked for.
+    weights : Tensor (*B, k)
+        w_i of eq. 8.
+    mean : Tensor (*B, D)
+        The calibrated mean μ' (eq. 5).
+    """
+
+    index: Tensor
+    distances: Tensor
+    weights: Tensor
+    mean: Tensor
+
+    @property
+    def normalised(self) -> Tensor:
+        """w_i / (1 + Σw), the share of each base class in X' (what the paper's tables list)."""
+        return self.weights / (1 + self.weights.sum(dim=-1, keepdim=True))
+
+
+@dataclass(frozen=True, eq=False)
+class Calibrator:
+    """Neighbours, weights and calibrated means (eq. 4-8) of points that live in the bank's space.
+
+    Attributes
+    ----------
+    bank : BaseBank
+    k : int
+        Neighbours, 1 to C.
+    m : float
+        Power of the distance in the weights.
+    metric : str
+        One of `METRICS`.
+    delta : float
+        δ of metric `delta`.
+    distance_scale : float or False
+        Divide distances by this many times `nearest_class_distance(bank)`, so that weights do not depend on the
+        features' scale.
+    distance_scale_of : {"bank", "one"}
+        With "one" they are divided by `distance_scale` itself, for spaces with a scale of their own (unit vectors).
+    equal : bool
+        Weigh every neighbour 1, as DC does.
+    mahalanobis_ridge : float
+        See `MetricOptions`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> bank = BaseBank().fit(np.array([[0.0], [2.0], [9.0], [11.0]]), ["near", "near", "far", "far"])
+    >>> c = Calibrator(bank, k=1, m=1).calibrate(torch.tensor([[0.0]]))
+    >>> c.distances.tolist(), c.weights.tolist(), c.mean.tolist()
+    ([[1.0]], [[0.5]], [[0.3333333432674408]])
+    """
+
+    bank: BaseBank
+    k: int = 2
+    m: float = 1.0
+    metric: str = "sqeuclidean"
+    delta: float = 1.0
+    distance_scale: float | bool = False
+    distance_scale_of: str = "bank"
+    equal: bool = False
+    mahalanobis_ridge: float = MAHALANOBIS_RIDGE
+
+    def __post_init__(self) -> None:
+        k, scale = self.k, self.distance_scale
+        if not isinstance(k, Real) or isinstance(k, bool) or not 1 <= k <= len(self.bank) or int(k) != k:
+            raise InputError(f"k={k!r} must be an integer from 1 to the number of base classes, {len(self.bank)}")
+        if scale is not False and not scale > 0:
+            raise InputError(f"distance_scale={scale!r} must be > 0, or False for distances as they are")
+        if self.distance_scale_of not in DISTANCE_SCALES:
+            raise InputError(
+                f"distance_scale_of={self.distance_scale_of!r} is unknown; use one of {', '.join(DISTANCE_SCALES)}"
+            )
+
+    def distances(self, x: Tensor) -> Tensor:
+        """d of every base class (eq. 6), in the scale asked for, for `x (*B, D)`: `(*B, C)`."""
+        if x.shape[-1] != self.bank.dim:
+            raise InputError(
+                f"support has {x.shape[-1]} features, but the bank has {self.bank.dim}; use the same extractor for both"
+            )
+        options = MetricOptions(self.delta, self.mahalanobis_ridge)
+        every = distances(x, self.bank, self.metric, options)
+        if self.distance_scale is not False:
+            of_bank = self.distance_scale_of == "bank"
+            scale = nearest_class_distance(self.bank, self.metric, options) if of_bank else 1.0
+            every /= float(self.distance_scale) * scale
+        return every
+
+    def neighbours(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Distances and numbers of the k nearest base classes (eq. 7), nearest first, each `(*B, k)`."""
+        nearest, index = torch.topk(self.distances(x), int(self.k), dim=-1, largest=False)
+        return nearest, index
+
+    def weights(self, nearest: Tensor) -> Tensor:
+        """w of neighbours at the given distances (eq. 8)."""
+        return torch.ones_like(nearest) if self.equal else weights_from_distances(nearest, self.m)
+
+    def dense_weights(self, x: Tensor) -> Tensor:
+        """w of every base class, 0 for all but the k nearest, for `x (*B, D)`: `(*B, C)`."""
+        nearest, index = self.neighbours(x)
+        return scatter_dense(index, self.weights(nearest), len(self.bank))
+
+    def mean(self, x: Tensor, weights: Tensor, index: Tensor | None = None) -> Tensor:
+        """μ' (eq. 5) of `x (*B, D)` from weights of every base class `(*B, C)`, or of those at `index (*B, k)`."""
+        means = self.bank.means
+        if index is None:
+            pull = weights @ means
+        elif uses_gather(self.bank, self.k):
+            pull = (weights[..., None, :] @ means[index]).squeeze(-2)
+        else:  # a product with all of the few means instead of a gather of most
+            pull = scatter_dense(index, weights, len(self.bank)) @ means
+        return (x + pull) / (1 + weights.sum(dim=-1, keepdim=True))
+
+    def linear_scores(self, x: Tensor, weight: Tensor, strength: Tensor, weights: Tensor | None = None) -> Tensor:
+        """What linear functions `weight (T, N, D)` say of the calibrated means of `x (T, Q, D)`, `(T, Q, N)`.
+
+        The weights of task t, dense ones `(T, Q, C)` if they are known, are multiplied by `strength (T,)`. Base means
+        are scored instead of moved points: (x + Σwμ)·W = x·W + Σw(μ·W).
+        """
+        every, strength, w = self.dense_weights(x) if weights is None else weights, strength[:, None, None], weight.mT
+        scores = torch.baddbmm(x @ w, every, self.bank.means @ w * strength)
+        return scores.div_(1 + strength * every.sum(dim=-1, keepdim=True))
+
+    def calibrate(self, x: Tensor, strength: float | Tensor = 1.0) -> Calibration:
+        """Neighbours, weights and calibrated means of `x (*B, D)`.
+
+        Every weight is multiplied by `strength`, a number or one for each point `(*B)`: 1 is the paper's, 0 leaves x̃
+        where it is.
+        """
+        nearest, index = self.neighbours(x)
+        weights = self.weights(nearest) * (strength[..., None] if isinstance(strength, Tensor) else strength)
+        return Calibration(index, nearest, weights, self.mean(x, weights, index))
+
+    def to(self, device: str | torch.device) -> Calibrator:
+        """The same on `device`, with the bank detached from the one it was made from: base rows stay behind."""
+        bank = self.bank.detached().on(device)
+        return self if bank is self.bank else replace(self, bank=bank)
+
+
+def weights_from_distances(d: Tensor, m: float) -> Tensor:
+    """w = 1/(1 + d^m) (eq. 8): 1 on top of the base class, falling with distance, faster for larger m.
+
+    >>> weights_from_distances(torch.tensor([0.0, 1.0, 3.0]), m=2)
+    tensor([1.0000, 0.5000, 0.1000])
+    """
+    if not (m >= 0 and math.isfinite(m)):
+        raise InputError(f"m={m!r} must be a finite number ≥ 0; it is the power of the distance in the weights")
+    return 1 / (1 + d**m)
 
 
 def spaced_indices(size: int, most: int, device: torch.device | str = "cpu") -> Tensor:
@@ -185,127 +395,3 @@ def scatter_dense(index: Tensor, values: Tensor, size: int) -> Tensor:
     [[0.25, 0.0, 0.5, 0.0]]
     """
     return values.new_zeros(*values.shape[:-1], size).scatter_(-1, index, values)
-
-
-def weights_from_distances(d: Tensor, m: float) -> Tensor:
-    """w = 1/(1 + d^m) (eq. 8): 1 on top of the base class, falling with distance, faster for larger m.
-
-    >>> weights_from_distances(torch.tensor([0.0, 1.0, 3.0]), m=2)
-    tensor([1.0000, 0.5000, 0.1000])
-    """
-    if not (m >= 0 and math.isfinite(m)):
-        raise InputError(f"m={m!r} must be a finite number ≥ 0; it is the power of the distance in the weights")
-    return 1 / (1 + d**m)
-
-
-def calibrate(
-    x: Tensor,
-    bank: BaseBank,
-    *,
-    k: int = 2,
-    m: float = 1.0,
-    metric: str = "sqeuclidean",
-    delta: float = 1.0,
-    unit: float | bool = False,
-    unit_of: str = "bank",
-    strength: float | Tensor = 1.0,
-    equal: bool = False,
-    move: bool = True,
-) -> Calibration:
-    """Calibrate support points `x (*B, D)` that live in the bank's space (eq. 4-8).
-
-    Parameters
-    ----------
-    x : Tensor (*B, D)
-    bank : BaseBank
-    k : int
-        Neighbours, 1 to C.
-    m : float
-        Power of the distance in the weights.
-    metric, delta
-        See `distances`.
-    unit : float or False
-        Divide distances by `unit` × `unit_distance(bank)`, so that weights do not depend on the features' scale.
-    unit_of : {"bank", "one"}
-        With "one" they are divided by `unit` itself, for spaces that have a scale of their own (unit vectors).
-    strength : float or Tensor (*B)
-        Multiplies every weight; 1 is the paper's, 0 leaves x̃ where it is.
-    equal : bool
-        Weigh every neighbour 1, as DC does.
-    move : bool
-        Without it the mean is left out (x itself stands there), for callers that only want neighbours and weights.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> bank = BaseBank().fit(np.array([[0.0], [2.0], [9.0], [11.0]]), ["near", "near", "far", "far"])
-    >>> c = calibrate(torch.tensor([[0.0]]), bank, k=1, m=1)
-    >>> c.distances.tolist(), c.weights.tolist(), c.mean.tolist()
-    ([[1.0]], [[0.5]], [[0.3333333432674408]])
-    """
-    if not isinstance(k, Real) or isinstance(k, bool) or not 1 <= k <= len(bank) or int(k) != k:
-        raise InputError(f"k={k!r} must be an integer from 1 to the number of base classes, {len(bank)}")
-    if x.shape[-1] != bank.dim:
-        raise InputError(
-            f"support has {x.shape[-1]} features, but the bank has {bank.dim}; use the same extractor for both"
-        )
-    every = distances(x, bank, metric, delta=delta)
-    if unit is not False:
-        if not unit > 0:
-            raise InputError(f"unit={unit!r} must be > 0, or False for distances as they are")
-        if unit_of not in UNITS:
-            raise InputError(f"unit_of={unit_of!r} is unknown; use one of {', '.join(UNITS)}")
-        every /= float(unit) * (unit_distance(bank, metric, delta=delta) if unit_of == "bank" else 1.0)
-    nearest, index = torch.topk(every, int(k), dim=-1, largest=False)
-    weights = torch.ones_like(nearest) if equal else weights_from_distances(nearest, m)
-    weights = weights * (strength[..., None] if isinstance(strength, Tensor) else strength)
-    if not move:
-        return Calibration(index, nearest, weights, x)
-    if uses_gather(bank, k):
-        pull = (weights[..., None, :] @ bank.means[index]).squeeze(-2)
-    else:  # a product with all of the few means instead of a gather of most
-        pull = scatter_dense(index, weights, len(bank)) @ bank.means
-    mean = (x + pull) / (1 + weights.sum(dim=-1, keepdim=True))
-    return Calibration(index, nearest, weights, mean)
-
-
-@dataclass(frozen=True, eq=False)
-class Calibrator:
-    """Calibration (eq. 4-8) with its settings: see `calibrate` for what they mean."""
-
-    bank: BaseBank
-    k: int = 2
-    m: float = 1.0
-    metric: str = "sqeuclidean"
-    delta: float = 1.0
-    distance_scale: float | bool = False
-    distance_scale_of: str = "bank"
-
-    def calibrate(self, x: Tensor, strength: float | Tensor = 1.0, *, move: bool = True) -> Calibration:
-        """Neighbours, weights and calibrated means of points `x (*B, D)`."""
-        return calibrate(
-            x,
-            self.bank,
-            k=self.k,
-            m=self.m,
-            metric=self.metric,
-            delta=self.delta,
-            unit=self.distance_scale,
-            unit_of=self.distance_scale_of,
-            strength=strength,
-            move=move,
-        )
-
-    def dense_weights(self, x: Tensor) -> Tensor:
-        """w of every base class (eq. 8), 0 for all but the k nearest, for `x (*B, D)`: `(*B, C)`."""
-        found = self.calibrate(x, torch.ones_like(x[..., 0]), move=False)
-        return scatter_dense(found.index, found.weights, len(self.bank))
-
-    def mean(self, x: Tensor, weights: Tensor) -> Tensor:
-        """μ' (eq. 5) of `x (*B, D)` from dense weights `(*B, C)`."""
-        return (x + weights @ self.bank.means) / (1 + weights.sum(dim=-1, keepdim=True))
-
-    def to(self, device: str | torch.device) -> Calibrator:
-        """The same on `device`, with the bank detached from the one it was made from: base rows stay behind."""
-        bank = self.bank.on(device).detached()
-        return self if bank is self.bank else replace(self, bank=bank)

@@ -11,20 +11,18 @@ from moments of the bank and from the support:
 The weights of a task are multiplied by its trust g = f·ρ·h with h = clip((r − 0.9)/0.2, 0, 1), and whitening is shrunk
 towards the unit matrix by λ = (2 + 10(1 − f) + 50·o/(1 − o)) / ρ², with o the share of the unit matrix that the OAS
 estimator gives to S_w. So g → 0 leaves whitening alone, and λ → ∞ leaves the plain nearest centroid. A task with h = 0
-is a stranger to the bank: there not even the covariance can be trusted, and the plain nearest centroid answers.
+is out of the bank's domain: there not even the covariance can be trusted, and the plain nearest centroid answers.
 
 The constants were chosen on validation classes of four image feature sets; none depends on the data at hand.
 """
 
 from __future__ import annotations
 
-from typing import cast
-
 import torch
 from torch import Tensor
 
 from fewcal.bank import BaseBank
-from fewcal.calibrate import spaced_indices, squared_distances
+from fewcal.calibrate import spaced_indices
 from fewcal.errors import InputError
 from fewcal.gaussianize import l2_normalise
 
@@ -32,7 +30,6 @@ NEAREST = 4
 _LOW, _HIGH = 0.9, 1.1
 _LEAST, _FEW, _NOISY, _MOST = 2.0, 10.0, 50.0, 1e4
 _DRAWS = 8
-_EXAMPLES = 1024
 # Classes whose examples are simulated, at most; in a larger bank evenly spaced ones stand for all.
 _SIMULATED = 512
 
@@ -122,22 +119,6 @@ def simulated_rows(bank: BaseBank, classes: Tensor, draws: int, random: torch.Ge
     return l2_normalise(rows if bank.unwhitened is None else rows @ bank.transform.whitening)
 
 
-def base_resemblance(prototypes: Tensor, bank: BaseBank) -> Tensor:
-    """How near base examples come to the nearest of `prototypes (N, D)`: squared distances in ascending order.
-
-    This is what "none of these" looks like: a query that is no nearer to a class than base examples are is not of it.
-    """
-
-    def make() -> Tensor:
-        random = torch.Generator().manual_seed(1)
-        classes = torch.randperm(len(bank), generator=random)[:_EXAMPLES]
-        draws = -(-_EXAMPLES // len(classes))
-        return simulated_rows(bank, classes, draws, random).reshape(-1, bank.dim)[:_EXAMPLES]
-
-    rows = bank.memo.get("examples", make)
-    return squared_distances(rows, prototypes).amin(dim=1).sort().values
-
-
 def domain_match(support: Tensor, bank: BaseBank) -> Tensor:
     """h of each task, `(T,)`, for support points `(T, S, D)` in the space of a whitened bank."""
     return domain_match_of(nearest_base_cosine(support, bank), bank)
@@ -148,28 +129,30 @@ def nearest_base_cosine(x: Tensor, bank: BaseBank) -> Tensor:
     return (x @ bank.means.T).topk(min(NEAREST, len(bank)), dim=-1).values.mean(dim=-1)
 
 
-def domain_match_of(like: Tensor, bank: BaseBank) -> Tensor:
-    """h of each task, `(T,)`, from the nearest_base_cosine `(T, S)` of its support points."""
+def domain_match_of(cosine: Tensor, bank: BaseBank) -> Tensor:
+    """h of each task, `(T,)`, from the `nearest_base_cosine` `(T, S)` of its support points."""
     if len(bank) < 2:
-        return like.new_zeros(len(like))
-    ratio = like.mean(dim=1) / held_out_similarity(bank)
+        return cosine.new_zeros(len(cosine))
+    ratio = cosine.mean(dim=1) / held_out_similarity(bank)
     return ((ratio - _LOW) / (_HIGH - _LOW)).clamp(0, 1)
 
 
-def task_trust(support: Tensor, bank: BaseBank, k: int, kin: Tensor | None = None) -> Tensor:
-    """g of each task, `(T,)`, for support points `(T, S, D)` in the space of a whitened bank; `kin` is their h."""
+def task_trust(support: Tensor, bank: BaseBank, k: int, match: Tensor | None = None) -> Tensor:
+    """g of each task, `(T,)`, for support points `(T, S, D)` in the space of a whitened bank; `match` is their h."""
     if len(bank) < 2:
         return support.new_zeros(len(support))
-    kin = domain_match(support, bank) if kin is None else kin
-    return enough_classes(len(bank), k) * reliability(cast(BaseBank, bank.unwhitened)) * kin
+    if bank.unwhitened is None:
+        raise InputError("trust is judged in a bank that was whitened here; use whiten='auto' or a number")
+    match = domain_match(support, bank) if match is None else match
+    return enough_classes(len(bank), k) * reliability(bank.unwhitened) * match
 
 
 def unwhitening(bank: BaseBank) -> Tensor:
     """The way back: `l2_normalise(z @ unwhitening)` are the unit vectors that the whitening of a bank began with."""
 
     def make() -> Tensor:
-        assert bank.transform is not None
-        assert bank.transform.whitening is not None
+        if bank.transform is None or bank.transform.whitening is None:
+            raise InputError("only a whitened bank has a way back; use whiten='auto' or a number")
         return torch.linalg.inv(bank.transform.whitening.double()).float()
 
     return bank.memo.get("unwhitening", make)

@@ -17,7 +17,10 @@ from fewcal._utils.parameters import (
     same_parameter,
     warn_renamed,
 )
+from fewcal.calibrate import DISTANCE_SCALES, METRICS
+from fewcal.covariance import COVARIANCES, OFF_DIAGONALS, PSD, SHARES
 from fewcal.errors import InputError
+from fewcal.gaussianize import KINDS
 from fewcal.heads import HEADS, LBFGS, HeadTrainer, SklearnTrainer, make_trainer
 
 # Old names of fields, accepted for one release wherever parameters are given: in Python, on the command line, in files.
@@ -55,7 +58,7 @@ class GDCParams:
     kind: str = parameter(
         "auto",
         "power transform; auto: Tukey's ladder if all base features are ≥ 0, else Yeo-Johnson",
-        choices=("auto", "tukey", "yeo-johnson", "none"),
+        choices=KINDS,
     )
     eps: float = parameter(1e-6, "keeps log(x + ε) finite at 0, for β ≤ 0", low=1e-30, high=1.0)
     center: bool = parameter(False, "subtract the mean of the base rows after the power transform")
@@ -71,7 +74,7 @@ class GDCParams:
     metric: str = parameter(
         "sqeuclidean",
         "distance to the base classes (eq. 6, appendix A)",
-        choices=("sqeuclidean", "euclidean", "mahalanobis", "delta"),
+        choices=METRICS,
     )
     delta: float = parameter(1.0, "δ of metric 'delta'", low=1e-6)
     k: int = parameter(8, "nearest base classes (eq. 7)", low=1, integer=True)
@@ -86,7 +89,7 @@ class GDCParams:
     distance_scale_of: str = parameter(
         "bank",
         "distance_scale in multiples of the bank's own nearest-class distance (bank), or as it is (one)",
-        choices=("bank", "one"),
+        choices=DISTANCE_SCALES,
     )
     strength: float = parameter(
         1.0, "multiplies every weight; 0 turns calibration off", low=0, search=SearchRange(0.1, 10.0, log=True)
@@ -105,12 +108,12 @@ class GDCParams:
     cov: str = parameter(
         "joint",
         "covariance of the calibrated class (eq. 5)",
-        choices=("joint", "independent", "pooled"),
+        choices=COVARIANCES,
     )
     cov_weights: str = parameter(
         "with-support",
         "shares of the base classes in the covariance",
-        choices=("with-support", "bases-only", "average"),
+        choices=SHARES,
     )
     common_size: int = parameter(
         0, "rows of each base class in cov 'joint'; 0: the smallest class", low=0, integer=True
@@ -121,13 +124,11 @@ class GDCParams:
     alpha2_ratio: float = parameter(
         10.0, "α2/α1, shrinkage towards the mean covariance (eq. 9)", low=0, search=SearchRange(0.01, 1e3, log=True)
     )
-    off_diagonal: str = parameter(
-        "pairs", "entries that σ2 averages: D(D−1) pairs, or all D²", choices=("pairs", "all")
-    )
+    off_diagonal: str = parameter("pairs", "entries that σ2 averages: D(D−1) pairs, or all D²", choices=OFF_DIAGONALS)
     psd: str = parameter(
         "clip",
         "what keeps the covariance positive semi-definite: a clip of α2, or eigenvalues",
-        choices=("clip", "eigen"),
+        choices=PSD,
     )
     n: int = parameter(750, "points to draw (eq. 10)", low=1, integer=True, search=SearchRange(50, 500, 50))
     n_per: str = parameter("point", "n for each support point, or for each class", choices=("point", "class"))

@@ -22,6 +22,8 @@ from fewcal._utils.atomic import write_json
 from fewcal._utils.names import nearest_names
 from fewcal._utils.parameters import current_names
 from fewcal._version import __version__
+from fewcal.calibrate import METRICS
+from fewcal.covariance import COVARIANCES
 from fewcal.errors import FewcalWarning, FileFormatError, InputError
 from fewcal.params import RENAMED, GDCParams
 
@@ -122,18 +124,9 @@ _DEFAULT = GDCParams(
 
 def _resolved(p: GDCParams) -> dict[str, str]:
     """The open questions of the paper, answered from the parameters themselves."""
-    distance = {
-        "sqeuclidean": "squared Euclidean, d^m",
-        "euclidean": "plain Euclidean, d^m",
-        "mahalanobis": "Mahalanobis with log-determinant",
-        "delta": f"squared δ-distance, δ={p.delta:g}",
-    }[p.metric]
-    covariance = {
-        "joint": "joint: rows paired by index, classes cut to "
-        + (f"{p.common_size} rows" if p.common_size else "the smallest"),
-        "independent": "independent: Σ c²Σ_i",
-        "pooled": "pooled within-class covariance of all base classes",
-    }[p.cov]
+    distance = METRICS[p.metric].words.format(delta=p.delta)
+    size = f"{p.common_size} rows" if p.common_size else "the smallest"
+    covariance = COVARIANCES[p.cov].words.format(size=size)
     share = {
         "with-support": "w/(1+Σw), the support point holds a share",
         "bases-only": "w/Σw, the support point holds no share",

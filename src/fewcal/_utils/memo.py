@@ -37,13 +37,6 @@ class Memo:
             self._values[key] = value
             return value
 
-    def share(self, other: Memo, keys: Iterable[Hashable]) -> None:
-        """Take over those of `keys` that another memo has, where they are known to hold here too."""
-        with self._lock:
-            for key in keys:
-                if key in other._values:
-                    self._values[key] = other._values[key]
-
     def forget(self, key: Hashable) -> None:
         """Drop a value; one that is not there is no error."""
         with self._lock:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar, Protocol
 
@@ -41,8 +41,8 @@ class Parameter:
     ----------
     help : str
         One line, for people.
-    choices : tuple of str
-        The words it may be, where it is a word.
+    choices : collection of str
+        The words it may be, where it is a word; a registry as it is, so that what is registered later counts.
     low, high : float or None
         The range, where it is a number.
     also : tuple
@@ -54,7 +54,7 @@ class Parameter:
     """
 
     help: str
-    choices: tuple[str, ...] = ()
+    choices: Collection[str] = ()
     low: float | None = None
     high: float = math.inf
     also: tuple[object, ...] = ()

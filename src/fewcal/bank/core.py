@@ -259,31 +259,6 @@ class BaseBank:
             return self
         return self.memo.get("detached", lambda: BaseBank.from_parts(self.parts.shared()))
 
-    def subset(self, keep: Tensor) -> BaseBank:
-        """The bank with some of its classes `keep (H,)` only, in the same space and with the same S_w; moments alone.
-
-        >>> import numpy as np
-        >>> bank = BaseBank().fit(np.random.default_rng(0).random((9, 3)), ["ant", "bee", "cat"] * 3)
-        >>> bank.subset(torch.tensor([0, 2])).classes
-        ['ant', 'cat']
-        """
-        parts = BankParts(
-            rank=0,
-            transform=self.transform,
-            classes=[self.classes[i] for i in keep.tolist()],
-            moments=self.moments.subset(keep),
-            source=self.source,
-        )
-        out = BaseBank.from_parts(parts, self.unwhitened and self.unwhitened.subset(keep))
-        out.memo.share(self.memo, ["eigen"])  # the same by construction
-        return out
-
-    def as_raw(self) -> BaseBank:
-        """The bank's moments, with its space taken for the raw one."""
-        out = BaseBank.from_parts(BankParts(0, classes=list(self.classes), moments=self.moments, source=self.source))
-        out.memo.share(self.memo, ["eigen"])
-        return out
-
     def __copy__(self) -> BaseBank:
         """Another bank on the same tensors, with all that was derived from them so far."""
         out = BaseBank.from_parts(self.parts.shared(), self.unwhitened)

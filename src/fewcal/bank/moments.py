@@ -93,13 +93,6 @@ class Moments:
         gap = other.means[part].to(at.device).double() - self.means[at].double()
         return gap, (n_old * n_new / (n_old + n_new))[:, None]
 
-    def subset(self, keep: Tensor) -> Moments:
-        """Some of the classes `keep (H,)` with the same pooled covariance."""
-        at = keep.to(self.means.device)
-        counts = self.counts[at]
-        share = (int(counts.sum()) - len(counts)) / self.degrees_of_freedom
-        return Moments(counts, self.means[at], self.scatter * share, self.within_scatter[at])
-
     @property
     def degrees_of_freedom(self) -> int:
         """Rows less classes, which the scatter is divided by; at least 1."""

@@ -69,6 +69,7 @@ class CovarianceMode(ABC):
     """How Σ' is made of the base classes in play: a strategy of `CalibratedCovariance`, registered by its name."""
 
     name: ClassVar[str]
+    words: ClassVar[str]  # for people; {size} stands for the rows per class of `joint`
     needs_class_covariances: ClassVar[bool] = True
 
     def __init__(self, classes: BaseClasses) -> None:

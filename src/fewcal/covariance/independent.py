@@ -15,6 +15,7 @@ class Independent(OfClasses):
     """Each base class brings its own covariance; low-rank factors will do."""
 
     name = "independent"
+    words = "independent: Σ c²Σ_i"
 
     def make_block(self) -> Tensor:
         return self.classes.bank.class_factors(self.classes.union)

@@ -13,6 +13,7 @@ class Joint(OfClasses):
     """Row j of one base class is paired with row j of every other (eq. 4-5 as printed)."""
 
     name = "joint"
+    words = "joint: rows paired by index, classes cut to {size}"
 
     def make_block(self) -> Tensor:
         return self.classes.bank.paired_rows(self.classes.common_size, self.classes.union)

@@ -12,6 +12,7 @@ class Pooled(CovarianceMode):
     """Moments of the bank are enough. In a whitened bank S_w = v·I, which has no factor at all."""
 
     name = "pooled"
+    words = "pooled within-class covariance of all base classes"
     needs_class_covariances = False
 
     @property

@@ -18,7 +18,6 @@ from fewcal._utils.arrays import as_features, pick_device
 from fewcal._utils.parameters import warn_renamed
 from fewcal._utils.randomness import TaskRandom
 from fewcal.bank import BaseBank
-from fewcal.calibrate import squared_distances
 from fewcal.errors import FewcalWarning, InputError
 from fewcal.estimators.bankless import plain_discriminant
 from fewcal.estimators.explain import Explanation, SupportAnalysis, no_bank_explanation
@@ -234,12 +233,10 @@ class GDCClassifier(ClassifierMixin, BaseEstimator):
         check_is_fitted(self)
         if self._analysis is None:
             raise InputError("'none of these' is judged against base classes, and there are none; give a bank")
-        centroids, reference = self._analysis.outlier_reference
+        test = self._analysis.outlier_test
         x = as_features(check_rows(self, X, reset=False), "X")
         with torch.no_grad():
-            nearest = squared_distances(self._transform(x, "X"), centroids).amin(dim=1).contiguous()
-        rank = torch.searchsorted(reference, nearest, right=True)
-        return (rank.double() / len(reference)).numpy()
+            return test.pvalue(self._transform(x, "X")).numpy()
 
     def other_class_share(self, X: Any) -> np.ndarray:
         """The old name of `outlier_pvalue`, for this release."""

@@ -18,12 +18,13 @@ from torch import Tensor
 
 from fewcal._utils.randomness import TaskRandom
 from fewcal.bank import BaseBank
-from fewcal.calibrate import Calibration, unit_distance
+from fewcal.calibrate import Calibration, nearest_class_distance
 from fewcal.calibrate import distances as distances_of
-from fewcal.domain_match import base_resemblance, simulated_rows
+from fewcal.domain_match import simulated_rows
 from fewcal.heads.base import TaskBatch
 from fewcal.heads.linear import class_means
 from fewcal.methods.gdc import GDC
+from fewcal.rejection import OutlierTest
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -186,14 +187,14 @@ class SupportAnalysis:
         return explain_calibration(self._method, self._support, self._labels, self._classes)
 
     @cached_property
-    def outlier_reference(self) -> tuple[Tensor, Tensor]:
-        """Class means `(N, D)`, and how near base examples come to the nearest of them, in ascending order."""
+    def outlier_test(self) -> OutlierTest:
+        """The test of queries against base examples, on the CPU."""
         with torch.no_grad():
             centroids = class_means(self._support, self._labels, len(self._classes))[0]
-            return centroids.cpu(), base_resemblance(centroids, self._method.bank).cpu()
+            return OutlierTest.from_bank(centroids, self._method.bank).to("cpu")
 
     def __getstate__(self) -> dict[str, object]:
-        return {"explanation": self.explanation, "outlier_reference": self.outlier_reference}
+        return {"explanation": self.explanation, "outlier_test": self.outlier_test}
 
 
 def explain_calibration(method: GDC, support: Tensor, labels: Tensor, classes: list[Hashable]) -> Explanation:
@@ -310,7 +311,7 @@ def _summary(classes: list[ClassExplanation], trust: float) -> list[str]:
 
 def _typical_distance(seen: BaseBank) -> float:
     if len(seen) > 1:
-        return unit_distance(seen, "euclidean")
+        return nearest_class_distance(seen, "euclidean")
     return max(float(seen.pooled_covariance().diagonal().sum()) ** 0.5, 1e-12)
 
 

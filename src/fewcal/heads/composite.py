@@ -28,15 +28,12 @@ class QueryCalibratedHead(Head):
     def logits(self, x: Tensor, precomputed: Tensor | None = None) -> Tensor:
         """Scores `(T, Q, N)` of rows `(T, Q, D)`; `precomputed (T, Q, C+1)` is what `GDC.precompute` says of them."""
         with torch.no_grad():
-            bank, strength = self.calibrator.bank, self.strength[:, None]
-            if not isinstance(self.head, LinearHead) or uses_gather(bank, self.calibrator.k):
-                return self.head.logits(self.calibrator.calibrate(x, strength.expand(x.shape[:2])).mean)
-            # The scores are linear, so the base means are scored instead of moved queries: (x + Σwμ)·W = x·W + Σw(μ·W).
-            weight = self.head.weight.mT
-            every = self.calibrator.dense_weights(x) if precomputed is None else precomputed[..., :-1]
-            scores = torch.baddbmm(x @ weight, every, bank.means @ weight * strength[..., None])
-            share = 1 + strength[..., None] * every.sum(dim=-1, keepdim=True)
-            return scores.div_(share).add_(self.head.bias[:, None, :])
+            if not isinstance(self.head, LinearHead) or uses_gather(self.calibrator.bank, self.calibrator.k):
+                strength = self.strength[:, None].expand(x.shape[:2])
+                return self.head.logits(self.calibrator.calibrate(x, strength).mean)
+            every = None if precomputed is None else precomputed[..., :-1]
+            scores = self.calibrator.linear_scores(x, self.head.weight, self.strength, every)
+            return scores.add_(self.head.bias[:, None, :])
 
     def to(self, device: torch.device | str) -> QueryCalibratedHead:
         calibrator = self.calibrator.to(device)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from fewcal.bank import BaseBank
-from fewcal.calibrate import calibrate
+from fewcal.calibrate import Calibrator
 from fewcal.covariance import CalibratedCovariance, ShrunkCovariance, shares, shrink_covariance
 from fewcal.errors import InputError
 from fewcal.heads.calibrated import Calibrated, sampled_bytes
@@ -54,7 +54,7 @@ class DC(Method):
 
     def calibrated(self, batch: TaskBatch) -> Calibrated:
         """The batch after calibration."""
-        found = calibrate(batch.support, self.bank, k=self.k, metric="euclidean", equal=True)
+        found = Calibrator(self.bank, self.k, metric="euclidean", equal=True).calibrate(batch.support)
 
         def shrink() -> ShrunkCovariance:
             covariance = CalibratedCovariance(self.bank, "independent", found.index, shares(found, "average"))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 import torch
 
 from fewcal._utils.randomness import TaskRandom
-from fewcal.calibrate import calibrate
+from fewcal.calibrate import Calibrator
 from fewcal.episodes import EpisodeSpec, sample_episodes
 from fewcal.features import FeatureSet
 from fewcal.methods.gdc import GDC
@@ -64,10 +64,10 @@ def drift_data(
     x = method.transform(torch.from_numpy(np.asarray(rows.features[episode.support[0, :1, 0]], np.float32)))[None]
     points, starts, shifts = [x[0].numpy()], {}, {}
     with torch.no_grad(), quiet():
-        base = method.bank.means[calibrate(x, method.bank, k=1).index[0, 0, 0]]
+        base = method.bank.means[Calibrator(method.bank, k=1).neighbours(x)[1][0, 0, 0]]
         for i, m in enumerate((None, *powers)):
-            weighting = partial(calibrate, equal=True) if m is None else partial(calibrate, m=m)
-            found = weighting(x, method.bank, k=1, metric=p.metric, unit=p.distance_scale, unit_of=p.distance_scale_of)
+            weighting = replace(method.calibrator, equal=True) if m is None else replace(method.calibrator, m=m)
+            found = weighting.calibrate(x)
             drawn = method.shrunk(found).gaussian(found.mean).sample(n, TaskRandom(seed, [task], stream=i))[0, 0]
             name = "DC" if m is None else f"m = {m:g}"
             starts[name] = 1 + i * (1 + n)
