@@ -8,7 +8,7 @@ choice. One fitted `Gaussianization` maps base rows, support and query alike.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -188,7 +188,7 @@ class Gaussianization:
         move = {f: t.to(device) for f, t in (("mean", self.mean), ("whitening", self.whitening)) if t is not None}
         return replace(self, **move)  # type: ignore[arg-type]
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, str | float | bool]:
         """The scalars of this map, for metadata and messages."""
         return {
             "kind": self.kind,
@@ -267,7 +267,7 @@ class GaussianizationFitter:
         mean = (self._sums[kind] / self.rows).to(dtype) if self.center else None
         return Gaussianization(kind, self.beta, self.eps, mean=mean, l2=self.l2)
 
-    def _settings(self) -> dict[str, Any]:
+    def _settings(self) -> dict[str, object]:
         return {name: getattr(self, name) for name in ("beta", "kind", "center", "l2", "eps")}
 
     def _check_sign(self) -> None:

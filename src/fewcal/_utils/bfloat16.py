@@ -49,5 +49,5 @@ def products(a: Tensor, b: Tensor) -> Tensor:
 
 def _cpu_has_bf16() -> bool:
     """Whether the processor multiplies bfloat16 by itself; elsewhere it is slower than float32."""
-    has = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
+    has = getattr(torch.cpu, "_is_avx512_bf16_supported", None)  # private of torch: nothing public tells
     return has is not None and bool(has())
