@@ -31,8 +31,8 @@ from fewcal.heads.linear import nearest_mean_head
 from fewcal.heads.sgd import SGD
 from fewcal.methods import GDC, METHODS, make_method
 from fewcal.params import RENAMED, describe_params
-from fewcal.rejection import OutlierTest
 from fewcal.presets import get_preset, load_preset, save_preset
+from fewcal.rejection import OutlierTest
 from fewcal.tune.spaces import default_space, make_space, usual_axis
 
 WORLD = make_world(1, signed=True, tasks=1, ways=4, shots=3)
