@@ -30,8 +30,10 @@ from fewcal.training.augment import (
     rotate,
 )
 from fewcal.training.distributed import ProcessGroup
-from fewcal.training.loop import BEST, RECORD, STATE, Training
+from fewcal.training.loop import Training
 from fewcal.training.model import Average, CosineClassifier, DropBlock, Learner, Mixing, chained
+from fewcal.training.record import BEST, RECORD, STATE
+from fewcal.training.state import load_state, save_state
 from fewcal.training.validate import extract, few_shot_accuracy
 
 SIZE = 20
@@ -662,10 +664,10 @@ def test_minutes_that_are_over_at_once(tmp_path: Path) -> None:
 
 def test_resuming_with_another_number_of_processes(tmp_path: Path) -> None:
     training = standing(tmp_path)
-    training.save_state()
+    save_state(training)
     training.world = ProcessGroup(0, 2, torch.device("cpu"))
     with pytest.raises(InputError, match="1 processes and now in 2"):
-        training.load_state()
+        load_state(training)
 
 
 # ---- the command ----------------------------------------------------------------------------------------------------

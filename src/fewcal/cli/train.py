@@ -73,7 +73,8 @@ def train(
             progress=report,
             log=None if quiet else _say,
         )
-    write_json(json_file, record)
+    if record is not None:  # of several processes the first alone has it
+        write_json(json_file, record)
 
 
 def _settings(items: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:

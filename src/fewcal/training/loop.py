@@ -13,105 +13,35 @@ Nothing random has a state: the order of pictures is a function of (seed, epoch)
 from __future__ import annotations
 
 import math
-import os
 import time
-import warnings
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fewcal._utils.atomic import read_json, write_json
-from fewcal._utils.safetensors_io import read_tensors, write_tensors
-from fewcal._utils.splitmix import mix
-from fewcal.errors import FewcalWarning, FileFormatError, InputError
-from fewcal.features.backbones import Backbone, load_checkpoint, make_backbone, parameter_count, save_checkpoint
-from fewcal.features.featureset import FeatureSplit
+from fewcal._utils.randomness import mix
+from fewcal._utils.types import JSON, Log, Progress, StrPath
+from fewcal.errors import InputError
+from fewcal.features.backbones import Backbone, load_checkpoint, make_backbone, save_checkpoint
 from fewcal.training.augment import augment, rotate
 from fewcal.training.data import PixelSplit
-from fewcal.training.distributed import ProcessGroup, joined_process_group
+from fewcal.training.distributed import ProcessGroup
 from fewcal.training.model import Average, DropBlock, Learner, Mixing, chained
+from fewcal.training.record import BEST, EpochRow, Validation
 from fewcal.training.settings import TrainSettings
-from fewcal.training.validate import extract, feature_set, few_shot_accuracy, task_shape
+from fewcal.training.state import save_state
+from fewcal.training.validate import extract, few_shot_accuracy
 
-BEST, STATE, RECORD = "best.safetensors", "state.safetensors", "record.json"
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
 _ORDER, _STEP = 1, 2  # streams of random numbers
-_PARTS = ("loss", "class_loss", "rotation_loss", "accuracy")
+_MEANS = 4  # loss, class loss, rotation loss and accuracy of an epoch
 _CENTRE_ROWS = 2000  # base pictures that suffice for the centre of the features during training
-
-Report = Callable[[int, int], None]
-
-
-def train(
-    data: Mapping[str, PixelSplit],
-    settings: TrainSettings,
-    out: str | os.PathLike[str],
-    *,
-    device: str | torch.device | None = None,
-    resume: bool = False,
-    features: str | os.PathLike[str] | None = None,
-    initial: str | os.PathLike[str] | None = None,
-    tensorboard: bool = False,
-    save_seconds: float = 60.0,
-    final_tasks: int = 2000,
-    progress: Report | None = None,
-    log: Callable[[str], None] | None = None,
-) -> dict[str, Any]:
-    """Train a backbone on `data["base"]`, choose the best weights by few-shot accuracy on `data["val"]`.
-
-    Parameters
-    ----------
-    data : splits by name; `val` and `novel` are optional
-    settings : TrainSettings
-    out : folder for `best.safetensors`, `record.json` and, until it is done, `state.safetensors`
-    device : "cpu", "cuda", "auto"; under torchrun every process takes its own GPU
-    resume : continue what is in `out`, with the same data and settings
-    features : folder for base.npz, val.npz and novel.npz (float16) of the best weights, or None
-    initial : a checkpoint of the same backbone to start from, or None
-    tensorboard : write logs to `out/tensorboard`
-    save_seconds : time between saved states; a kill loses at most that much
-    final_tasks : tasks of the last figures on val and novel
-    progress : callable(done, total) in thousandths of the training
-    log : callable(line)
-
-    Returns
-    -------
-    The record: settings, loss curve, validations, final figures, environment. The same as in `record.json`.
-    """
-    from fewcal.evaluation.run_folder import Run
-
-    folder = Path(out)
-    _check_settings(settings)
-    _check_data(data, settings)
-    if tensorboard:
-        _summary_writer()
-    with joined_process_group(device) as world, ExitStack() as held:
-        run = None
-        if world.first:
-            prints = {name: split.fingerprint() for name, split in data.items()}
-            begun = "" if initial is None else str(initial)
-            identity = {"kind": "training", "settings": settings.to_dict(), "data": prints, "initial": begun}
-            run = held.enter_context(Run.open(folder, identity, resume=resume))
-        world.agreed([0.0])  # nobody goes on before the folder is there
-        if resume and (folder / RECORD).is_file():
-            return _read_record(folder / RECORD)
-        training = Training(data, settings, folder, world, initial)
-        if resume and (folder / STATE).is_file():
-            training.load_state()
-        writer = _summary_writer()(str(folder / "tensorboard")) if tensorboard and world.first else None
-        training.run(save_seconds, writer, progress, log)
-        record: dict[str, Any] = {}
-        if world.first:
-            record = training.finish(None if features is None else Path(features), final_tasks, log)
-        if run is not None:
-            run.lock.check()
-        world.agreed([0.0])
-        return record
 
 
 class Training:
@@ -123,7 +53,7 @@ class Training:
         settings: TrainSettings,
         folder: Path,
         world: ProcessGroup,
-        initial: str | os.PathLike[str] | None = None,
+        initial: StrPath | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings, self.folder, self.world, self.clock = settings, folder, world, clock
@@ -155,9 +85,9 @@ class Training:
         # Where the training stands; all of it goes into the saved state.
         self.epoch = self.place = self.step = 0
         self.plan = (0.0, 0.0)  # progress at the start and the end of this epoch
-        self.sums = torch.zeros(len(_PARTS) + 1, device=world.device)
-        self.curve: list[dict[str, Any]] = []
-        self.validations: list[dict[str, Any]] = []
+        self.sums = torch.zeros(_MEANS + 1, device=world.device)
+        self.curve: list[EpochRow] = []
+        self.validations: list[Validation] = []
         self.elapsed = self.step_seconds = 0.0
         self.lost = 0.0  # seconds before the first step; the schedule begins with it, or the warm-up would be skipped
         self.ended = ""
@@ -280,9 +210,9 @@ class Training:
     def run(
         self,
         save_seconds: float,
-        writer: Any = None,
-        report: Report | None = None,
-        log: Callable[[str], None] | None = None,
+        writer: SummaryWriter | None = None,
+        report: Progress | None = None,
+        log: Log | None = None,
     ) -> None:
         """Train until the schedule, the time or the patience ends."""
         saved, every = self.clock(), max(1, self.steps // 10)
@@ -302,7 +232,7 @@ class Training:
                 if report is not None and self.world.first and self.place % every == 0:
                     report(min(int(1000 * progress), 999), 1000)
                 if self.world.first and self.place < self.steps and self.clock() - saved >= save_seconds:
-                    self.save_state()
+                    save_state(self)
                     saved = self.clock()
             self._end_of_epoch(writer, log)
             if self.settings.minutes is not None and self.place > first:
@@ -310,7 +240,7 @@ class Training:
                 self.step_seconds = (self.clock() - epoch_begun) / (self.place - first)
             self.epoch, self.place = self.epoch + 1, 0
             if self.world.first and (self.unsaved or self.clock() - saved >= save_seconds):
-                self.save_state()
+                save_state(self)
                 saved, self.unsaved = self.clock(), False
         if self.world.first and (not self.validations or self.validations[-1]["step"] < self.step):
             self.validate(2 if self.mixup_at(self.progress_at(self.place)) else 1, writer)
@@ -319,22 +249,26 @@ class Training:
         if writer is not None:
             writer.close()
 
-    def _end_of_epoch(self, writer: Any, log: Callable[[str], None] | None) -> None:
+    def _end_of_epoch(self, writer: SummaryWriter | None, log: Log | None) -> None:
         means = self.world.mean(self.sums[:-1] / self.sums[-1]).tolist()
         self.sums.zero_()
         begin, end = self.plan
-        row: dict[str, Any] = {
+        row: EpochRow = {
             "epoch": self.epoch,
             "stage": 2 if self.mixup_at(begin) else 1,
             "rate": self.rate_at(begin),
+            "loss": means[0],
+            "class_loss": means[1],
+            "rotation_loss": means[2],
+            "accuracy": means[3],
         }
-        row |= dict(zip(_PARTS, means, strict=True))
         self.curve.append(row)
         if not math.isfinite(row["loss"]):
             raise InputError(f"the loss is {row['loss']} in epoch {self.epoch}; train with a lower learning rate (lr)")
         if writer is not None:
-            for key in (*_PARTS, "rate"):
-                writer.add_scalar(f"train/{key}", row[key], self.step)
+            for key, value in row.items():
+                if key not in ("epoch", "stage"):
+                    writer.add_scalar(f"train/{key}", value, self.step)
         s = self.settings
         stop = end >= 1 - 1e-9
         due = stop or int(end * s.validations + 1e-9) > int(begin * s.validations + 1e-9)
@@ -351,7 +285,7 @@ class Training:
                 text += f", validation {100 * v['1']:.2f} / {100 * v['5']:.2f}"
             log(f"{text}, {self.spent():.0f} s")
 
-    def validate(self, stage: int, writer: Any = None) -> None:
+    def validate(self, stage: int, writer: SummaryWriter | None = None) -> None:
         """Few-shot accuracy of the present weights on the validation classes; the best ones are kept."""
         if "val" in self.data:
             base = self.data["base"].thinned(_CENTRE_ROWS)
@@ -366,13 +300,19 @@ class Training:
                     writer.add_scalar(f"validation/{shot}-shot", value, self.step)
         else:
             scores = {"1": 0.0, "5": 0.0}
-        entry = {"epoch": self.epoch, "step": self.step, "stage": stage, **scores}
+        entry: Validation = {
+            "epoch": self.epoch,
+            "step": self.step,
+            "stage": stage,
+            "1": scores["1"],
+            "5": scores["5"],
+        }
         # Without validation classes the latest weights are the best.
         better = "val" not in self.data or all(_score(entry) > _score(v) for v in self.validations)
         self.validations.append(entry)
         if better:
             self.unsaved = True
-            meta: dict[str, Any] = {"epoch": self.epoch, "size": self.settings.size, "test_size": self.settings.store}
+            meta: dict[str, JSON] = {"epoch": self.epoch, "size": self.settings.size, "test_size": self.settings.store}
             if "val" in self.data:
                 meta["validation"] = scores
             save_checkpoint(self.folder / BEST, self.average.backbone, meta)
@@ -382,155 +322,17 @@ class Training:
         best = max(range(len(self.validations)), key=lambda i: (_score(self.validations[i]), -i), default=0)
         return sum(v["stage"] == 2 for v in self.validations[best + 1 :])
 
-    def finish(self, features: Path | None, tasks: int, log: Callable[[str], None] | None) -> dict[str, Any]:
-        """Choose the test size on validation, look at novel once, write features and the record."""
-        from fewcal.evaluation.run_folder import environment
-
-        s = self.settings
-        best, meta = load_checkpoint(self.folder / BEST, s.backbone)
-        best = best.to(self.world.device)
-        sizes: dict[str, dict[str, Any]] = {}
-        sets: dict[int | tuple[int, ...], dict[str, FeatureSplit]] = {}
-        for size in s.test_sizes or (s.store,):
-            sets[size] = {n: extract(best, self.data[n], size) for n in ("base", "val") if n in self.data}
-            if "val" in self.data:
-                sizes[_sizes(size)] = few_shot_accuracy(sets[size], "val", tasks, seed=1)
-        chosen = max(
-            sets, key=lambda z: _score({k: v["accuracy"] for k, v in sizes[_sizes(z)].items()}) if sizes else 0
-        )
-        save_checkpoint(self.folder / BEST, best, meta | {"test_size": chosen})
-        final: dict[str, Any] = {"test_size": chosen, "val": sizes}
-        splits = sets[chosen]
-        if "novel" in self.data:
-            splits["novel"] = extract(best, self.data["novel"], chosen)
-            final["novel"] = few_shot_accuracy(splits, "novel", tasks)
-        if features is not None:
-            halves = {n: FeatureSplit(f.features.astype(np.float16), f.labels, f.classes) for n, f in splits.items()}
-            feature_set(halves).save(features)
-        record = {
-            "settings": s.to_dict(),
-            "backbone": {"dimension": best.dimension, "parameters": parameter_count(best)},
-            "classes": {name: len(split.classes) for name, split in self.data.items()},
-            "pictures": {name: len(split) for name, split in self.data.items()},
-            "epochs": self.epoch,
-            "steps": self.step,
-            "seconds": self.spent(),
-            "ended": self.ended,
-            "best_epoch": meta.get("epoch"),
-            "curve": self.curve,
-            "validations": self.validations if "val" in self.data else [],
-            "final": final,
-            "environment": environment(self.world.device) | {"processes": self.world.size},
-        }
-        write_json(self.folder / RECORD, record)
-        (self.folder / STATE).unlink(missing_ok=True)
-        if log is not None:
-            for name in ("val", "novel"):
-                found = (sizes.get(_sizes(chosen)) if name == "val" else final.get("novel")) or {}
-                for shot, v in found.items():
-                    log(f"{name} {shot}-shot: {100 * v['accuracy']:.2f} ± {100 * v['ci95']:.2f}")
-        return record
-
-    # ---- state --------------------------------------------------------------------------------------------------
-
-    def save_state(self) -> None:
-        """All that a resumed training needs, as safetensors: weights, momentum, average, and where it stands."""
-        tensors = {f"model.{k}": v for k, v in self.learner.state_dict().items()}
-        tensors |= {f"average.{k}": v for k, v in self.average.backbone.state_dict().items()}
-        for i, p in enumerate(self.learner.parameters()):
-            if (momentum := self.optimizer.state.get(p, {}).get("momentum_buffer")) is not None:
-                tensors[f"momentum.{i}"] = momentum
-        header = {
-            "epoch": self.epoch,
-            "place": self.place,
-            "step": self.step,
-            "plan": self.plan,
-            "sums": self.sums.tolist(),
-            "curve": self.curve,
-            "validations": self.validations,
-            "elapsed": self.spent(),
-            "step_seconds": self.step_seconds,
-            "lost": self.lost,
-            "processes": self.world.size,
-            "ended": self.ended,
-        }
-        write_tensors(self.folder / STATE, tensors, header, key="training")
-
-    def load_state(self) -> None:
-        """Continue where `save_state` was called."""
-        path = self.folder / STATE
-        try:
-            header, tensors = read_tensors(path, key="training", device=str(self.world.device))
-            self.learner.load_state_dict(_under("model.", tensors))
-            self.average.backbone.load_state_dict(_under("average.", tensors))
-            for i, p in enumerate(self.learner.parameters()):
-                if f"momentum.{i}" in tensors:
-                    self.optimizer.state[p]["momentum_buffer"] = torch.empty_like(p).copy_(tensors[f"momentum.{i}"])
-            self.epoch, self.place, self.step = header["epoch"], header["place"], header["step"]
-            self.plan, self.ended = tuple(header["plan"]), header["ended"]
-            self.sums = torch.tensor(header["sums"], device=self.world.device)
-            self.curve, self.validations = header["curve"], header["validations"]
-            self.elapsed, self.step_seconds, self.lost = header["elapsed"], header["step_seconds"], header["lost"]
-            processes = header["processes"]
-        except (FileFormatError, AttributeError, ValueError, KeyError, TypeError, RuntimeError) as error:
-            reason = " ".join(str(error).split())[:160]
-            raise FileFormatError(f"{path} cannot be continued ({reason}); train again in a new folder") from error
-        if processes != self.world.size:
-            raise InputError(
-                f"this training ran in {processes} processes and now in {self.world.size}; resume with as many"
-            )
-
 
 def _mean(values: Tensor) -> Tensor:
     """The mean, 0 of nothing: when all pictures are mixed, none is left for the plain loss."""
     return values.sum() / max(len(values), 1)
 
 
-def _sizes(size: int | tuple[int, ...]) -> str:
-    """
-    >>> _sizes(84), _sizes((84, 100))
-    ('84', '84+100')
-    """
-    return str(size) if isinstance(size, int) else "+".join(map(str, size))
+def _score(entry: Validation) -> float:
+    return entry["1"] + entry["5"]
 
 
-def _score(entry: Mapping[str, Any]) -> float:
-    return float(entry["1"] + entry["5"])
-
-
-def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-
-
-def _check_settings(settings: TrainSettings) -> None:
-    """The backbone exists and takes pictures of all the sizes that will come; nothing is computed."""
-    with torch.device("meta"):
-        net = make_backbone(settings.backbone, **settings.backbone_settings).eval()
-        tests = [z for s in settings.test_sizes for z in (s if isinstance(s, tuple) else (s,))]
-        for size in {settings.size, settings.store, *tests}:
-            net(torch.zeros(1, net.in_channels, size, size))
-
-
-def _check_data(data: Mapping[str, PixelSplit], settings: TrainSettings) -> None:
-    """What would end a training hours later is refused at its start."""
-    if "base" not in data:
-        raise InputError("there is no base split to train on")
-    base = data["base"]
-    if len(base.classes) < 2:
-        raise InputError("base has one class only; a classifier needs two or more")
-    channels = settings.backbone_settings.get("in_channels", 3)
-    for name, split in data.items():
-        if split.pixels.shape[1] != channels:
-            raise InputError(
-                f"{name} has pictures of {split.pixels.shape[1]} channels, the backbone takes {channels} (in_channels)"
-            )
-    if "val" in data:
-        task_shape(np.bincount(data["val"].labels.cpu().numpy(), minlength=len(data["val"].classes)))
-    else:
-        warnings.warn("no val split: the last weights are kept, not the best ones", FewcalWarning, stacklevel=3)
-
-
-def _started_from(path: str | os.PathLike[str], wanted: Backbone) -> Backbone:
+def _started_from(path: StrPath, wanted: Backbone) -> Backbone:
     backbone, _ = load_checkpoint(path, wanted.name)
     if backbone.settings != wanted.settings:
         raise InputError(f"{path} holds a {wanted.name} with {backbone.settings}, not with {wanted.settings}")
@@ -539,20 +341,8 @@ def _started_from(path: str | os.PathLike[str], wanted: Backbone) -> Backbone:
 
 def _compile(backbone: Backbone) -> None:
     """Compile each stage; what happens between them stays as it is."""
-    import torch._dynamo
+    import torch._dynamo as dynamo  # private of torch: the only switch for this
 
-    torch._dynamo.config.suppress_errors = True  # a stage that cannot be compiled runs uncompiled
+    dynamo.config.suppress_errors = True  # a stage that cannot be compiled runs uncompiled
     for stage in backbone.stages:
         stage.compile()
-
-
-def _summary_writer() -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise InputError("TensorBoard logs need the package tensorboard: pip install 'fewcal[train]'") from error
-    return SummaryWriter
-
-
-def _read_record(path: Path) -> dict[str, Any]:
-    return read_json(path, "train again in a new folder")

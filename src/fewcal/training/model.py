@@ -104,7 +104,9 @@ class Average:
         decay = min(self.decay, (1 + step) / (10 + step))
         own, new = list(self.backbone.state_dict().values()), list(backbone.state_dict().values())
         floats = [(a, b) for a, b in zip(own, new, strict=True) if a.is_floating_point()]
-        torch._foreach_lerp_([a for a, _ in floats], [b for _, b in floats], 1 - decay)
+        torch._foreach_lerp_(  # private of torch: one kernel instead of one for each tensor
+            [a for a, _ in floats], [b for _, b in floats], 1 - decay
+        )
         for a, b in zip(own, new, strict=True):
             if not a.is_floating_point():
                 a.copy_(b)
