@@ -33,6 +33,7 @@ import torch
 
 from fewcal._utils.atomic import atomic_path, read_json, write_json
 from fewcal._utils.folder_lock import OutputLock, folder_lock, is_leftover
+from fewcal._utils.parameters import current_names
 from fewcal._version import __version__
 from fewcal.errors import FileFormatError, InputError
 from fewcal.evaluation.engine import Block
@@ -40,6 +41,7 @@ from fewcal.evaluation.protocol import Protocol
 from fewcal.evaluation.results import Results
 from fewcal.evaluation.stats import CalibrationBins
 from fewcal.evaluation.summary import Summary
+from fewcal.params import RENAMED
 
 FORMAT = "fewcal-run"
 FORMAT_VERSION = 1
@@ -70,9 +72,10 @@ class Run:
             if not resume:
                 raise InputError(f"{folder} already holds a run; continue it with --resume or choose another folder")
             config = _read_config(folder)
-            if config["identity"] != plain:
+            known = _current(config["identity"])
+            if known != plain:
                 raise InputError(
-                    f"{folder} holds another run: {first_difference(config['identity'], plain)}; "
+                    f"{folder} holds another run: {first_difference(known, plain)}; "
                     "resume with the same settings or choose another folder"
                 )
             return cls(folder, config, lock)
@@ -324,6 +327,14 @@ def _is_plan(plan: dict[str, Any]) -> bool:
 
 def _checksum(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def _current(identity: dict[str, Any]) -> dict[str, Any]:
+    """The identity of a run, which may be older than today's names of the parameters."""
+    methods = identity.get("methods")
+    if not isinstance(methods, dict) or not all(isinstance(values, dict) for values in methods.values()):
+        return identity
+    return identity | {"methods": {name: current_names(values, RENAMED) for name, values in methods.items()}}
 
 
 def task_identity(results: Results) -> dict[str, Any]:
