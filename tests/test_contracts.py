@@ -340,6 +340,15 @@ def test_pickles_hold_no_base_rows() -> None:
             assert len(pickle.dumps(fitted)) < rows.nbytes / 4
 
 
+def test_a_fit_on_a_cold_bank_stays_on_its_way() -> None:
+    from module_switches import fit_on_a_cold_bank, module_switches
+
+    entered = module_switches(fit_on_a_cold_bank())
+    assert entered["fewcal.methods.gdc"]
+    assert entered.total() <= 50  # 94 when every module asked every other for its parts
+    assert not {"fewcal.covariance.calibrated", "fewcal.rejection", "fewcal.bank.io"} & set(entered)
+
+
 def test_methods_are_listed_in_the_order_of_their_import() -> None:
     assert list(METHODS) == ["ncm", "simpleshot", "lr", "lr-gauss", "cosine", "dc", "gdc"]
     assert all(cls.name == name for name, cls in METHODS.items())

@@ -1,9 +1,11 @@
 """How often does control pass from one module of fewcal to another while a classifier is fitted on a cold bank?
 
-python tools/module_switches.py        the number, and which modules were entered how often
+python tools/module_switches.py        the number, and how often each module was entered
 
-A design whose parts are asked for one thing after another switches often; one that hands a whole task down and gets a
-whole answer back does not.
+Counted are calls of functions and methods, in the order in which they happen: a call in another module than the call
+before it is a switch. Reading an attribute (a property, `len`, a hash), making a record and the toolbox (`_utils`) do
+not count. A design whose parts are asked for one thing after another switches often; one that hands a whole task down
+does not.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable
-from types import FrameType
+from types import CodeType, FrameType
 
 import numpy as np
 
@@ -19,35 +21,32 @@ from fewcal import BaseBank, GDCClassifier
 from fewcal.features.synthetic import make_features
 
 
+def properties() -> set[CodeType]:
+    """The code of all properties of classes in fewcal."""
+    modules = [module for name, module in sys.modules.items() if name.startswith("fewcal.")]
+    classes = {value for module in modules for value in vars(module).values() if isinstance(value, type)}
+    found = [value for cls in classes for value in vars(cls).values() if isinstance(value, property)]
+    return {one.fget.__code__ for one in found if one.fget is not None}
+
+
 def module_switches(work: Callable[[], object]) -> Counter[str]:
-    """Times that each module of fewcal was entered from another one while `work` ran."""
-    entered: Counter[str] = Counter()
-    stack: list[str] = []
-    here = [""]
+    """Times that each module of fewcal was entered while `work` ran."""
+    calls: list[tuple[str, CodeType]] = []
 
     def watch(frame: FrameType, event: str, _: object) -> None:
-        if event not in ("call", "return"):
-            return
         name = frame.f_globals.get("__name__", "")
-        inside = name.startswith("fewcal.")
-        if event == "call":
-            stack.append(here[0])
-            if inside and name != here[0]:
-                here[0] = name
-                entered[name] += 1
-        elif stack:
-            before = stack.pop()
-            if before != here[0]:
-                here[0] = before
-                if before:
-                    entered[before] += 1
+        own = name.startswith("fewcal.") and not name.startswith("fewcal._utils.")
+        if event == "call" and own and frame.f_code.co_name[:1] != "<":
+            calls.append((name, frame.f_code))
 
     sys.setprofile(watch)
     try:
         work()
     finally:
         sys.setprofile(None)
-    return entered
+    read = properties()
+    way = [name for name, code in calls if code not in read and not code.co_name.startswith("__")]
+    return Counter(name for before, name in zip([None, *way], way, strict=False) if name != before)
 
 
 def fit_on_a_cold_bank() -> Callable[[], object]:

@@ -182,19 +182,22 @@ class GDCClassifier(ClassifierMixin, BaseEstimator):
             self.params_, self._transform, self._analysis = None, Gaussianization("none"), None
             self._head = plain_discriminant(X.astype(np.float64, copy=False), codes)
             return self
-        device = pick_device(self.device)
-        bank = copy(resolve_bank(self.bank, device))  # as it is now, should it grow later
-        if "k" not in given and isinstance(self.preset, str):
+        seed = seed_from(self.random_state)
+        bank = copy(resolve_bank(self.bank, self.device))  # as it is now, should it grow later
+        device = bank.device
+        if "k" not in given and isinstance(self.preset, str) and params.k > len(bank):
             params = capped(params, len(bank), quiet=self.preset in ("default", "auto"), preset=self.preset)
         x = as_features(X, "X", dim=bank.dim, device=device)
         method = GDC(params)
         method.prepare(bank)
+        transform = method.gaussianization
+        assert transform is not None
         with torch.no_grad():
-            support, labels = method.transform(x, "X")[None], torch.from_numpy(codes).to(device)[None]
-        random = TaskRandom(seed_from(self.random_state), device=device)
-        head = method.fit(TaskBatch(support, labels, len(self.classes_), random))
-        assert method.gaussianization is not None
-        self.params_, self._transform, self._head = params, method.gaussianization.to("cpu"), head.to("cpu")
+            support, labels = transform(x, "X")[None], torch.from_numpy(codes).to(device)[None]
+        head = method.fit(TaskBatch(support, labels, len(self.classes_), TaskRandom(seed, device=device)))
+        if device.type != "cpu":
+            transform, head = transform.to("cpu"), head.to("cpu")
+        self.params_, self._transform, self._head = params, transform, head
         self._analysis = SupportAnalysis(method, support, labels, self.classes_.tolist())
         return self
 
@@ -205,8 +208,10 @@ class GDCClassifier(ClassifierMixin, BaseEstimator):
         plain = self.params_ is None
         x = as_features(X, "X", device="cpu" if plain else device, dtype=torch.float64 if plain else torch.float32)
         with torch.no_grad():
-            z = self._transform.to(x.device)(x, "X")
-            out = self._head.to(x.device).logits(z[None])[0]
+            transform, head = self._transform, self._head
+            if x.device.type != "cpu":
+                transform, head = transform.to(x.device), head.to(x.device)
+            out = head.logits(transform(x, "X")[None])[0]
         return out.double().cpu().numpy()
 
     def decision_function(self, X: Any) -> np.ndarray:

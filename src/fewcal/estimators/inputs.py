@@ -16,7 +16,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _num_samples, validate_data  # private of sklearn: no public row count
 
-from fewcal._utils.arrays import check_finite
+from fewcal._utils.arrays import check_finite, pick_device
 from fewcal.bank import BaseBank
 from fewcal.errors import FewcalWarning, InputError
 from fewcal.params import RENAMED, GDCParams
@@ -67,8 +67,8 @@ def as_tensor(x: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(x if x.flags.writeable and x.dtype.isnative else x.astype(x.dtype.newbyteorder("=")))
 
 
-def resolve_bank(bank: Any, device: torch.device) -> BaseBank:
-    """A bank from what users give: a bank, a path, or base rows with their labels."""
+def resolve_bank(bank: Any, device: str | torch.device | None) -> BaseBank:
+    """A bank from what users give (a bank, a path, or base rows with their labels), on a device as users name it."""
     if isinstance(bank, str | os.PathLike):
         file = Path(bank).absolute()
         stat = file.stat() if file.is_file() else None
@@ -81,7 +81,7 @@ def resolve_bank(bank: Any, device: torch.device) -> BaseBank:
             "and labels, or None"
         )
     ready: BaseBank = bank
-    return ready.on(device)
+    return ready.on(pick_device(device))
 
 
 @lru_cache(maxsize=4)
@@ -107,6 +107,8 @@ def resolve_params(preset: Any, given: dict[str, Any]) -> GDCParams:
     if not isinstance(preset, str | os.PathLike | GDCParams):
         raise InputError(f"preset={_short(preset)} is not a preset; use a name, a preset file or GDCParams(...)")
     base = preset if isinstance(preset, GDCParams) else get_preset(preset)
+    if not given:
+        return base
     # Grids made with NumPy hold its scalars, which are not Python's.
     return base.with_changes(**{f: v.item() if isinstance(v, np.generic) else v for f, v in given.items()})
 

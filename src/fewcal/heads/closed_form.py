@@ -40,7 +40,8 @@ class ClosedForm(HeadTrainer):
         """In a whitened space the shared covariance is the unit matrix, and the nearest calibrated mean answers."""
         batch = task.batch
         if task.bank.is_whitened:
-            return nearest_mean_head(task.prototypes, 1 / (confidence_scale(task.bank) * batch.shots**SHOT_CONFIDENCE))
+            scale = confidence_scale(task.bank) * batch.shots**SHOT_CONFIDENCE
+            return nearest_mean_head(task.prototypes, 1 / scale)
         return closed_form_head(task.mean, batch.labels, batch.n_classes, task.covariance)
 
 

@@ -35,6 +35,10 @@ class QueryCalibratedHead(Head):
             scores = self.calibrator.linear_scores(x, self.head.weight, self.strength, every)
             return scores.add_(self.head.bias[:, None, :])
 
+    def __getstate__(self) -> dict[str, object]:
+        """Without the bank that the calibrator's was whitened from: base rows stay out of pickles."""
+        return self.__dict__ | {"calibrator": self.calibrator.to(self.strength.device)}
+
     def to(self, device: torch.device | str) -> QueryCalibratedHead:
         calibrator = self.calibrator.to(device)
         if calibrator is self.calibrator:

@@ -29,7 +29,7 @@ class Method(ABC):
     needs_bank: ClassVar[bool] = False
     # Set by `prepare`, with `set_space`, where features are transformed.
     gaussianization: Gaussianization | None = None
-    _space: Hashable = "raw"
+    _space: tuple[BaseBank, tuple[Hashable, ...]] | None = None
 
     @classmethod
     def make(cls, preset: object, settings: Mapping[str, Any]) -> Method:
@@ -50,8 +50,7 @@ class Method(ABC):
     def set_space(self, transform: Gaussianization | None, bank: BaseBank, *more: Hashable) -> None:
         """Work behind a transform fitted on the bank; `more` tells apart spaces that its settings do not."""
         assert transform is not None
-        self.gaussianization = transform
-        self._space = (bank.fingerprint, *sorted(transform.settings().items()), *more)
+        self.gaussianization, self._space = transform, (bank, more)
 
     def prepare(self, bank: BaseBank | None) -> Method:
         """Do the work that depends on the base classes alone."""
@@ -74,7 +73,10 @@ class Method(ABC):
     @property
     def space(self) -> Hashable:
         """Methods with equal `space` have equal `transform`, so that features are mapped once for all of them."""
-        return self._space
+        if self.gaussianization is None or self._space is None:
+            return "raw"
+        bank, more = self._space  # told apart by a fingerprint of the whole bank: nobody pays for it unasked
+        return (bank.fingerprint, *sorted(self.gaussianization.settings().items()), *more)
 
     @property
     def sampling_key(self) -> Hashable | None:

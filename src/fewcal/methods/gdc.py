@@ -7,6 +7,7 @@ The paper's algorithm 1, stage by stage; every choice it leaves open is a field 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
+from dataclasses import fields
 from typing import Any, NamedTuple
 
 import torch
@@ -34,8 +35,8 @@ from fewcal.presets import get_preset
 # Rows looked at together; fixed, so that what is precomputed of a row depends on the split alone.
 _PRECOMPUTED_ROWS = 2048
 _SPACE_FIELDS = ("beta", "kind", "eps", "center", "l2")
-# Fields that calibration does not depend on: methods that differ in these alone share it.
-_AFTER_CALIBRATION = ("n", "n_per", "head", "C")
+# Methods that differ in other fields alone share calibration and covariance.
+_CALIBRATION_FIELDS = tuple(f.name for f in fields(GDCParams) if f.name not in ("n", "n_per", "head", "C"))
 
 
 class Trust(NamedTuple):
@@ -97,8 +98,8 @@ class GDC(Method):
         self.bank = seen if p.transform_base else bank
         self.calibrator = Calibrator(self.bank, p.k, p.m, p.metric, p.delta, p.distance_scale, p.distance_scale_of)
         self.set_space(seen.transform, bank, whiten)
-        # Methods with equal keys have the same calibration, and share it.
-        self._key = (self.space, *(v for f, v in p.as_dict().items() if f not in _AFTER_CALIBRATION))
+        # Methods with equal keys have the same calibration, and share it. A bank gives out a space as one object.
+        self._key = (id(self.bank), *(getattr(p, f) for f in _CALIBRATION_FIELDS))
         return self
 
     @property
