@@ -654,12 +654,10 @@ def test_tune_needs_validation_classes(fewcal, tmp_path: Path) -> None:
     assert "val" in answer.err
 
 
-def test_self_tuning_from_base_classes(fewcal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    folder = save_features(tmp_path / "f", base=split("b", 26, 12, 0))
-    answer = fewcal("tune", folder, "--out", tmp_path / "s", "--on", "base", "--json", tmp_path / "t.json")
+def test_tuning_on_base_classes_writes_the_default_for_this_release(fewcal, tmp_path: Path) -> None:
+    answer = fewcal("tune", tmp_path, "--out", tmp_path / "s", "--on", "base", "--json", tmp_path / "t.json")
     assert answer.code == 0, answer.err
-    assert "chosen from 26 base classes" in answer.out
-    facts = json.loads((tmp_path / "t.json").read_text())
-    assert get_preset(tmp_path / "s" / "preset.json").as_dict() == facts["params"]
-    assert fewcal("tune", folder, "--out", tmp_path / "s", "--on", "base", "--quiet").out == ""
+    assert "self-tuning was removed" in answer.err
+    assert str(tmp_path / "s" / "preset.json") in answer.out
+    assert json.loads((tmp_path / "t.json").read_text())["params"] == get_preset("default").as_dict()
+    assert get_preset(tmp_path / "s" / "preset.json") == get_preset("default")

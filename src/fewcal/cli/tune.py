@@ -85,7 +85,11 @@ def tune(
     if on == "base":  # for this release; `get_preset` says what it is now
         from fewcal.presets import get_preset, save_preset
 
-        save_preset(out / "preset.json", get_preset("auto"), "the preset default")
+        params, file = get_preset("auto"), out / "preset.json"
+        save_preset(file, params, "the preset default")
+        write_json(json_file, {"preset": str(file), "params": params.as_dict()})
+        if not quiet:
+            print(f"preset: {file}")
         return
     if on != "val":
         raise InputError(f"--on {on!r} is neither val nor base")
