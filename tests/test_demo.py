@@ -85,7 +85,7 @@ def test_the_shown_task_is_the_one_that_was_evaluated(made: tuple[Path, str]) ->
     task = demo.solve_task(features, protocol)
     right = (task.answers == np.arange(5)[:, None]).sum(axis=1)
     assert right.tolist() == evaluate("gdc", features, protocol).correct["gdc"][0].tolist()
-    assert [str(c.label) for c in task.story.classes] == sorted(task.names)
+    assert [str(c.label) for c in task.explanation.classes] == sorted(task.names)
 
 
 def test_a_folder_that_cannot_be_written_is_told_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

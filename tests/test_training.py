@@ -234,16 +234,16 @@ def test_minutes_lay_the_schedule_over_the_budget(tmp_path: Path) -> None:
     training.train_step = timed  # type: ignore[method-assign]
     training.run(1e9)
     assert training.spent() == pytest.approx(60, abs=2.1)
-    assert training.lost == 16, "eight steps of rehearsal"
+    assert training.lost == 16, "eight steps that were only timed"
     assert training.curve[0]["rate"] < 0.2 * training.settings.lr, "the warm-up is there whatever came before it"
     stages = [row["stage"] for row in training.curve]
     assert stages == sorted(stages)
     assert set(stages) == {1, 2}
-    assert training.step == len(t) - 8  # the rehearsal does not count
+    assert training.step == len(t) - 8  # those that were only timed do not count
     assert training.validations[-1]["step"] == training.step
 
 
-def test_a_rehearsal_leaves_no_trace(tmp_path: Path) -> None:
+def test_timing_a_step_leaves_no_trace(tmp_path: Path) -> None:
     training = standing(tmp_path)
     before = {k: v.clone() for k, v in training.learner.state_dict().items()}
     assert training.time_step(1, 1) > 0
@@ -417,7 +417,7 @@ def remember(self, *a, **k):
 loop.Training.__init__ = remember
 record = t.train(t.small_data(), t.small(), {out!r}, final_tasks=5)
 weights = torch.cat([p.detach().flatten() for p in kept[0].learner.parameters()])
-print(kept[0].world.rank, float(weights.double().sum()), float(weights.double().abs().sum()), bool(record))
+print(kept[0].group.rank, float(weights.double().sum()), float(weights.double().abs().sum()), bool(record))
 """
 
 
@@ -665,7 +665,7 @@ def test_minutes_that_are_over_at_once(tmp_path: Path) -> None:
 def test_resuming_with_another_number_of_processes(tmp_path: Path) -> None:
     training = standing(tmp_path)
     save_state(training)
-    training.world = ProcessGroup(0, 2, torch.device("cpu"))
+    training.group = ProcessGroup(0, 2, torch.device("cpu"))
     with pytest.raises(InputError, match="1 processes and now in 2"):
         load_state(training)
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from fewcal.estimators.explain import Explanation
     from fewcal.features.glyphs import GlyphPictures
     from fewcal.render import Page
+    from fewcal.render.page import Value
 
 METHODS = ("ncm", "simpleshot", "lr", "dc", "gdc")
 REFERENCE = "simpleshot"
@@ -48,7 +49,7 @@ SHOWN_QUERIES, SHOWN_BASES = 5, 5
 
 
 @dataclass(frozen=True, eq=False)
-class ShownTask:
+class SolvedTask:
     """One task, its answers and what shaped them.
 
     names: the N classes; support (N,) and query (N, Q) rows of the novel pictures; answers and confidence (N, Q), the
@@ -60,10 +61,10 @@ class ShownTask:
     query: np.ndarray
     answers: np.ndarray
     confidence: np.ndarray
-    story: Explanation
+    explanation: Explanation
 
 
-def solve_task(features: FeatureSet, protocol: Protocol, task: int = 0) -> ShownTask:
+def solve_task(features: FeatureSet, protocol: Protocol, task: int = 0) -> SolvedTask:
     """Task number `task` of a one-shot protocol, solved by `GDCClassifier` as a user would."""
     from fewcal.estimators import GDCClassifier
 
@@ -75,7 +76,7 @@ def solve_task(features: FeatureSet, protocol: Protocol, task: int = 0) -> Shown
     classifier = GDCClassifier(bank).fit(novel.float32()[support], names)
     column = np.searchsorted(classifier.classes_, names)
     probabilities = classifier.predict_proba(novel.float32()[query.ravel()])[:, column].reshape(*query.shape, -1)
-    return ShownTask(
+    return SolvedTask(
         names, support, query, probabilities.argmax(axis=-1), probabilities.max(axis=-1), classifier.explain()
     )
 
@@ -84,7 +85,7 @@ def solve_task(features: FeatureSet, protocol: Protocol, task: int = 0) -> Shown
 
 
 def write_report(
-    path: Path, features: FeatureSet, pictures: dict[str, GlyphPictures], runs: Sequence[Results], task: ShownTask
+    path: Path, features: FeatureSet, pictures: dict[str, GlyphPictures], runs: Sequence[Results], task: SolvedTask
 ) -> None:
     """One HTML file: results, the task in pictures, what shaped its classes, and its samples in the plane."""
     from fewcal.render import Page
@@ -122,10 +123,10 @@ def _results_table(page: Page, results: Results) -> None:
     from fewcal.render import Cell
 
     summary, p = results.summary(REFERENCE), results.protocol
-    rows: list[list[Any]] = []
+    rows: list[list[Value]] = []
     for name, m in summary.methods.items():
         mark = "best" if m.accuracy == summary.methods[summary.best].accuracy else ""
-        cells: list[Any] = [name, Cell(_points(m.accuracy, m.ci95), 100 * m.accuracy, mark=mark)]
+        cells: list[Value] = [name, Cell(_points(m.accuracy, m.ci95), 100 * m.accuracy, mark=mark)]
         if name == REFERENCE:
             cells.append(Cell("–", sort=0.0))
         else:
@@ -144,7 +145,7 @@ def _points(value: float, half: float, sign: str = "") -> str:
     return f"{100 * value:{sign}.2f}" + ("" if math.isnan(half) else f" ± {100 * half:.2f}")
 
 
-def _task(page: Page, pictures: dict[str, GlyphPictures], task: ShownTask, results: Results) -> None:
+def _task(page: Page, pictures: dict[str, GlyphPictures], task: SolvedTask, results: Results) -> None:
     novel = pictures["novel"]
     truth = np.arange(len(task.names))[:, None]
     right = task.answers == truth
@@ -168,16 +169,16 @@ def _task(page: Page, pictures: dict[str, GlyphPictures], task: ShownTask, resul
         _small_gallery(page, items)
 
 
-def _neighbours(page: Page, pictures: dict[str, GlyphPictures], task: ShownTask) -> None:
+def _neighbours(page: Page, pictures: dict[str, GlyphPictures], task: SolvedTask) -> None:
     base = {glyph.name: glyph for glyph in pictures["base"].glyphs}
     page.heading("Which known letters shaped each class")
     page.text(
         "Calibration moves the mean of a class from its only example towards known letters that resemble it. The "
         "percentages are shares in the new mean; the pictures of known letters are undistorted."
     )
-    for warning in task.story.warnings:
+    for warning in task.explanation.warnings:
         page.note(warning, "warning")
-    by_name = {str(c.label): c for c in task.story.classes}
+    by_name = {str(c.label): c for c in task.explanation.classes}
     for i, name in enumerate(task.names):
         told = by_name[name]
         page.heading(f"{i + 1}. {name}", level=4)

@@ -148,7 +148,7 @@ def _above_words(above: Sequence[Verdict]) -> str:
     for claim in dict.fromkeys(v.claim for v in above):
         own = [v for v in above if v.claim == claim]
         told = [f"above DC in {sum(v.holds is True for v in own)} of {len(own)} cases"]
-        for holds, word in ((False, "below DC"), (None, "not to be told from DC")):
+        for holds, word in ((False, "below DC"), (None, "not distinguishable from DC")):
             if where := [v.where for v in own if v.holds is holds]:
                 told.append(f"{word} on {'; '.join(where)}")
         parts.append(f"GDC {claim.partition('(')[2].rstrip(')')}: {', '.join(told)}.")

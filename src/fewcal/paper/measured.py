@@ -159,7 +159,7 @@ def choose_on_val(
 ) -> Choice:
     """Try settings on the same validation tasks and name the best; novel classes are not looked at.
 
-    Settings that these features do not admit are passed over.
+    Settings that these features do not admit are skipped.
     """
     runner = runner or val_runner(case)
     tried: list[tuple[float, Setting]] = []

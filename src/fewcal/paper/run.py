@@ -6,8 +6,8 @@
     OUT/report.html, OUT/summary.md     everything beside the paper's figures
     OUT/summary.json                    the statements and what became of them
 
-Computing needs torch and NumPy alone (experiments that need more are left out with a word); drawing (`draw.py`) is a
-step of its own, which may happen later and elsewhere.
+Computing needs torch and NumPy alone (experiments that need more are left out, with a message); drawing (`draw.py`)
+is a step of its own, which may happen later and elsewhere.
 """
 
 from __future__ import annotations

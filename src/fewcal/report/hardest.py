@@ -1,4 +1,4 @@
-"""The hardest tasks of a run computed again: what was mistaken for what, and which base classes were borrowed from."""
+"""The hardest tasks of a run computed again: which classes were confused, and which base classes contributed."""
 
 from __future__ import annotations
 
@@ -140,8 +140,8 @@ def show_hardest(page: Page, group: Group, level: int, hardest: int) -> None:
         return
     if group.features is None:
         page.text(
-            "Make the report with `--features DIR`, the features that this run was evaluated on, to see what was "
-            "mistaken for what and which base classes were borrowed from."
+            "Make the report with `--features DIR`, the features that this run was evaluated on, to see which "
+            "classes were confused and which base classes contributed."
         )
         return
     if group.results.identity["episodes"] is not None:

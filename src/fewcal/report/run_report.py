@@ -1,7 +1,7 @@
 """One page about finished runs: which method is how good, on which classes and tasks, and why the hardest are hard.
 
 Runs on the same tasks are put together and compared task by task; others stand side by side. With the features at hand
-the hardest tasks are computed again, which shows what was mistaken for what and which base classes were borrowed from.
+the hardest tasks are computed again, which shows which classes were confused and which base classes contributed.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ def _reading(page: Page) -> None:
         [
             "Half-widths over tasks say how far the mean would move with other tasks drawn from the same classes; more "
             "tasks make them smaller. The interval over classes says how far it would move with other classes of the "
-            "same kind, and is the honest one for a claim about the domain.",
+            "same kind, and is the one to quote for a claim about the domain.",
             "Differences are taken task by task, on identical tasks, and corrected for their number by Holm's method.",
             "The worst tenth is the mean of the 10% hardest tasks. ECE is the expected calibration error: the mean gap "
             "between confidence and the share of right answers.",

@@ -23,7 +23,7 @@ def finish(training: Training, features: Path | None, tasks: int, log: Log | Non
     """Choose the test size on validation, look at novel once, write features and the record."""
     s = training.settings
     best, meta = load_checkpoint(training.folder / BEST, s.backbone)
-    best = best.to(training.world.device)
+    best = best.to(training.group.device)
     sizes: dict[str, FewShot] = {}
     sets: dict[int | tuple[int, ...], dict[str, FeatureSplit]] = {}
     for size in s.test_sizes or (s.store,):
@@ -53,7 +53,7 @@ def finish(training: Training, features: Path | None, tasks: int, log: Log | Non
         "curve": training.curve,
         "validations": training.validations if "val" in training.data else [],
         "final": final,
-        "environment": environment(training.world.device) | {"processes": training.world.size},
+        "environment": environment(training.group.device) | {"processes": training.group.size},
     }
     write_json(training.folder / RECORD, record)
     (training.folder / STATE).unlink(missing_ok=True)

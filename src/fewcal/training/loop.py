@@ -52,40 +52,40 @@ class Training:
         data: Mapping[str, PixelSplit],
         settings: TrainSettings,
         folder: Path,
-        world: ProcessGroup,
+        group: ProcessGroup,
         initial: StrPath | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.settings, self.folder, self.world, self.clock = settings, folder, world, clock
+        self.settings, self.folder, self.group, self.clock = settings, folder, group, clock
         self.started = clock()
-        self.data = {name: split.to(world.device) for name, split in data.items()}
+        self.data = {name: split.to(group.device) for name, split in data.items()}
         s, rows = settings, len(data["base"])
         self.batch = min(s.batch, rows)
         self.steps = rows // self.batch
-        if self.batch // world.size < 2:
-            raise InputError(f"a batch of {self.batch} is too small for {world.size} processes; give each at least 2")
+        if self.batch // group.size < 2:
+            raise InputError(f"a batch of {self.batch} is too small for {group.size} processes; give each at least 2")
         with torch.random.fork_rng(devices=[]):  # layers are initialised by torch's own generator
             torch.manual_seed(s.seed)
             backbone = make_backbone(s.backbone, **s.backbone_settings)
             if initial is not None:
                 backbone = _started_from(initial, backbone)
             learner = Learner(backbone, len(data["base"].classes), s.classifier, s.scale)
-        self.learner = learner.to(world.device, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
+        self.learner = learner.to(group.device, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
         self.average = Average(self.learner.backbone, s.average)
         self.optimizer = torch.optim.SGD(
             self.learner.parameters(), s.lr, s.momentum, weight_decay=s.weight_decay, nesterov=s.momentum > 0
         )
-        torch.backends.cudnn.benchmark = world.device.type == "cuda"  # every batch has the same shape
+        torch.backends.cudnn.benchmark = group.device.type == "cuda"  # every batch has the same shape
         if s.compile:
             _compile(self.learner.backbone)
         self.model: nn.Module = self.learner
-        if world.size > 1:
-            where = [world.device] if world.device.type == "cuda" else None
+        if group.size > 1:
+            where = [group.device] if group.device.type == "cuda" else None
             self.model = nn.parallel.DistributedDataParallel(self.learner, device_ids=where)
         # Where the training stands; all of it goes into the saved state.
         self.epoch = self.place = self.step = 0
         self.plan = (0.0, 0.0)  # progress at the start and the end of this epoch
-        self.sums = torch.zeros(_MEANS + 1, device=world.device)
+        self.sums = torch.zeros(_MEANS + 1, device=group.device)
         self.curve: list[EpochRow] = []
         self.validations: list[Validation] = []
         self.elapsed = self.step_seconds = 0.0
@@ -134,7 +134,7 @@ class Training:
                 raise InputError(f"minutes={s.minutes:g} are over before the first step; give more")
             begin = (self.spent() - self.lost) / budget
             end = begin + self.steps * self.step_seconds / budget
-        self.plan = tuple(self.world.agreed([begin, end]))  # type: ignore[assignment]
+        self.plan = tuple(self.group.agreed([begin, end]))  # type: ignore[assignment]
 
     def time_step(self, warm: int = 3, timed: int = 5) -> float:
         """Seconds of a step, measured on a few that are then undone."""
@@ -153,21 +153,21 @@ class Training:
         return seconds
 
     def _wait(self) -> None:
-        if self.world.device.type == "cuda":
-            torch.cuda.synchronize(self.world.device)
+        if self.group.device.type == "cuda":
+            torch.cuda.synchronize(self.group.device)
 
     # ---- steps --------------------------------------------------------------------------------------------------
 
     def order(self) -> Tensor:
         """The pictures in the order of this epoch, the same in every process."""
         generator = torch.Generator().manual_seed(mix(self.settings.seed, _ORDER, self.epoch) >> 1)
-        return torch.randperm(len(self.data["base"]), generator=generator).to(self.world.device)
+        return torch.randperm(len(self.data["base"]), generator=generator).to(self.group.device)
 
     def train_step(self, rows: Tensor, progress: float) -> None:
         """One step of SGD on these pictures, of which every process takes its share."""
-        s, device = self.settings, self.world.device
-        base, mine = self.data["base"], rows[self.world.rank :: self.world.size]
-        seed = mix(s.seed, _STEP, self.step, self.world.rank) >> 1
+        s, device = self.settings, self.group.device
+        base, mine = self.data["base"], rows[self.group.rank :: self.group.size]
+        seed = mix(s.seed, _STEP, self.step, self.group.rank) >> 1
         generator = torch.Generator(device).manual_seed(seed)
         for group in self.optimizer.param_groups:
             group["lr"] = self.rate_at(progress)
@@ -229,9 +229,9 @@ class Training:
                 self.train_step(order[begin : begin + self.batch], progress)
                 self.average.update(self.learner.backbone, self.step)
                 self.place, self.step = self.place + 1, self.step + 1
-                if report is not None and self.world.first and self.place % every == 0:
+                if report is not None and self.group.first and self.place % every == 0:
                     report(min(int(1000 * progress), 999), 1000)
-                if self.world.first and self.place < self.steps and self.clock() - saved >= save_seconds:
+                if self.group.first and self.place < self.steps and self.clock() - saved >= save_seconds:
                     save_state(self)
                     saved = self.clock()
             self._end_of_epoch(writer, log)
@@ -239,18 +239,18 @@ class Training:
                 self._wait()
                 self.step_seconds = (self.clock() - epoch_begun) / (self.place - first)
             self.epoch, self.place = self.epoch + 1, 0
-            if self.world.first and (self.unsaved or self.clock() - saved >= save_seconds):
+            if self.group.first and (self.unsaved or self.clock() - saved >= save_seconds):
                 save_state(self)
                 saved, self.unsaved = self.clock(), False
-        if self.world.first and (not self.validations or self.validations[-1]["step"] < self.step):
+        if self.group.first and (not self.validations or self.validations[-1]["step"] < self.step):
             self.validate(2 if self.mixup_at(self.progress_at(self.place)) else 1, writer)
-        if report is not None and self.world.first:
+        if report is not None and self.group.first:
             report(1000, 1000)
         if writer is not None:
             writer.close()
 
     def _end_of_epoch(self, writer: SummaryWriter | None, log: Log | None) -> None:
-        means = self.world.mean(self.sums[:-1] / self.sums[-1]).tolist()
+        means = self.group.mean(self.sums[:-1] / self.sums[-1]).tolist()
         self.sums.zero_()
         begin, end = self.plan
         row: EpochRow = {
@@ -272,13 +272,13 @@ class Training:
         s = self.settings
         stop = end >= 1 - 1e-9
         due = stop or int(end * s.validations + 1e-9) > int(begin * s.validations + 1e-9)
-        if due and self.world.first:
+        if due and self.group.first:
             self.validate(row["stage"], writer)
-        if self.world.first and s.patience and row["stage"] == 2 and self._stale() >= s.patience:
+        if self.group.first and s.patience and row["stage"] == 2 and self._stale() >= s.patience:
             stop, self.ended = True, "patience"
-        if self.world.agreed([float(stop)])[0]:
+        if self.group.agreed([float(stop)])[0]:
             self.ended = self.ended or "schedule"
-        if log is not None and self.world.first:
+        if log is not None and self.group.first:
             text = f"epoch {self.epoch}: stage {row['stage']}, loss {row['loss']:.3f}, accuracy {row['accuracy']:.3f}"
             if due and "val" in self.data:
                 v = self.validations[-1]

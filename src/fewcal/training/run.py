@@ -67,27 +67,27 @@ def train(
     check_data(data, settings)
     if tensorboard:
         summary_writer()
-    with joined_process_group(device) as world, ExitStack() as held:
+    with joined_process_group(device) as group, ExitStack() as held:
         run = None
-        if world.first:
+        if group.first:
             prints = {name: split.fingerprint() for name, split in data.items()}
             begun = "" if initial is None else str(initial)
             identity = {"kind": "training", "settings": settings.to_dict(), "data": prints, "initial": begun}
             run = held.enter_context(Run.open(folder, identity, resume=resume))
-        world.agreed([0.0])  # nobody goes on before the folder is there
+        group.agreed([0.0])  # nobody goes on before the folder is there
         if resume and (folder / RECORD).is_file():
             return read_record(folder / RECORD)
-        training = Training(data, settings, folder, world, initial)
+        training = Training(data, settings, folder, group, initial)
         if resume and (folder / STATE).is_file():
             load_state(training)
-        writer = summary_writer()(str(folder / "tensorboard")) if tensorboard and world.first else None
+        writer = summary_writer()(str(folder / "tensorboard")) if tensorboard and group.first else None
         training.run(save_seconds, writer, progress, log)
         record = None
-        if world.first:
+        if group.first:
             record = finish(training, None if features is None else Path(features), final_tasks, log)
         if run is not None:
             run.lock.check()
-        world.agreed([0.0])
+        group.agreed([0.0])
         return record
 
 

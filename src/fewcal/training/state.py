@@ -34,7 +34,7 @@ def save_state(training: Training) -> None:
         "elapsed": training.spent(),
         "step_seconds": training.step_seconds,
         "lost": training.lost,
-        "processes": training.world.size,
+        "processes": training.group.size,
         "ended": training.ended,
     }
     write_tensors(training.folder / STATE, tensors, header, key="training")
@@ -44,7 +44,7 @@ def load_state(training: Training) -> None:
     """Continue where `save_state` was called."""
     path = training.folder / STATE
     try:
-        header, tensors = read_tensors(path, key="training", device=str(training.world.device))
+        header, tensors = read_tensors(path, key="training", device=str(training.group.device))
         training.learner.load_state_dict(_under("model.", tensors))
         training.average.backbone.load_state_dict(_under("average.", tensors))
         for i, p in enumerate(training.learner.parameters()):
@@ -52,7 +52,7 @@ def load_state(training: Training) -> None:
                 training.optimizer.state[p]["momentum_buffer"] = torch.empty_like(p).copy_(tensors[f"momentum.{i}"])
         training.epoch, training.place, training.step = header["epoch"], header["place"], header["step"]
         training.plan, training.ended = tuple(header["plan"]), header["ended"]
-        training.sums = torch.tensor(header["sums"], device=training.world.device)
+        training.sums = torch.tensor(header["sums"], device=training.group.device)
         training.curve, training.validations = header["curve"], header["validations"]
         training.elapsed, training.step_seconds, training.lost = (
             header["elapsed"],
@@ -63,9 +63,9 @@ def load_state(training: Training) -> None:
     except (FileFormatError, AttributeError, ValueError, KeyError, TypeError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:160]
         raise FileFormatError(f"{path} cannot be continued ({reason}); train again in a new folder") from error
-    if processes != training.world.size:
+    if processes != training.group.size:
         raise InputError(
-            f"this training ran in {processes} processes and now in {training.world.size}; resume with as many"
+            f"this training ran in {processes} processes and now in {training.group.size}; resume with as many"
         )
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import PIL.Image
 
 # By extension, so that listing opens nothing. Formats that Pillow cannot read (HEIC without its plugin) are in it on
-# purpose: such a file is reported as unreadable, not passed over in silence.
+# purpose: such a file is reported as unreadable, not skipped in silence.
 EXTENSIONS = frozenset(
     "avif bmp gif heic heif jfif jp2 jpe jpeg jpg pbm pgm png pnm ppm tga tif tiff webp".split()  # noqa: SIM905
 )
@@ -215,7 +215,7 @@ def find_pictures(source: StrPath, labelled: bool = True) -> Pictures:
 
 
 def picture_files(folder: Path) -> list[Path]:
-    """All picture files below a folder, sorted by their path; hidden ones and those of other kinds are passed over.
+    """All picture files below a folder, sorted by their path; hidden ones and those of other kinds are skipped.
 
     Links to folders are followed, but no folder is entered twice, nor one that holds the present one: links may form
     a circle.
@@ -239,7 +239,7 @@ def is_picture(name: str) -> bool:
 
 
 def class_folders(folder: Path) -> list[Path]:
-    """The folders in a folder, sorted; hidden ones, and links back to the folder or above it, are passed over."""
+    """The folders in a folder, sorted; hidden ones, and links back to the folder or above it, are skipped."""
     here = folder.resolve()
     found = (p for p in folder.iterdir() if p.is_dir() and _shown(p.name) and not _holds(p, here))
     return sorted(found, key=lambda p: p.name)

@@ -171,7 +171,7 @@ def _measured_rows(
 
 
 def _best(record: Measured) -> str:
-    """The best of the methods that have seen all tasks; others may have been lucky with theirs."""
+    """The best of the methods that have seen all tasks; fewer tasks make a mean less certain."""
     most = max(len(v) for v in record["correct"].values())
     return max((n for n, v in record["correct"].items() if len(v) == most), key=lambda n: mean_accuracy(record, n))
 

@@ -103,8 +103,8 @@ def say_accuracy_n(data: AccuracyNData) -> str:
         # The first n that is within the noise of the best.
         enough = next(n for n, v, h in zip(data["n"], s["mean"], s["half"], strict=True) if v + (h or 0) / 2 >= best)
         ends.append(
-            f"{name}: {100 * s['mean'][0]:.1f}% at n = {data['n'][0]}, {100 * best:.1f}% at best, from which "
-            f"n = {enough} cannot be told"
+            f"{name}: {100 * s['mean'][0]:.1f}% at n = {data['n'][0]}, {100 * best:.1f}% at best, within the noise "
+            f"of that from n = {enough} on"
         )
     return f"{data['tasks']} tasks, {data['shot']}-shot. {'; '.join(ends)}. The paper sees saturation at n = 750."
 

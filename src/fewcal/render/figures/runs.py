@@ -74,7 +74,7 @@ def difference_forest(differences: Sequence[Difference]) -> Figure:
 
 @drawn
 def reliability(bins: Mapping[str, Mapping[str, Sequence[float]]]) -> Figure:
-    """How often answers were right, against the confidence they were given with; the diagonal is honest.
+    """How often answers were right, against the confidence they were given with; perfect calibration is the diagonal.
 
     Each method has `counts`, `correct` and `confidence` (sums) of equal bins. A bin with fewer than 1 in 1000 of the
     answers is left out.
