@@ -371,7 +371,8 @@ def test_wrong_options_of_evaluate(fewcal, data: Path, arguments: list[str], par
         (["features", "inspect"], "No such command 'inspect'"),
         (["presets", "show", "autors"], "preset 'autors' is unknown; did you mean 'authors'"),
         (["compare"], "Missing"),
-        (["compare", "nowhere"], "nowhere holds no run"),
+        (["compare", "nowhere"], "nowhere does not exist; check the path"),
+        (["compare", "."], ". holds no run (no config.json)"),
         (["bank", "info", "nowhere.safetensors"], "nowhere.safetensors"),
         (["features", "info", "nowhere"], "nowhere does not exist"),
     ],
@@ -424,7 +425,8 @@ def test_wrong_options_of_bank(fewcal, data: Path, tmp_path: Path) -> None:
         (["--set", "kk=1"], "gdc has no parameter 'kk'; did you mean 'k'"),
         (["--set", "random_state=1"], "gdc has no parameter 'random_state'"),
         (["--set", "dc.k=1"], "only parameters of gdc can be set here"),
-        (["--bank", "nowhere"], "no bank at nowhere"),
+        (["--bank", "nowhere"], "nowhere does not exist; check the path"),
+        (["--bank", "."], "no bank at ."),
         (["--preset", "papr"], "preset 'papr' is unknown"),
     ],
 )
@@ -661,3 +663,56 @@ def test_tuning_on_base_classes_writes_the_default_for_this_release(fewcal, tmp_
     assert str(tmp_path / "s" / "preset.json") in answer.out
     assert json.loads((tmp_path / "t.json").read_text())["params"] == get_preset("default").as_dict()
     assert get_preset(tmp_path / "s" / "preset.json") == get_preset("default")
+
+
+# ---- start-up -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["--help"], 0),
+        (["tune", "--help"], 0),
+        (["evaluate", "--help"], 0),
+        (["evalute"], 2),
+        (["evaluate"], 2),
+        (["evaluate", "nowhere"], 2),
+        (["evaluate", "nowhere", "--resume"], 2),
+        (["tune", "nowhere", "--out", "study"], 2),
+        (["tune", "nowhere"], 2),
+        (["features", "info", "nowhere"], 2),
+        (["bank", "info", "nowhere.safetensors"], 2),
+        (["compare", "nowhere"], 2),
+        (["report", "nowhere"], 2),
+        (["predict", "--support", "a.npz", "--query", "b.npz", "--out", "c.csv"], 2),
+        (["classify", "--support", "a", "--query", "b", "--out", "c.txt"], 2),
+        (["train", "nowhere", "--out", "x"], 2),
+        (["extract", "nowhere", "--out", "x"], 2),
+    ],
+    ids=str,
+)
+def test_help_and_errors_that_need_no_tensors_do_not_load_torch(
+    arguments: list[str], code: int, tmp_path: Path
+) -> None:
+    script = (
+        "import sys, fewcal.cli\n"
+        "try:\n    fewcal.cli.main(sys.argv[1:])\n"
+        "except SystemExit as stop:\n    print('torch' in sys.modules, stop.code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == f"False {code}", done.stderr
+
+
+def test_the_help_of_tune_lists_the_registered_spaces_and_protocols(fewcal) -> None:
+    from fewcal.tune import PROTOCOLS, SPACES
+
+    shown = " ".join(fewcal("tune", "--help").out.replace("│", " ").split())
+    for entry in [*PROTOCOLS.values(), *SPACES.values()]:
+        assert f"{entry.name}: {entry.summary}" in shown
+
+
+def test_the_help_of_evaluate_lists_the_registered_methods(fewcal) -> None:
+    shown = " ".join(fewcal("evaluate", "--help").out.replace("│", " ").split())
+    assert ", ".join(METHODS) in shown

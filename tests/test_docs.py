@@ -9,6 +9,7 @@ from unittest.mock import patch
 import pytest
 
 from fewcal.evaluation import STATISTICS
+from fewcal.tune.spaces import SPACES
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
@@ -22,7 +23,7 @@ def python_of(page: Path) -> str:
 @pytest.mark.parametrize("page", [p for p in PAGES if python_of(p)], ids=lambda p: p.name)
 def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with patch.dict(STATISTICS):  # an example adds one
+    with patch.dict(STATISTICS), patch.dict(SPACES):  # examples add some
         exec(compile(python_of(page), str(page), "exec"), {"__name__": "__example__"})
 
 

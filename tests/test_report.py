@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -197,6 +197,7 @@ def test_wrong_parts_of_a_page() -> None:
         st.lists(st.none() | st.text(max_size=8) | st.integers() | st.floats(), min_size=2, max_size=2), max_size=5
     )
 )
+@settings(deadline=None)
 def test_any_values_make_a_table(rows: list) -> None:
     page = Page("x")
     page.table(["a", "b"], rows)

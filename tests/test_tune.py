@@ -27,18 +27,21 @@ from optuna.trial import TrialState
 from fewcal.bank import SpaceKey
 from fewcal.errors import FewcalError, FewcalWarning, FileFormatError, InputError
 from fewcal.evaluation import Protocol, evaluate
+from fewcal.features import FeatureSplit
 from fewcal.methods.gdc import GDC
 from fewcal.params import GDCParams
 from fewcal.presets import describe_preset, get_preset, save_preset
-from fewcal.tune import Search, Tuning, tune
-from fewcal.tune.run import _write
-from fewcal.tune.search import SearchData, run_trial, start_points
-from fewcal.tune.selection import Finalist, behind, choose, contenders, rerun_finalists
+from fewcal.tune import Search, Tuning, spaces, tune
+from fewcal.tune.protocols import PROTOCOLS, DefaultProtocol
+from fewcal.tune.pruning import steps
+from fewcal.tune.run import write_result
+from fewcal.tune.search import SearchData, run_trial
+from fewcal.tune.selection import Finalist, behind, choose, contenders, rerun_finalists, top
 from fewcal.tune.show import draw
-from fewcal.tune.spaces import default_space, make_space, paper_space, space_names
+from fewcal.tune.spaces import Space, default_space, make_space, paper_space, space_names
 from fewcal.tune.storage import _alive, count, drop_lost, give_up, me, open_storage
-from fewcal.tune.study import open_study
-from fewcal.tune.trials import TrialRunner, steps
+from fewcal.tune.study import StudyPlace, open_study
+from fewcal.tune.trials import TrialRunner, start_points
 from fewcal.tune.workers import ignore_sigint
 from small_features import feature_set, save_features, split
 
@@ -116,7 +119,7 @@ def test_the_default_space_holds_the_default_preset_and_distance_grows_with_diff
     ("name", "heads", "message"),
     [
         ("papers", ("sgd",), "did you mean"),
-        ("paper/cubs", ("sgd",), "did you mean 'cub'"),
+        ("paper/cubs", ("sgd",), "did you mean 'paper/cub'"),
         ("paper/cub", ("sgd", "lbfgs"), "one head"),
         ("default", ("svm",), "head 'svm' is unknown; use some of closed_form"),
     ],
@@ -124,6 +127,60 @@ def test_the_default_space_holds_the_default_preset_and_distance_grows_with_diff
 def test_unknown_spaces_and_heads(name: str, heads: tuple[str, ...], message: str) -> None:
     with pytest.raises(InputError, match=message):
         make_space(name, 10, heads)
+
+
+def test_a_space_is_one_function(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(spaces, "SPACES", dict(spaces.SPACES))
+
+    @spaces.search_space("strengths", "how strongly base classes count", heads=("closed_form",))
+    def strengths(n_classes: int, heads: Any) -> Space:
+        return Space(
+            "strengths", get_preset("default").with_changes(head=heads[0], k=min(4, n_classes)), lambda _: axes
+        )
+
+    axes = spaces.field_axes("strength")
+    search = Search.for_features(feature_set(), space="strengths", trials=4, tasks=10, query=5, final_tasks=10)
+    assert search.heads == ("closed_form",)
+    result = quick(tmp_path / "s", search)
+    assert {name for trial in result.study.trials for name in trial.params} == {"strength"}
+    assert "strengths" in space_names()
+    with pytest.raises(InputError, match="did you mean 'strengths'"):
+        make_space("strength", 10, ("sgd",))
+
+
+@pytest.mark.parametrize(
+    ("protocol", "lift", "space", "heads"),
+    [
+        ("default", 0.0, "default", ("closed_form", "lbfgs")),
+        ("paper", 0.0, "paper/mini", ("sgd",)),
+        ("paper", -9.0, "paper/dogs", ("sgd",)),
+    ],
+)
+def test_space_and_heads_that_are_not_given_follow_from_protocol_and_features(
+    protocol: str, lift: float, space: str, heads: tuple[str, ...]
+) -> None:
+    features = feature_set()
+    base = features.split("base")
+    shifted = FeatureSplit.from_arrays(np.abs(base.features) + lift, base.labels, base.classes)
+    search = Search.for_features(dataclasses.replace(features, base=shifted), protocol=protocol, shot=5)
+    assert (search.space, search.heads, search.shot) == (space, heads, 5)
+
+
+def test_a_protocol_is_one_class(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class Best(DefaultProtocol):
+        name = "best"
+        summary = "the best trial of the search, without a second look"
+        fresh_tasks = False
+
+        def select(self, study: Any, space: Any, start: Any, final_runner: Any, most: int) -> Any:
+            finalists = top(study, space, most)
+            return finalists, finalists[0]
+
+    monkeypatch.setitem(PROTOCOLS, "best", Best())
+    result = quick(tmp_path / "s", dataclasses.replace(QUICK, protocol="best"))
+    assert result.chosen.tuned == max(f.tuned or 0.0 for f in result.finalists)
+    written = json.loads((tmp_path / "s" / "tuning.json").read_text())
+    assert written["finalists"][0]["fresh tasks"] is None
 
 
 # ---- trials ---------------------------------------------------------------------------------------------------------
@@ -174,14 +231,16 @@ def test_the_newest_spaces_stay_while_there_is_room() -> None:
 
 
 def in_memory(search: Search) -> Any:
-    return optuna.create_study(direction="maximize", pruner=search.pruner(), sampler=search.sampler(0))
+    return optuna.create_study(
+        direction="maximize", pruner=search.rules.pruning.pruner(), sampler=search.rules.sampler(0)
+    )
 
 
 def test_a_hopeless_trial_is_pruned_and_a_good_one_is_not() -> None:
     search = Search(trials=3, tasks=100, query=5, heads=("closed_form",))
     r = runner(search)
     space, study = search.make_space(len(r.bank)), in_memory(search)
-    good = start_points(space, r)[0]
+    good = start_points(space, r.bank)[0]
     # A power of 0 on features with many zeros, and a pull that leaves nothing of the support.
     bad = good | {"beta": 0.0, "l2": False, "strength": 10.0, "m": 0.0, "k": 8, "trust": 1.0}
     for values in (good, bad, good):
@@ -196,7 +255,7 @@ def test_a_hopeless_trial_is_pruned_and_a_good_one_is_not() -> None:
 
 def test_the_papers_pruner_sees_the_mean_so_far_from_the_hundredth_task_on() -> None:
     search = Search("paper", "paper/mini", ("lbfgs",), trials=1, tasks=120, query=5)
-    pruner = search.pruner()
+    pruner: Any = search.rules.pruning.pruner()
     assert (pruner._n_startup_trials, pruner._n_warmup_steps, pruner._interval_steps) == (100, 100, 10)
     r = runner(search)
     space, study = search.make_space(len(r.bank)), in_memory(search)
@@ -361,12 +420,12 @@ def test_novel_classes_are_opened_once_and_recorded(tmp_path: Path) -> None:
     result = quick(tmp_path / "s", novel_tasks=12)
     assert result.novel is not None
     name = f"trial {result.chosen.number}"
-    assert set(result.novel["figures"]) == {"simpleshot", "lr", name}
+    assert set(result.novel.figures) == {"simpleshot", "lr", name}
     expected = evaluate({"gdc": GDC(result.params, cap_k=True)}, feature_set(), Protocol(5, 1, 5, 12)).accuracy("gdc")
-    assert result.novel["figures"][name]["accuracy"] == pytest.approx(expected.mean())
+    assert result.novel.figures[name].accuracy == pytest.approx(expected.mean())
     again = quick(tmp_path / "s", resume=True, novel_tasks=12)
     assert again.novel == result.novel  # with its date
-    assert describe_preset(tmp_path / "s" / "preset.json").provenance["novel"]["opened"] == result.novel["opened"]
+    assert describe_preset(tmp_path / "s" / "preset.json").provenance["novel"]["opened"] == result.novel.opened
     with pytest.raises(InputError, match="no novel split"):
         tune(dataclasses.replace(feature_set(), novel=None), QUICK, out=tmp_path / "t", novel_tasks=5)
 
@@ -395,7 +454,7 @@ def test_a_bank_of_one_class_can_be_tuned_for(tmp_path: Path) -> None:
 def test_a_novel_record_of_another_trial_is_not_passed_over_in_silence(tmp_path: Path) -> None:
     result = quick(tmp_path / "s", novel_tasks=6)
     assert result.novel is not None
-    result.study.set_user_attr("novel", result.novel | {"chosen_trial": result.chosen.number + 1})
+    result.study.set_user_attr("novel", result.novel.to_dict() | {"chosen_trial": result.chosen.number + 1})
     with pytest.warns(FewcalWarning, match="are not its own"):
         quick(tmp_path / "s", resume=True)
 
@@ -407,7 +466,7 @@ def test_the_papers_protocol_takes_the_best_of_three_on_novel(tmp_path: Path) ->
     tuned = [f.tuned for f in result.finalists]
     assert len(tuned) == 3
     assert tuned == sorted(tuned, reverse=True)
-    figures = {k: v["accuracy"] for k, v in result.novel["figures"].items() if k.startswith("trial")}
+    figures = {k: v.accuracy for k, v in result.novel.figures.items() if k.startswith("trial")}
     assert figures[f"trial {result.chosen.number}"] == max(figures.values())
     assert "best of three" in describe_preset(tmp_path / "s" / "preset.json").provenance["selection"]
 
@@ -436,7 +495,7 @@ def strict(file: Path) -> Any:
 def test_a_preset_that_is_no_complete_trial_has_no_accuracy_on_the_tasks_of_the_search(tmp_path: Path) -> None:
     r = runner()
     space = QUICK.make_space(len(r.bank))
-    values = start_points(space, r)[0]
+    values = start_points(space, r.bank)[0]
     study = in_memory(QUICK)
     for other in (values, values | {"m": 1.0}):
         study.enqueue_trial(other)
@@ -444,12 +503,12 @@ def test_a_preset_that_is_no_complete_trial_has_no_accuracy_on_the_tasks_of_the_
         space.suggest(trial)
         trial.report(0.9, 0)
         study.tell(trial, *((None, TrialState.PRUNED) if other is values else (0.5,)))
-    [preset] = [f for f in rerun_finalists(study, space, r, QUICK) if f.number == -1]
+    [preset] = [f for f in rerun_finalists(study, space, [values], r, QUICK.finalists) if f.number == -1]
     assert preset.tuned is None
     # And what is written of it, and of one novel task, which has no interval, can be read.
     result = quick(tmp_path / "s", novel_tasks=1)
     odd = dataclasses.replace(result, chosen=preset, finalists=[preset])
-    _write(tmp_path / "s", odd, space, QUICK, SearchData.of(feature_set(), QUICK), None, "fewcal")
+    write_result(StudyPlace(tmp_path / "s"), odd, QUICK, SearchData.of(feature_set(), QUICK))
     draw(tmp_path / "s", odd, QUICK)
     assert strict(tmp_path / "s" / "tuning.json")["finalists"][0]["search tasks"] is None
     assert strict(tmp_path / "s" / "preset.json")["provenance"]["accuracy"]["search tasks"] is None
@@ -534,7 +593,7 @@ def test_a_trial_killed_before_it_had_a_worker_is_not_waited_for_long(monkeypatc
 def test_an_interrupted_trial_is_begun_again_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     r = runner()
     space, study = QUICK.make_space(len(r.bank)), in_memory(QUICK)
-    values = start_points(space, r)[0]
+    values = start_points(space, r.bank)[0]
     study.enqueue_trial(values)
 
     def interrupt(*_: Any) -> Any:
@@ -548,8 +607,8 @@ def test_an_interrupted_trial_is_begun_again_but_not_for_ever(monkeypatch: pytes
     assert [t.state for t in study.trials] == [TrialState.FAIL, TrialState.FAIL, TrialState.WAITING]
     trial = study.ask()
     assert space.suggest(trial) == space.params(values)
-    assert give_up(study, trial._trial_id)
-    assert not give_up(study, trial._trial_id)
+    assert give_up(study, trial)
+    assert not give_up(study, trial)
     assert TrialState.WAITING not in [t.state for t in study.trials]  # three times were enough
 
 
@@ -557,7 +616,7 @@ def test_a_trial_that_others_took_for_lost_does_not_stop_its_worker() -> None:
     r = runner()
     space, study = QUICK.make_space(len(r.bank)), in_memory(QUICK)
     trial = study.ask()
-    give_up(study, trial._trial_id)
+    give_up(study, trial)
     assert run_trial(study, trial, space, r, QUICK) is None
     assert study.trials[0].state == TrialState.FAIL
 
@@ -572,7 +631,7 @@ def test_four_processes_two_of_them_killed_lose_no_finished_trial(tmp_path: Path
     features = save_features(tmp_path / "features", **feature_set().splits())
     folder, trials = tmp_path / "s", 60
     # The first one makes the study, so that the others can join it.
-    open_study(folder, None, "fewcal", QUICK, SearchData.of(feature_set(), QUICK), resume=False)
+    open_study(StudyPlace(folder), QUICK, SearchData.of(feature_set(), QUICK), resume=False)
     context = multiprocessing.get_context("spawn")
     processes = [context.Process(target=_join, args=(folder, features, trials)) for _ in range(4)]
     for process in processes:

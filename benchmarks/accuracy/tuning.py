@@ -14,6 +14,7 @@ from pathlib import Path
 from fewcal.evaluation import Protocol, evaluate
 from fewcal.features import FeatureSet
 from fewcal.tune import Search, tune
+from fewcal.tune.novel import PLAIN
 
 # Goals for the tuned parameters: whitened GDC tuned on validation classes by hand, in % at 1 and 5 shots.
 GOALS = {
@@ -36,8 +37,8 @@ def main() -> None:
     if not there:
         parser.error(f"{arguments.features} has none of {', '.join(GOALS)}")
     print("| features | shots | simpleshot | lr | default | tuned | tuned − simpleshot | tuned − lr | goal |")
-    print("|---|---:|---:|---:|---:|---:|---:|---:|---:|")
-    gains: dict[str, list[float]] = {"default": [], "tuned": []}
+    print("|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
+    gains: dict[str, list[float]] = {"default": [], "auto": [], "tuned": []}
     for name in there:
         features = FeatureSet.load(arguments.features / name)
         for shot, goal in zip((1, 5), GOALS[name], strict=True):
@@ -50,28 +51,20 @@ def main() -> None:
                 novel_tasks=arguments.tasks,
             )
             assert found.novel is not None
-            figures, chosen = found.novel["figures"], f"trial {found.novel['chosen_trial']}"
-            gap = {
-                row["b"] if row["a"] == chosen else row["a"]: (
-                    row["difference"] if row["a"] == chosen else -row["difference"],
-                    row["ci95"],
-                )
-                for row in found.novel["paired"]
-                if chosen in (row["a"], row["b"])
-            }
+            figures, gaps = found.novel.figures, [found.novel.difference(name) for name in PLAIN]
             others = evaluate("simpleshot,gdc", features, Protocol(shot=shot, tasks=arguments.tasks))
             plain = others.accuracy("simpleshot").mean()
-            tuned = figures[chosen]
+            tuned = figures[f"trial {found.novel.chosen_trial}"]
             for key, value in (
                 ("default", others.accuracy("gdc").mean()),
-                ("tuned", tuned["accuracy"]),
+                ("tuned", tuned.accuracy),
             ):
                 gains[key].append(100 * (value - plain))
             print(
-                f"| {name} | {shot} | {100 * plain:.2f} | {100 * figures['lr']['accuracy']:.2f} "
+                f"| {name} | {shot} | {100 * plain:.2f} | {100 * figures['lr'].accuracy:.2f} "
                 f"| {100 * others.accuracy('gdc').mean():.2f} "
-                f"| {100 * tuned['accuracy']:.2f} ± {100 * tuned['ci95']:.2f} "
-                + "".join(f"| {100 * gap[m][0]:+.2f} ± {100 * gap[m][1]:.2f} " for m in ("simpleshot", "lr"))
+                f"| {100 * tuned.accuracy:.2f} ± {100 * tuned.ci95:.2f} "
+                + "".join(f"| {100 * gap.difference:+.2f} ± {100 * gap.ci95:.2f} " for gap in gaps)
                 + f"| {goal or ''} |",
                 flush=True,
             )

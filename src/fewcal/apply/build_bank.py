@@ -1,7 +1,8 @@
-"""A bank from many files, one at a time here or all over a Dask cluster.
+"""A bank from the base split of features, from one file, or from many.
 
-Two passes: the transform is fitted on all parts, then every part becomes a bank of its own in that space, and banks are
-merged. No more than one part is in memory at a time in any process.
+Many files are read one at a time, here or all over a Dask cluster, in two passes: the transform is fitted on all parts,
+then every part becomes a bank of its own in that space, and banks are merged. No more than one part is in memory at a
+time in any process.
 """
 
 from __future__ import annotations
@@ -14,17 +15,84 @@ import numpy as np
 import torch
 
 from fewcal._utils.arrays import pick_device
+from fewcal._utils.types import JSONObject
 from fewcal.bank import BaseBank
 from fewcal.errors import InputError
 from fewcal.evaluation.executors import dask_client
-from fewcal.features import load_split
+from fewcal.features import FeatureSet, load_split
+from fewcal.features.extract import bank_source
 from fewcal.features.sources.pictures import picture_files
-from fewcal.gaussianize import Gaussianization, GaussianizationFitter
+from fewcal.gaussianize import Gaussianization, GaussianizationFitter, fit_gaussianization
 from fewcal.params import GDCParams
+from fewcal.presets import get_preset
 
 T = TypeVar("T")
 P = ParamSpec("P")
 SUFFIXES = (".parquet", ".npz")
+
+
+def build_bank(
+    source: Path,
+    preset: str | None = None,
+    *,
+    rank: int | None = None,
+    dtype: str | None = None,
+    device: str | None = None,
+    scheduler: str | None = None,
+) -> BaseBank:
+    """A bank from the base split of a feature folder, from one labelled file, or from a folder of labelled parts.
+
+    Parameters
+    ----------
+    source : path
+    preset : str or None
+        Build the bank in the space of this preset; None: raw, for any preset. Parts need one.
+    rank, dtype
+        See `BaseBank`.
+    device : where to compute
+    scheduler : str or None
+        A Dask scheduler, or "local:N", that builds from parts.
+    """
+    if source.is_dir() and not any(source.glob("base.*")):
+        parts = find_parts(source)
+        if preset is None:
+            raise InputError(
+                f"{source} has no base split but {len(parts)} part(s): give --preset, whose space they go to"
+            )
+        return bank_from_parts(parts, get_preset(preset), rank=rank, dtype=dtype, device=device, scheduler=scheduler)
+    split = FeatureSet.load(source, ["base"]).split("base") if source.is_dir() else load_split(source, labelled=True)
+    labels = split.require_labels()
+    transform = None
+    if preset is not None:
+        p = get_preset(preset)
+        if not p.transform_base:
+            raise InputError(f"preset {preset!r} takes base rows as they are: build the bank without --preset")
+        rows = torch.from_numpy(split.float32())
+        transform = fit_gaussianization(rows, p.beta, p.kind, p.center, p.l2, p.eps).to(pick_device(device))
+    elif rank is not None:
+        raise InputError("--rank drops the rows, so the space must be fixed: give --preset as well")
+    bank = BaseBank(rank, dtype, transform)
+    bank.fit(split.features, [split.classes[i] for i in labels], device=device)
+    bank.source = bank_source(split)
+    return bank
+
+
+def bank_facts(bank: BaseBank) -> JSONObject:
+    """What a bank holds, for people."""
+    counts, explained = bank.counts, bank.explained
+    kept = "rows" if bank.has_rows else f"{bank.rank} directions a class" if bank.rank else "moments only"
+    return {
+        "classes": [str(c) for c in bank.classes],
+        "number of classes": len(bank),
+        "rows": bank.n_rows,
+        "rows per class": f"{int(counts.min())} to {int(counts.max())}",
+        "features": bank.dim,
+        "kept": kept,
+        "explained share": f"{float(explained.min()):.3f} to {float(explained.max()):.3f}" if bank.rank else None,
+        "transform": bank.transform.settings() if bank.transform is not None else "raw",
+        "fingerprint": bank.fingerprint,
+        "source": bank.source,
+    }
 
 
 def find_parts(folder: Path) -> list[Path]:

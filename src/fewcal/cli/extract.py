@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fewcal.cli.options import Device, Json, Preset, Quiet, Seed, Set
+from fewcal.cli.options import Device, Json, Preset, Quiet, Reject, Seed, Set, existing
 from fewcal.cli.printing import cell, table, write_json
 from fewcal.errors import InputError
 
@@ -74,7 +75,10 @@ Download = Annotated[
 def extract(
     source: Annotated[
         Path,
-        typer.Argument(help="Folder with a folder for each class (or base, val, novel of those), CSV, pack, texts."),
+        typer.Argument(
+            help="Folder with a folder for each class (or base, val, novel of those), CSV, pack, texts.",
+            callback=existing,
+        ),
     ],
     out: Annotated[Path, typer.Option(help="Folder for the feature files.", metavar="DIR")],
     extractor: ExtractorName = "efficientnet-lite0",
@@ -108,22 +112,11 @@ def extract(
     splits = find_splits(source, model.kind, not unlabelled, text_column, label_column)
     if "features" in splits and split is not None:
         splits = {split: splits["features"]}
+    start = partial(run, batch=batch, workers=workers, skip_bad=skip_bad, resume=resume, dtype=dtype)
     facts = []
     for name, items in splits.items():
         with ProgressBar(f"{name} {model.kind}s", quiet) as report:
-            facts.append(
-                run(
-                    items,
-                    model,
-                    out / f"{name}.npz",
-                    batch=batch,
-                    workers=workers,
-                    skip_bad=skip_bad,
-                    resume=resume,
-                    dtype=dtype,
-                    progress=report,
-                )
-            )
+            facts.append(start(items, model, out / f"{name}.npz", progress=report))
     write_json(json_file, {"extractor": model.stamp, "files": facts})
     if not quiet:
         keys = ["file", "rows", "classes", "features", "skipped"]
@@ -135,9 +128,12 @@ def extract(
 
 def classify(
     support: Annotated[
-        Path, typer.Option(help="A folder for each class with a few pictures in it, or labelled texts.")
+        Path,
+        typer.Option(help="A folder for each class with a few pictures in it, or labelled texts.", callback=existing),
     ],
-    query: Annotated[Path, typer.Option(help="What to classify: a folder, a list, a picture, or texts.")],
+    query: Annotated[
+        Path, typer.Option(help="What to classify: a folder, a list, a picture, or texts.", callback=existing)
+    ],
     extractor: UsualExtractor = None,
     list_extractors: ListExtractors = False,
     bank: Annotated[
@@ -145,14 +141,7 @@ def classify(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write all answers here (.csv or .parquet).")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a contact sheet to look at (.html).")] = None,
-    reject: Annotated[
-        float | None,
-        typer.Option(
-            "--reject",
-            help="With --bank: answer 'none of these' where more than this share of base-class examples look as much "
-            "like your classes (e.g. 0.05).",
-        ),
-    ] = None,
+    reject: Reject = None,
     text_column: TextColumn = "text",
     label_column: LabelColumn = "label",
     preset: Preset = None,
@@ -167,28 +156,16 @@ def classify(
     quiet: Quiet = False,
 ) -> None:
     """Classify pictures or texts from a few examples of each class, with probabilities."""
+    if out is not None and out.suffix not in (".csv", ".parquet"):
+        raise InputError(f"{out}: predictions are written as .parquet or .csv")
     from fewcal._utils.terminal import ProgressBar
     from fewcal.apply.classify import classify as run
 
-    if out is not None and out.suffix not in (".csv", ".parquet"):
-        raise InputError(f"{out}: predictions are written as .parquet or .csv")
+    reading = partial(run, batch=batch, workers=workers, skip_bad=skip_bad, columns=(text_column, label_column))
+    start = partial(reading, preset=preset or "default", settings=set_ or [], reject=reject, seed=seed)
     with ProgressBar("items", quiet) as report:
-        answers = run(
-            support,
-            query,
-            extractor,
-            bank=bank,
-            preset=preset or "default",
-            settings=set_ or [],
-            reject=reject,
-            batch=batch,
-            workers=workers,
-            device=device,
-            skip_bad=skip_bad,
-            seed=seed,
-            allow_download=allow_download,
-            progress=report,
-            columns=(text_column, label_column),
+        answers = start(
+            support, query, extractor, bank=bank, device=device, allow_download=allow_download, progress=report
         )
     if not quiet:
         print_answers(answers.query.kind, [answers.rows()[i] for i in answers.by_doubt()], kept=out is not None)

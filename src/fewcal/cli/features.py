@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from fewcal.cli.options import Device, Json, Quiet, complete_preset
+from fewcal.cli.options import Device, Json, Quiet, complete_preset, existing
 from fewcal.cli.printing import cell, flat, table, write_json
-from fewcal.errors import InputError
 
 features_app = typer.Typer(no_args_is_help=True, help="Look at feature sets.")
 bank_app = typer.Typer(no_args_is_help=True, help="Build and inspect banks of base classes.")
@@ -25,7 +24,7 @@ def register(app: typer.Typer) -> None:
 
 @features_app.command("info")
 def features_info_command(
-    folder: Annotated[Path, typer.Argument(help="Folder with base, val and novel files.")],
+    folder: Annotated[Path, typer.Argument(help="Folder with base, val and novel files.", callback=existing)],
     json_file: Json = None,
     quiet: Quiet = False,
 ) -> None:
@@ -53,7 +52,8 @@ def bank_build(
         Path,
         typer.Argument(
             help="Feature folder (its base split is taken), one labelled file, or a folder of labelled parts "
-            "(with --preset), read one at a time."
+            "(with --preset), read one at a time.",
+            callback=existing,
         ),
     ],
     out: Annotated[Path, typer.Option(help="Where the bank goes (.safetensors).")],
@@ -75,86 +75,30 @@ def bank_build(
     quiet: Quiet = False,
 ) -> None:
     """Build a bank from base classes and save it."""
-    bank = (
-        _bank_of_parts(source, preset, rank, dtype, scheduler, device)
-        if source.is_dir() and not any(source.glob("base.*"))
-        else _bank_of_split(source, preset, rank, dtype, device)
-    )
+    from fewcal.apply.build_bank import bank_facts, build_bank
+
+    bank = build_bank(source, preset, rank=rank, dtype=dtype, device=device, scheduler=scheduler)
     bank.save(out)
-    facts = _bank_facts(bank) | {"file": str(out), "bytes": out.stat().st_size}
+    facts = bank_facts(bank) | {"file": str(out), "bytes": out.stat().st_size}
     write_json(json_file, facts)
     if not quiet:
         table(None, [[k, cell(v)] for k, v in facts.items()])
-
-
-def _bank_of_parts(
-    folder: Path, preset: str | None, rank: int | None, dtype: str | None, scheduler: str | None, device: str
-) -> Any:
-    from fewcal.apply.build_bank import bank_from_parts, find_parts
-    from fewcal.presets import get_preset
-
-    parts = find_parts(folder)
-    if preset is None:
-        raise InputError(f"{folder} has no base split but {len(parts)} part(s): give --preset, whose space they go to")
-    return bank_from_parts(parts, get_preset(preset), rank=rank, dtype=dtype, device=device, scheduler=scheduler)
-
-
-def _bank_of_split(source: Path, preset: str | None, rank: int | None, dtype: str | None, device: str) -> Any:
-    from fewcal._utils.arrays import pick_device
-    from fewcal.bank import BaseBank
-    from fewcal.features import FeatureSet, load_split
-    from fewcal.features.extract import bank_source
-    from fewcal.gaussianize import fit_gaussianization
-    from fewcal.presets import get_preset
-
-    split = FeatureSet.load(source, ["base"]).split("base") if source.is_dir() else load_split(source, labelled=True)
-    labels = split.require_labels()
-    transform = None
-    if preset is not None:
-        import torch
-
-        p = get_preset(preset)
-        if not p.transform_base:
-            raise InputError(f"preset {preset!r} takes base rows as they are: build the bank without --preset")
-        rows = torch.from_numpy(split.float32())
-        transform = fit_gaussianization(rows, p.beta, p.kind, p.center, p.l2, p.eps).to(pick_device(device))
-    elif rank is not None:
-        raise InputError("--rank drops the rows, so the space must be fixed: give --preset as well")
-    bank = BaseBank(rank, dtype, transform)
-    bank.fit(split.features, [split.classes[i] for i in labels], device=device)
-    bank.source = bank_source(split)
-    return bank
 
 
 @bank_app.command("info")
 def bank_info(
-    file: Annotated[Path, typer.Argument(help="A bank.")], json_file: Json = None, quiet: Quiet = False
+    file: Annotated[Path, typer.Argument(help="A bank.", callback=existing)],
+    json_file: Json = None,
+    quiet: Quiet = False,
 ) -> None:
     """What a bank holds."""
+    from fewcal.apply.build_bank import bank_facts
     from fewcal.bank import BaseBank
 
-    facts = _bank_facts(BaseBank.load(file)) | {"file": str(file), "bytes": file.stat().st_size}
+    facts = bank_facts(BaseBank.load(file)) | {"file": str(file), "bytes": file.stat().st_size}
     write_json(json_file, facts)
     if not quiet:
         table(None, [[k, cell(v)] for k, v in facts.items()])
-
-
-def _bank_facts(bank: Any) -> dict[str, Any]:
-    counts = bank.counts
-    explained = bank.explained
-    kept = "rows" if bank.has_rows else f"{bank.rank} directions a class" if bank.rank else "moments only"
-    return {
-        "classes": [str(c) for c in bank.classes],
-        "number of classes": len(bank),
-        "rows": bank.n_rows,
-        "rows per class": f"{int(counts.min())} to {int(counts.max())}",
-        "features": bank.dim,
-        "kept": kept,
-        "explained share": f"{float(explained.min()):.3f} to {float(explained.max()):.3f}" if bank.rank else None,
-        "transform": bank.transform.settings() if bank.transform is not None else "raw",
-        "fingerprint": bank.fingerprint,
-        "source": bank.source,
-    }
 
 
 @presets_app.command("list")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
+
+from fewcal.errors import InputError
 
 
 def complete_method(incomplete: str) -> list[str]:
@@ -21,6 +23,17 @@ def complete_preset(incomplete: str) -> list[str]:
     return [name for name in list_presets() if name.startswith(incomplete)]
 
 
+Given = TypeVar("Given", Path, Path | None, list[Path], list[Path] | None)
+
+
+def existing(given: Given) -> Given:
+    """Refuse a path that does not exist: at once, before anything heavy is loaded."""
+    for path in given if isinstance(given, list) else [given]:
+        if path is not None and not path.exists():
+            raise InputError(f"{path} does not exist; check the path")
+    return given
+
+
 Json = Annotated[Path | None, typer.Option("--json", help="Write the result as JSON to this file.", metavar="FILE")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no table: files and exit code only.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, … or auto.")]
@@ -33,5 +46,20 @@ Set = Annotated[
     typer.Option(
         "--set",
         help="A parameter: key=value for gdc, method.key=value for others; see `fewcal presets params`. Repeatable.",
+    ),
+]
+Way = Annotated[int, typer.Option(help="Classes of a task.")]
+Shot = Annotated[int, typer.Option(help="Support examples of a class.")]
+Query = Annotated[int, typer.Option(help="Queries of a class.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")]
+Reference = Annotated[str | None, typer.Option(help="Compare every method with this one instead of all pairs.")]
+Scheduler = Annotated[str | None, typer.Option(help="Address of a Dask scheduler, or local:N.")]
+Support = Annotated[Path, typer.Option(help="Labelled examples of your classes.", callback=existing)]
+Reject = Annotated[
+    float | None,
+    typer.Option(
+        "--reject",
+        help="With --bank: answer 'none of these' where more than this share of base-class examples look as much like "
+        "your classes (e.g. 0.05).",
     ),
 ]

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fewcal.cli.options import Device, Json, Quiet, Seed
+from fewcal.cli.options import Device, Json, Quiet, Resume, Seed
 from fewcal.cli.printing import table, write_json
 from fewcal.errors import InputError
+
+if TYPE_CHECKING:
+    from fewcal.paper.draw import Summary
 
 commands = typer.Typer(help="Tables and figures of the paper, with its figures beside yours.", no_args_is_help=True)
 
@@ -58,7 +61,7 @@ def run(
     ] = None,
     sgd_tasks: Annotated[int | None, typer.Option(help="Tasks of the paper's own SGD head.", min=1)] = None,
     trials: Annotated[int | None, typer.Option(help="Settings tried where something is tuned.", min=1)] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
+    resume: Resume = False,
     compute_only: Annotated[
         bool, typer.Option("--compute-only", help="Compute and do not draw: needs torch and NumPy alone.")
     ] = False,
@@ -69,6 +72,10 @@ def run(
     quiet: Quiet = False,
 ) -> None:
     """Compute experiments on your features and write one report with the paper's figures beside them."""
+    if compute_only and draw_only:
+        raise InputError("--compute-only and --draw-only exclude each other")
+    if not draw_only and not features:
+        raise InputError("--features is missing: the folder with your features, or --draw-only for what is there")
     from fewcal._utils.arrays import pick_device
     from fewcal.paper.budget import Budget
     from fewcal.paper.draw import draw_report
@@ -80,12 +87,8 @@ def run(
             print(line, file=sys.stderr, flush=True)
 
     experiments = choose(names)
-    if compute_only and draw_only:
-        raise InputError("--compute-only and --draw-only exclude each other")
     left_out: list[str] = []
-    if not draw_only:
-        if not features:
-            raise InputError("--features is missing: the folder with your features, or --draw-only for what is there")
+    if features and not draw_only:
         where = str(pick_device(device))
         budget = Budget.of(
             tasks, quick=quick, device=where, seed=seed, sampled=sampled_tasks, sgd=sgd_tasks, trials=trials
@@ -99,8 +102,12 @@ def run(
     summary = draw_report(out, left_out, say)
     write_json(json_file, summary)
     if not quiet:
-        counts = {w: sum(v["verdict"] == w for v in summary["verdicts"]) for w in ("holds", "does not hold")}
-        print(
-            f"{len(summary['verdicts'])} statements: {counts['holds']} hold, {counts['does not hold']} do not; "
-            f"report: {out / 'report.html'}, summary: {out / 'summary.md'}"
-        )
+        _print_verdicts(summary, out)
+
+
+def _print_verdicts(summary: Summary, out: Path) -> None:
+    counts = {w: sum(v["verdict"] == w for v in summary["verdicts"]) for w in ("holds", "does not hold")}
+    print(
+        f"{len(summary['verdicts'])} statements: {counts['holds']} hold, {counts['does not hold']} do not; "
+        f"report: {out / 'report.html'}, summary: {out / 'summary.md'}"
+    )

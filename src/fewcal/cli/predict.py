@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fewcal.cli.options import Device, Json, Preset, Quiet, Seed, Set
+from fewcal.cli.options import Device, Json, Preset, Quiet, Reject, Seed, Set, Support, existing
 from fewcal.cli.printing import table, write_json
 
 
@@ -18,22 +18,16 @@ def register(app: typer.Typer) -> None:
 
 
 def predict(
-    support: Annotated[Path, typer.Option(help="Labelled examples of your classes.")],
-    query: Annotated[Path, typer.Option(help="Rows to classify.")],
+    support: Support,
+    query: Annotated[Path, typer.Option(help="Rows to classify.", callback=existing)],
     out: Annotated[Path, typer.Option(help="Predictions (.parquet, or .csv).")],
     bank: Annotated[
-        Path | None, typer.Option(help="Bank of base classes; without it a plain classifier is used.")
+        Path | None,
+        typer.Option(help="Bank of base classes; without it a plain classifier is used.", callback=existing),
     ] = None,
     preset: Preset = None,
     set_: Set = None,
-    reject: Annotated[
-        float | None,
-        typer.Option(
-            "--reject",
-            help="Answer 'none of these' where more than this share of base-class examples look as much like your "
-            "classes (e.g. 0.05).",
-        ),
-    ] = None,
+    reject: Reject = None,
     seed: Seed = 0,
     device: Device = "cpu",
     json_file: Json = None,
@@ -55,8 +49,8 @@ def predict(
 
 
 def explain(
-    support: Annotated[Path, typer.Option(help="Labelled examples of your classes.")],
-    bank: Annotated[Path, typer.Option(help="Bank of base classes.")],
+    support: Support,
+    bank: Annotated[Path, typer.Option(help="Bank of base classes.", callback=existing)],
     preset: Preset = None,
     set_: Set = None,
     seed: Seed = 0,

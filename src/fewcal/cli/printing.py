@@ -33,6 +33,11 @@ def cell(value: Any) -> str:
     return str(value)
 
 
+def percent(value: float | None) -> str:
+    """A share in per cent; a dash where there is none."""
+    return "–" if value is None or value != value else f"{100 * value:.2f}"
+
+
 def flat(facts: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested facts as one level of readable names; fingerprints are cut to what tells them apart."""
     out: dict[str, Any] = {}

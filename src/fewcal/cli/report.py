@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fewcal.cli.options import Json, Quiet
+from fewcal.cli.options import Json, Quiet, Reference, existing
 from fewcal.cli.printing import write_json
 from fewcal.errors import InputError
 
@@ -18,26 +18,29 @@ def register(app: typer.Typer) -> None:
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Folders made by `fewcal evaluate --out`.", metavar="RUN...")],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(help="Folders made by `fewcal evaluate --out`.", metavar="RUN...", callback=existing),
+    ],
     out: Annotated[Path, typer.Option(help="The page to write.", metavar="FILE")] = Path("report.html"),
     features: Annotated[
         list[Path] | None,
-        typer.Option(help="Features of the runs, to explain the hardest tasks. Repeatable.", metavar="DIR"),
+        typer.Option(
+            help="Features of the runs, to explain the hardest tasks. Repeatable.", metavar="DIR", callback=existing
+        ),
     ] = None,
-    reference: Annotated[
-        str | None, typer.Option(help="Compare every method with this one instead of all pairs.")
-    ] = None,
+    reference: Reference = None,
     title: Annotated[str, typer.Option(help="Title of the page.")] = "Few-shot evaluation",
     hardest: Annotated[int, typer.Option(help="Hardest tasks to explain for each run.", min=0)] = 3,
     json_file: Json = None,
     quiet: Quiet = False,
 ) -> None:
     """Show finished runs as one HTML file that needs nothing else: tables, figures, classes, tasks, and why."""
+    if out.is_dir():
+        raise InputError(f"--out {out} is a folder; name a file in it, such as {out / 'report.html'}")
     from fewcal.report.groups import group_runs
     from fewcal.report.run_report import page_of
 
-    if out.is_dir():
-        raise InputError(f"--out {out} is a folder; name a file in it, such as {out / 'report.html'}")
     groups = group_runs(runs, reference, features or [])
     page_of(groups, title, hardest).write(out)
     write_json(json_file, {group.title: group.summary.to_dict() for group in groups})

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from fewcal.cli.options import Json, Quiet, Seed
+from fewcal.cli.options import Json, Quiet, Seed, existing
 from fewcal.cli.printing import write_json
-from fewcal.errors import InputError
 
 
 def register(app: typer.Typer) -> None:
@@ -20,7 +19,10 @@ def register(app: typer.Typer) -> None:
 
 def train(
     data: Annotated[
-        Path, typer.Argument(help="Folder with base, val and novel (packs or class folders), or a CSV list.")
+        Path,
+        typer.Argument(
+            help="Folder with base, val and novel (packs or class folders), or a CSV list.", callback=existing
+        ),
     ],
     out: Annotated[Path, typer.Option(help="Folder for weights and record.")],
     backbone: Annotated[str, typer.Option(help="resnet12, wrn28-10, wrn28-10-p64 or conv4.")] = "resnet12",
@@ -53,9 +55,10 @@ def train(
     from fewcal._utils.terminal import ProgressBar
     from fewcal.training import TrainSettings, load_pixels
     from fewcal.training import train as run
+    from fewcal.training.settings import parse_settings
 
     given = {"epochs": epochs, "mixup_epochs": mixup_epochs, "batch": batch, "size": size}
-    changes, inner = _settings(set_ or [])
+    changes, inner = parse_settings(set_ or [])
     changes |= {k: v for k, v in given.items() if v is not None}
     changes |= {"backbone_settings": inner, "minutes": minutes, "compile": compile_, "seed": seed}
     settings = TrainSettings.for_backbone(backbone, **changes)
@@ -75,23 +78,6 @@ def train(
         )
     if record is not None:  # of several processes the first alone has it
         write_json(json_file, record)
-
-
-def _settings(items: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """`--set key=value` for the training, `--set backbone.key=value` for the backbone."""
-    from dataclasses import fields
-
-    from fewcal._utils.names import nearest_names
-    from fewcal.methods import parse_settings
-    from fewcal.training import TrainSettings
-
-    parsed = parse_settings(items)
-    own, inner = parsed.pop("gdc", {}), parsed.pop("backbone", {})
-    known = {f.name for f in fields(TrainSettings)} - {"backbone", "backbone_settings", "minutes", "compile", "seed"}
-    odd = [*(k for k in own if k not in known), *(f"{m}.{k}" for m in parsed for k in parsed[m])]
-    if odd:
-        raise InputError(f"--set {odd[0]}: there is no such setting{nearest_names(odd[0], known)}")
-    return own, inner
 
 
 def _say(line: str) -> None:

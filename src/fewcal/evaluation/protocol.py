@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from fewcal._utils.types import JSONObject
 from fewcal.episodes import EpisodeSpec
 from fewcal.errors import InputError
 
@@ -47,6 +47,6 @@ class Protocol:
         """The same as the sampler wants it."""
         return EpisodeSpec(self.way, self.shot, self.query, self.seed, self.replacement)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JSONObject:
         """Plain values, for JSON."""
         return dataclasses.asdict(self)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
+from fewcal._utils.types import JSONObject
 from fewcal.evaluation.protocol import Protocol
 from fewcal.evaluation.stats import CalibrationBins, paired_table
 from fewcal.evaluation.summary import MethodResults, MethodSummary, Summary
@@ -37,8 +37,8 @@ class Results:
     correct: dict[str, np.ndarray]
     bins: dict[str, CalibrationBins]
     seconds: dict[str, float]
-    settings: dict[str, dict[str, Any]]
-    identity: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, JSONObject]
+    identity: JSONObject = field(default_factory=dict)
 
     def method(self, name: str) -> MethodResults:
         """The outcome of one method."""

@@ -34,6 +34,7 @@ import torch
 from fewcal._utils.atomic import atomic_path, read_json, write_json
 from fewcal._utils.folder_lock import OutputLock, folder_lock, is_leftover
 from fewcal._utils.parameters import current_names
+from fewcal._utils.types import JSONObject
 from fewcal._version import __version__
 from fewcal.errors import FileFormatError, InputError
 from fewcal.evaluation.engine import Block
@@ -52,20 +53,20 @@ _UNREADABLE = (OSError, ValueError, KeyError, TypeError, EOFError, NotImplemente
 class Run:
     """The folder of one evaluation."""
 
-    def __init__(self, folder: Path, config: dict[str, Any], lock: OutputLock) -> None:
+    def __init__(self, folder: Path, config: JSONObject, lock: OutputLock) -> None:
         self.folder = folder
         self.config = config
         self.lock = lock
 
     @classmethod
     @contextmanager
-    def open(cls, folder: Path, identity: dict[str, Any], *, resume: bool) -> Iterator[Run]:
+    def open(cls, folder: Path, identity: JSONObject, *, resume: bool) -> Iterator[Run]:
         """Begin a run in a new or empty folder, or continue the one that is there; nobody else may meanwhile."""
         with folder_lock(folder) as lock:
             yield cls._opened(folder, identity, resume, lock)
 
     @classmethod
-    def _opened(cls, folder: Path, identity: dict[str, Any], resume: bool, lock: OutputLock) -> Run:
+    def _opened(cls, folder: Path, identity: JSONObject, resume: bool, lock: OutputLock) -> Run:
         file = folder / "config.json"
         plain = json.loads(json.dumps(identity, default=str))
         if file.is_file():
@@ -102,7 +103,7 @@ class Run:
         """What every file of this run's results bears."""
         return _checksum(self.config["identity"])
 
-    def plan(self, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    def plan(self, make: Callable[[], JSONObject]) -> JSONObject:
         """The plan that this run began with, or a new one."""
         if "plan" not in self.config:
             self.config["plan"] = make()
@@ -142,7 +143,7 @@ class Run:
 
     # ---- the end --------------------------------------------------------------------------------------------------
 
-    def finish(self, results: Results, env: dict[str, Any]) -> None:
+    def finish(self, results: Results, env: JSONObject) -> None:
         """Write the results and drop the blocks."""
         self.lock.check()
         summary = results.summary()
@@ -219,7 +220,7 @@ def merge_runs(loaded: Mapping[str, Results]) -> Results:
     return merged
 
 
-def environment(device: torch.device) -> dict[str, Any]:
+def environment(device: torch.device) -> JSONObject:
     """Versions and machine, for the record."""
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     return {
@@ -240,9 +241,9 @@ def _arrays(
     correct: dict[str, np.ndarray],
     bins: dict[str, CalibrationBins],
     seconds: dict[str, float],
-) -> dict[str, Any]:
+) -> JSONObject:
     """What a block or a whole run found, as arrays for npz; `_outcome` reads them back."""
-    arrays: dict[str, Any] = {"classes": classes}
+    arrays: JSONObject = {"classes": classes}
     for name in correct:
         arrays[f"correct/{name}"] = correct[name]
         arrays[f"seconds/{name}"] = np.float64(seconds[name])
@@ -302,7 +303,7 @@ def _write_parquet(path: Path, results: Results) -> None:
         pq.write_table(pa.concat_tables(parts).unify_dictionaries(), temporary)
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
+def _read_config(folder: Path) -> JSONObject:
     file = folder / "config.json"
     remedy = "choose another folder"
     config = read_json(file, remedy)
@@ -320,7 +321,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _is_plan(plan: dict[str, Any]) -> bool:
+def _is_plan(plan: JSONObject) -> bool:
     block = plan.get("block")
     return type(block) is int and block > 0 and all(isinstance(plan.get(k), dict) for k in ("batches", "settings"))
 
@@ -329,7 +330,7 @@ def _checksum(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-def _current(identity: dict[str, Any]) -> dict[str, Any]:
+def _current(identity: JSONObject) -> JSONObject:
     """The identity of a run, which may be older than today's names of the parameters."""
     methods = identity.get("methods")
     if not isinstance(methods, dict) or not all(isinstance(values, dict) for values in methods.values()):
@@ -337,7 +338,7 @@ def _current(identity: dict[str, Any]) -> dict[str, Any]:
     return identity | {"methods": {name: current_names(values, RENAMED) for name, values in methods.items()}}
 
 
-def task_identity(results: Results) -> dict[str, Any]:
+def task_identity(results: Results) -> JSONObject:
     """What two runs must have in common to have the same tasks."""
     i, split = results.identity, results.protocol.split
     return {
@@ -348,7 +349,7 @@ def task_identity(results: Results) -> dict[str, Any]:
     }
 
 
-def first_difference(a: Any, b: Any, where: str = "") -> str:
+def first_difference(a: object, b: object, where: str = "") -> str:
     if isinstance(a, dict) and isinstance(b, dict):
         for key in sorted(a.keys() | b.keys()):
             inside = f"{where}.{key}" if where else key

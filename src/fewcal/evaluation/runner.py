@@ -7,16 +7,15 @@ that grows block by block; killed at any moment and resumed, it ends with the sa
 from __future__ import annotations
 
 import dataclasses
-import os
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from fewcal._utils.arrays import pick_device
+from fewcal._utils.types import JSONObject, Progress, StrPath
 from fewcal.episodes import Episodes, sample_episodes
 from fewcal.errors import InputError
 from fewcal.evaluation.engine import Block, Engine, Job, blocks, check_methods, method_settings
@@ -29,16 +28,14 @@ from fewcal.evaluation.task_list import match_tasks, tasks_fingerprint
 from fewcal.features import FeatureSet
 from fewcal.methods import Method, parse_methods
 
-Progress = Callable[[int, int], None]
-
 
 def evaluate(
     methods: str | Sequence[str] | Mapping[str, Method],
-    features: FeatureSet | str | os.PathLike[str],
+    features: FeatureSet | StrPath,
     protocol: Protocol | None = None,
     device: str | torch.device | None = None,
     *,
-    out: str | os.PathLike[str] | None = None,
+    out: StrPath | None = None,
     resume: bool = False,
     episodes: Episodes | None = None,
     n_jobs: int = 1,
@@ -148,7 +145,7 @@ class _Evaluation:
             run.finish(results, environment(self.device))
         return results
 
-    def _assemble(self, ordered: Sequence[Block], settings: dict[str, dict[str, Any]]) -> Results:
+    def _assemble(self, ordered: Sequence[Block], settings: dict[str, JSONObject]) -> Results:
         bins = {}
         for name in settings:
             bins[name] = CalibrationBins()
@@ -178,7 +175,7 @@ def _named(methods: str | Sequence[str] | Mapping[str, Method]) -> dict[str, Met
 
 def _identity(
     fs: FeatureSet, protocol: Protocol, methods: Mapping[str, Method], episodes: Episodes | None
-) -> dict[str, Any]:
+) -> JSONObject:
     """What a run's numbers depend on, in plain values."""
     split = fs.split(protocol.split)
     return {

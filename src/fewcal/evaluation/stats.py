@@ -31,10 +31,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations
-from typing import Any
 
 import numpy as np
 
+from fewcal._utils.types import JSONObject
 from fewcal.errors import InputError
 
 # Accuracies are multiples of 1/(N Q); anything closer than this is rounding, and must count as a tie.
@@ -46,7 +46,7 @@ _EXACT = 50
 
 
 class _AsDict:
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JSONObject:
         """A dictionary for JSON; what is undefined (NaN) becomes None."""
         pairs = asdict(self).items()  # type: ignore[call-overload]
         return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in pairs}
@@ -103,9 +103,9 @@ class Paired(_AsDict):
         return replace(self, a=self.b, b=self.a, difference=-self.difference, won=self.lost, lost=self.won)
 
     @classmethod
-    def from_dict(cls, plain: Mapping[str, Any]) -> Paired:
+    def from_dict(cls, plain: JSONObject) -> Paired:
         """The comparison that `to_dict` made plain."""
-        values: dict[str, Any] = {k: math.nan if v is None and not k.endswith("_holm") else v for k, v in plain.items()}
+        values: JSONObject = {k: math.nan if v is None and not k.endswith("_holm") else v for k, v in plain.items()}
         return cls(**values)
 
 

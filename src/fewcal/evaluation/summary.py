@@ -14,12 +14,13 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from fewcal._utils.types import JSONObject
 from fewcal.errors import FewcalWarning
 from fewcal.evaluation.protocol import Protocol
 from fewcal.evaluation.stats import (
@@ -186,15 +187,15 @@ class MethodSummary:
     tasks: int
     seconds: float
     tasks_per_second: float
-    settings: dict[str, Any]
+    settings: JSONObject
     more: dict[str, Value] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, results: MethodResults, settings: dict[str, Any], *, class_intervals: bool = True) -> MethodSummary:
+    def of(cls, results: MethodResults, settings: JSONObject, *, class_intervals: bool = True) -> MethodSummary:
         """All statistics of a method; those that are costly only with `class_intervals`."""
         over_tasks = summarise(results.accuracy)
         computed = [s for s in STATISTICS.values() if class_intervals or not s.costly]
-        found: dict[str, Any] = {"class_interval": None} | {s.name: s.compute(results) for s in computed}
+        found: JSONObject = {"class_interval": None} | {s.name: s.compute(results) for s in computed}
         return cls(
             sd=over_tasks.sd,
             paper_doubled=over_tasks.paper_doubled,
@@ -211,13 +212,13 @@ class MethodSummary:
         found: Value = getattr(self, name) if name in _FIELDS else self.more.get(name)
         return found
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JSONObject:
         """Plain values for JSON."""
         own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "more"}
         return {k: v if k == "settings" else _plain(v) for k, v in {**own, **self.more}.items()}
 
     @classmethod
-    def from_dict(cls, plain: Mapping[str, Any]) -> MethodSummary:
+    def from_dict(cls, plain: JSONObject) -> MethodSummary:
         """The summary that `to_dict` made plain."""
         own = {k: v for k, v in plain.items() if k in _FIELDS}
         interval = own.pop("class_interval", None)
@@ -258,7 +259,7 @@ class Summary:
                 return pair if pair.a == a else pair.reversed()
         raise KeyError(f"{a!r} and {b!r} were not compared")
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JSONObject:
         """Plain values for JSON: `summary.json` of a run."""
         return {
             "protocol": self.protocol.to_dict(),
@@ -267,7 +268,7 @@ class Summary:
         }
 
     @classmethod
-    def from_dict(cls, plain: Mapping[str, Any]) -> Summary:
+    def from_dict(cls, plain: JSONObject) -> Summary:
         """The summary that `to_dict` made plain."""
         return cls(
             Protocol(**plain["protocol"]),

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from dataclasses import replace
 
 import numpy as np
 
+from fewcal._utils.types import StrPath
 from fewcal.episodes import Episodes, labels_fingerprint, sample_episodes
 from fewcal.errors import InputError
 from fewcal.evaluation.protocol import Protocol
@@ -15,14 +15,14 @@ from fewcal.features import FeatureSet
 
 
 def load_tasks(
-    path: str | os.PathLike[str], features: FeatureSet, protocol: Protocol, tasks: int | None = None
+    path: StrPath, features: FeatureSet, protocol: Protocol, tasks: int | None = None
 ) -> tuple[Episodes, Protocol]:
     """The list of tasks in a file, and the protocol with `tasks` of them, or all."""
     episodes = Episodes.load(path, features.split(protocol.split).require_labels())
     return episodes, replace(protocol, tasks=len(episodes) if tasks is None else tasks)
 
 
-def save_tasks(path: str | os.PathLike[str], features: FeatureSet, protocol: Protocol) -> None:
+def save_tasks(path: StrPath, features: FeatureSet, protocol: Protocol) -> None:
     """Draw the tasks of a protocol and save them for later runs."""
     labels = features.split(protocol.split).require_labels()
     sample_episodes(labels, protocol.spec, range(protocol.tasks)).save(path)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from fewcal._utils.names import nearest_names
+from fewcal._utils.types import JSONObject
 from fewcal.errors import InputError
+from fewcal.methods import parse_settings as parse_method_settings
 
 SCHEDULES = ("cosine", "constant")
 CLASSIFIERS = ("cosine", "linear")
@@ -179,3 +183,19 @@ _RANGES = (
     ("patience", 0, 1_000_000),
     ("seed", 0, 2**62),
 )
+
+
+def parse_settings(items: Sequence[str]) -> tuple[JSONObject, JSONObject]:
+    """`key=value` for the training and `backbone.key=value` for the backbone, as two dictionaries.
+
+    >>> parse_settings(["lr=0.05", "backbone.width=32"])
+    ({'lr': 0.05}, {'width': 32})
+    """
+    parsed = parse_method_settings(items)
+    own, inner = parsed.pop("gdc", {}), parsed.pop("backbone", {})
+    fields = {f.name for f in dataclasses.fields(TrainSettings)}
+    known = fields - {"backbone", "backbone_settings", "minutes", "compile", "seed"}
+    odd = [*(k for k in own if k not in known), *(f"{m}.{k}" for m in parsed for k in parsed[m])]
+    if odd:
+        raise InputError(f"--set {odd[0]}: there is no such setting{nearest_names(odd[0], known)}")
+    return own, inner

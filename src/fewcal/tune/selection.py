@@ -1,29 +1,31 @@
 """From trials to one set of parameters.
 
 The best of a thousand trials on 200 tasks owes part of its lead to luck. So the trials that cannot be told from the
-best by their own tasks (at most one standard error of the paired difference behind) meet again as finalists on fresh
-tasks of the same classes, together with the preset `default`. Among the finalists the same rule decides: of those that
-are at most one standard error behind the best, the one nearest to `default` is taken (the one-standard-error rule, with
-the preset as the simplest model).
+best by their own tasks (at most one standard error of the paired difference behind) are measured again as finalists on
+fresh tasks of the same classes, together with the preset `default`. Among the finalists the same rule decides: of those
+that are at most one standard error behind the best, the one nearest to `default` is taken (the one-standard-error rule,
+with the preset as the simplest model).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fewcal._utils.parameters import current_names
 from fewcal.errors import FewcalError, InputError
-from fewcal.params import RENAMED, GDCParams
-from fewcal.tune.search import Search, start_points
-from fewcal.tune.spaces import Space
+from fewcal.tune.spaces import Picks, Space, current_picks
 from fewcal.tune.storage import complete_trials
-from fewcal.tune.trials import TrialRunner
 
+# Names of protocols must be there without torch, which these load: only their types are used here.
 if TYPE_CHECKING:
     import optuna
+    from optuna.trial import FrozenTrial
+
+    from fewcal.params import GDCParams
+    from fewcal.tune.trials import TrialRunner
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +45,7 @@ class Finalist:
     """
 
     number: int
-    values: dict[str, Any]
+    values: Picks
     params: GDCParams
     tuned: float | None
     accuracy: np.ndarray
@@ -52,6 +54,15 @@ class Finalist:
     def mean(self) -> float:
         """Mean accuracy on the fresh tasks."""
         return float(self.accuracy.mean())
+
+    @property
+    def name(self) -> str:
+        """What it is called in tables."""
+        return "preset default" if self.number < 0 else f"trial {self.number}"
+
+    def accuracies(self, fresh_tasks: bool) -> dict[str, float | None]:
+        """Its accuracies by the tasks they are of; on fresh tasks only where the protocol has some."""
+        return {"search tasks": self.tuned, "fresh tasks": self.mean if fresh_tasks else None}
 
 
 def behind(best: np.ndarray, other: np.ndarray) -> tuple[float, float]:
@@ -66,7 +77,7 @@ def behind(best: np.ndarray, other: np.ndarray) -> tuple[float, float]:
     return float(difference.mean()), spread / len(difference) ** 0.5
 
 
-def ranked(study: optuna.Study) -> list[Any]:
+def ranked(study: optuna.Study) -> list[FrozenTrial]:
     """Complete trials, the best first; there must be some."""
     trials = complete_trials(study)
     if not trials:
@@ -74,11 +85,11 @@ def ranked(study: optuna.Study) -> list[Any]:
     return trials
 
 
-def contenders(study: optuna.Study, most: int) -> list[Any]:
+def contenders(study: optuna.Study, most: int) -> list[FrozenTrial]:
     """Complete trials that are at most one standard error behind the best, the best first; doubles are left out."""
     trials = ranked(study)
     reference = _steps(trials[0])
-    found: list[Any] = []
+    found: list[FrozenTrial] = []
     for trial in trials:
         own = _steps(trial)
         gap, error = behind(reference, own) if own.shape == reference.shape else (np.inf, 0.0)
@@ -89,34 +100,31 @@ def contenders(study: optuna.Study, most: int) -> list[Any]:
     return found
 
 
-def picks(trial: Any) -> dict[str, Any]:
-    """The values of a trial under today's names of the parameters."""
-    return current_names(trial.params, RENAMED)
-
-
-def _steps(trial: Any) -> np.ndarray:
+def _steps(trial: FrozenTrial) -> np.ndarray:
     values = trial.intermediate_values
     return np.array([values[step] for step in sorted(values)])
 
 
-def rerun_finalists(study: optuna.Study, space: Space, runner: TrialRunner, search: Search) -> list[Finalist]:
-    """The finalists, measured on the fresh tasks of `runner`, best first."""
+def rerun_finalists(
+    study: optuna.Study, space: Space, presets: Sequence[Picks], runner: TrialRunner, most: int
+) -> list[Finalist]:
+    """The contenders, at most `most`, and presets, measured on the fresh tasks of `runner`; the best first."""
     found = []
-    trials = contenders(study, search.finalists)
-    known = [picks(t) for t in trials]
+    trials = contenders(study, most)
+    known = [current_picks(t.params) for t in trials]
     for trial in trials:
         params = space.params(trial.params)
-        found.append(Finalist(trial.number, picks(trial), params, trial.value, runner.accuracy(params)))
-    for values in start_points(space, runner)[:1]:
+        found.append(Finalist(trial.number, current_picks(trial.params), params, trial.value, runner.accuracy(params)))
+    for values in presets:
         if values not in known:
             params = space.params(values)
             # Not of a pruned trial: its value is that of its last step alone.
-            score = next((float(t.value) for t in ranked(study) if picks(t) == values), None)
+            score = next((t.value for t in ranked(study) if current_picks(t.params) == values), None)
             found.append(Finalist(-1, values, params, score, runner.accuracy(params)))
     return sorted(found, key=lambda f: (-f.mean, f.number))
 
 
-def choose(finalists: list[Finalist], space: Space, simplest: dict[str, Any] | None) -> Finalist:
+def choose(finalists: Sequence[Finalist], space: Space, simplest: Picks | None) -> Finalist:
     """The one-standard-error rule; without a simplest model, the best."""
     if not finalists:
         raise InputError("there are no finalists to choose from")
@@ -131,13 +139,14 @@ def top(study: optuna.Study, space: Space, most: int = 3) -> list[Finalist]:
     """The best complete trials as they are: the paper's candidates."""
     out: list[Finalist] = []
     for t in ranked(study):
-        if all(picks(t) != f.values for f in out):
+        if all(current_picks(t.params) != f.values for f in out):
             out.append(from_trial(t, space))
         if len(out) == most:
             break
     return out
 
 
-def from_trial(trial: Any, space: Space) -> Finalist:
+def from_trial(trial: FrozenTrial, space: Space) -> Finalist:
     """A complete trial that was not measured again."""
-    return Finalist(trial.number, picks(trial), space.params(trial.params), trial.value, np.array([trial.value]))
+    values = current_picks(trial.params)
+    return Finalist(trial.number, values, space.params(values), trial.value, np.array([trial.value]))

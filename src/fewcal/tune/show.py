@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections import Counter
 from collections.abc import Callable
@@ -10,13 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fewcal._utils.atomic import atomic_path
+from fewcal._utils.types import JSONObject
 from fewcal.errors import InputError
+from fewcal.render.page import Page, Value
+from fewcal.tune.result import Tuning
 from fewcal.tune.search import Search
 from fewcal.tune.selection import Finalist
 from fewcal.tune.storage import require_optuna
 
 if TYPE_CHECKING:
-    from fewcal.tune.run import Tuning
+    import optuna
+    from optuna.trial import FrozenTrial
 
 # Importances need some trials to be fitted on; slices and contours of more parameters than this cannot be read.
 _FEWEST, _SLICES, _CONTOURS = 8, 6, 3
@@ -24,8 +29,6 @@ _FEWEST, _SLICES, _CONTOURS = 8, 6, 3
 
 def draw(folder: Path, result: Tuning, search: Search) -> list[Path]:
     """Write the plots into `folder/plots` and everything into `folder/tuning.html`; the files written."""
-    from fewcal.render.page import Page
-
     pictures = _pictures(result.study)
     written = []
     for name, (png, _) in pictures.items():
@@ -34,42 +37,21 @@ def draw(folder: Path, result: Tuning, search: Search) -> list[Path]:
         written.append(folder / "plots" / f"{name}.png")
     page = Page("Tuning of GDC", f"{search.way}-way {search.shot}-shot, {search.protocol} protocol")
     page.heading("Result")
-    counts = result.counts
-    page.facts(
-        {
-            "trials": counts.finished,
-            "of these": f"{counts.complete} complete, {counts.pruned} pruned, {counts.refused} refused",
-            "tasks of a trial": search.tasks,
-            "chosen": _name(result.chosen.number),
-            **(
-                {"accuracy on the tasks of the search": f"{100 * result.chosen.tuned:.2f}%"}
-                if result.chosen.tuned is not None
-                else {}
-            ),
-            **(
-                {"accuracy on fresh validation tasks": f"{100 * result.chosen.mean:.2f}%"}
-                if search.protocol == "default"
-                else {}
-            ),
-        }
-    )
+    page.facts(_facts(result, search))
     page.heading("Finalists", 3)
+    fresh = search.rules.fresh_tasks
     names = list(dict.fromkeys(k for f in result.finalists for k in f.values))
-    fresh = ["fresh tasks %"] if search.protocol == "default" else []
     page.table(
-        ["trial", "search tasks %", *fresh, *names],
-        [_row(f, names, bool(fresh)) for f in result.finalists],
+        ["trial", *accuracy_columns(fresh), *names],
+        [_row(f, names, fresh) for f in result.finalists],
         caption="Trials that the tasks of the search could not tell from the best",
     )
     if result.novel is not None:
         page.heading("Novel classes", 3)
-        page.text(f"Opened on {result.novel['opened']}, after the choice was made, and recorded in the study.")
+        page.text(f"Opened on {result.novel.opened}, after the choice was made, and recorded in the study.")
         page.table(
             ["method", "accuracy %", "± %", "tasks"],
-            [
-                [name, _percent(m["accuracy"]), _percent(m["ci95"]), m["tasks"]]
-                for name, m in result.novel["figures"].items()
-            ],
+            [[name, _percent(m.accuracy), _percent(m.ci95), m.tasks] for name, m in result.novel.figures.items()],
         )
     page.heading("Parameters")
     page.facts(result.params.as_dict())
@@ -81,42 +63,53 @@ def draw(folder: Path, result: Tuning, search: Search) -> list[Path]:
     return [*written, folder / "tuning.html"]
 
 
-def _name(number: int) -> str:
-    return "preset default" if number < 0 else f"trial {number}"
+def accuracy_columns(fresh_tasks: bool) -> list[str]:
+    """Headers of a finalist's accuracies."""
+    return ["search tasks %", *(["fresh tasks %"] if fresh_tasks else [])]
 
 
-def _row(finalist: Finalist, names: list[str], fresh: bool) -> list[str | float | None]:
-    figures = [finalist.tuned, finalist.mean] if fresh else [finalist.tuned]
+def _facts(result: Tuning, search: Search) -> JSONObject:
+    counts = result.counts
+    facts: JSONObject = {
+        "trials": counts.finished,
+        "of these": f"{counts.complete} complete, {counts.pruned} pruned, {counts.refused} refused",
+        "tasks of a trial": search.tasks,
+        "chosen": result.chosen.name,
+    }
+    if result.chosen.tuned is not None:
+        facts["accuracy on the tasks of the search"] = f"{100 * result.chosen.tuned:.2f}%"
+    if search.rules.fresh_tasks:
+        facts["accuracy on fresh validation tasks"] = f"{100 * result.chosen.mean:.2f}%"
+    return facts
+
+
+def _row(finalist: Finalist, names: list[str], fresh_tasks: bool) -> list[Value]:
+    figures = [finalist.tuned, finalist.mean] if fresh_tasks else [finalist.tuned]
     shown = [_short(finalist.values.get(name)) for name in names]
-    return [_name(finalist.number), *(_percent(f) for f in figures), *shown]
+    return [finalist.name, *(_percent(f) for f in figures), *shown]
 
 
 def _percent(value: float | None) -> float | None:
-    return None if value is None else round(100 * value, 2)
+    return None if value is None or math.isnan(value) else round(100 * value, 2)
 
 
-def _short(value: Any) -> str | None:
+def _short(value: object) -> str | None:
     return None if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
-def _pictures(study: Any) -> dict[str, tuple[bytes, str]]:
-    """PNG and alternative text of each plot that the trials suffice for."""
-    optuna = require_optuna()
-    try:
-        import matplotlib as mpl
+# ---- plots ----------------------------------------------------------------------------------------------------------
 
-        mpl.use("Agg")
+
+class _Gallery:
+    """PNG and alternative text of plots, by name."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, tuple[bytes, str]] = {}
+
+    def add(self, name: str, alt: str, make: Callable[[], Any], size: tuple[float, float] | None = None) -> None:
+        """Draw a plot that `make` gives as axes, or as an array of them."""
         import matplotlib.pyplot as plt
-    except ImportError as error:
-        raise InputError("plots need the package matplotlib: pip install 'fewcal[plots]'") from error
-    from optuna.trial import TrialState
-    from optuna.visualization import matplotlib as visual
 
-    complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-    usable = _varied(complete)
-    found: dict[str, tuple[bytes, str]] = {}
-
-    def add(name: str, alt: str, make: Callable[[], Any], size: tuple[float, float] | None = None) -> None:
         with warnings.catch_warnings(), plt.rc_context():
             warnings.simplefilter("ignore")
             made = make()
@@ -128,29 +121,40 @@ def _pictures(study: Any) -> dict[str, tuple[bytes, str]]:
             buffer = BytesIO()
             figure.savefig(buffer, format="png", dpi=110, bbox_inches="tight", metadata={"Software": None})
             plt.close(figure)
-        found[name] = (buffer.getvalue(), alt)
+        self.found[name] = (buffer.getvalue(), alt)
 
-    add(
+
+def _pictures(study: optuna.Study) -> dict[str, tuple[bytes, str]]:
+    """PNG and alternative text of each plot that the trials suffice for."""
+    importance = require_optuna().importance
+    try:
+        import matplotlib as mpl
+    except ImportError as error:
+        raise InputError("plots need the package matplotlib: pip install 'fewcal[plots]'") from error
+    mpl.use("Agg")
+    from optuna.trial import TrialState
+    from optuna.visualization import matplotlib as visual
+
+    complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    usable = _varied(complete)
+    gallery = _Gallery()
+    gallery.add(
         "optimisation-history",
         "accuracy of each trial in order, and the best so far",
         lambda: visual.plot_optimization_history(study, target_name="accuracy"),
     )
     important = usable
     if len(complete) >= _FEWEST and len(usable) > 1:
-        shares = optuna.importance.get_param_importances(
-            study, params=usable, evaluator=optuna.importance.PedAnovaImportanceEvaluator()
-        )
-        important = list(shares)
-        add(
+        evaluator = importance.PedAnovaImportanceEvaluator()
+        important = list(importance.get_param_importances(study, params=usable, evaluator=evaluator))
+        gallery.add(
             "parameter-importances",
             "share of each parameter in the differences of accuracy between trials",
-            lambda: visual.plot_param_importances(
-                study, params=usable, evaluator=optuna.importance.PedAnovaImportanceEvaluator()
-            ),
+            lambda: visual.plot_param_importances(study, params=usable, evaluator=evaluator),
         )
     if important:
         shown = important[:_SLICES]
-        add(
+        gallery.add(
             "slices",
             f"accuracy of trials against each of {', '.join(shown)}",
             lambda: visual.plot_slice(study, params=shown, target_name="accuracy"),
@@ -158,13 +162,13 @@ def _pictures(study: Any) -> dict[str, tuple[bytes, str]]:
         )
     if len(important) > 1 and len(complete) >= _FEWEST:
         pair = important[:_CONTOURS]
-        add(
+        gallery.add(
             "contours",
             f"accuracy over pairs of {', '.join(pair)}",
             lambda: visual.plot_contour(study, params=pair, target_name="accuracy"),
             (4.0 * len(pair), 3.6 * len(pair)) if len(pair) > 2 else None,
         )
-    return found
+    return gallery.found
 
 
 def _plain_ticks(axes: Any) -> None:
@@ -178,7 +182,7 @@ def _plain_ticks(axes: Any) -> None:
             axis.set_minor_formatter(NullFormatter())
 
 
-def _varied(trials: list[Any]) -> list[str]:
+def _varied(trials: list[FrozenTrial]) -> list[str]:
     """Parameters that all of the trials have, with more than one value."""
     seen = Counter(name for t in trials for name in t.params)
     return [

@@ -9,12 +9,16 @@ import warnings
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING, TypedDict
 
+from fewcal._utils.types import JSONObject
 from fewcal.errors import FewcalError, InputError
 
 if TYPE_CHECKING:
     import optuna
+    from optuna.storages import BaseStorage
+    from optuna.trial import FrozenTrial
 
 JOURNAL = "study.journal"
 # A trial of another machine that began this long ago and has not ended is taken for lost.
@@ -28,7 +32,7 @@ _COLLISION = ("already exists", "unique constraint", "duplicate key")
 _ATTEMPTS = 5
 
 
-def require_optuna() -> Any:
+def require_optuna() -> ModuleType:
     """Optuna, quiet, or what to install."""
     try:
         import optuna
@@ -39,7 +43,7 @@ def require_optuna() -> Any:
     return optuna
 
 
-def open_storage(folder: Path, url: str | None = None) -> Any:
+def open_storage(folder: Path, url: str | None = None) -> BaseStorage:
     """The journal file in `folder`, or the database at `url`."""
     optuna = require_optuna()
     if url is None:
@@ -47,7 +51,8 @@ def open_storage(folder: Path, url: str | None = None) -> Any:
 
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            return optuna.storages.JournalStorage(JournalFile(folder / JOURNAL))
+            kept: BaseStorage = optuna.storages.JournalStorage(JournalFile(folder / JOURNAL))
+            return kept
         except OSError as error:
             raise InputError(f"cannot write {folder / JOURNAL}: {error.strerror or error}") from error
         except FewcalError:
@@ -60,14 +65,15 @@ def open_storage(folder: Path, url: str | None = None) -> Any:
         raise InputError(
             f"storage {without_password(url)!r} is neither sqlite:///FILE nor postgresql://USER@HOST/DATABASE"
         )
-    options: dict[str, Any] = {"pool_pre_ping": True}
+    options: JSONObject = {"pool_pre_ping": True}
     if scheme == "sqlite":
         options["connect_args"] = {"timeout": 120}  # workers wait for each other instead of failing
     if scheme == "postgresql":
         url = url.replace("postgresql:", "postgresql+psycopg:", 1)
     for attempt in range(_ATTEMPTS):
         try:
-            return optuna.storages.RDBStorage(url, engine_kwargs=options)
+            database: BaseStorage = optuna.storages.RDBStorage(url, engine_kwargs=options)
+            return database
         except ImportError as error:
             raise InputError(f"storage {scheme} needs a driver: pip install 'fewcal[postgresql]' ({error})") from error
         except Exception as error:
@@ -93,7 +99,15 @@ def without_password(url: str) -> str:
 # ---- trials and their workers ---------------------------------------------------------------------------------------
 
 
-def me() -> dict[str, Any]:
+class Worker(TypedDict):
+    """A process that computes trials."""
+
+    host: str
+    pid: int
+    born: int | None
+
+
+def me() -> Worker:
     """This process, as its trials name it; numbers of processes come again, above all in containers."""
     return {"host": socket.gethostname(), "pid": os.getpid(), "born": _born(os.getpid())}
 
@@ -127,7 +141,7 @@ def _alive(pid: int, born: int | None = None) -> bool:
         return True
 
 
-def _lost(trial: Any) -> bool:
+def _lost(trial: FrozenTrial) -> bool:
     """Whether nobody works on a running trial any more."""
     worker = trial.user_attrs.get("worker")
     if worker is not None and worker["host"] == socket.gethostname():
@@ -141,20 +155,21 @@ def drop_lost(study: optuna.Study) -> int:
     from optuna.trial import TrialState
 
     lost = [t for t in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)) if _lost(t)]
-    return sum(give_up(study, trial._trial_id) for trial in lost)
+    return sum(give_up(study, trial) for trial in lost)
 
 
-def give_up(study: optuna.Study, trial_id: int) -> bool:
+def give_up(study: optuna.Study, trial: optuna.Trial | FrozenTrial) -> bool:
     """Mark a trial as failed and put its parameters in the queue again; False where it had ended already."""
     from optuna.trial import TrialState
 
+    number = trial._trial_id  # private of optuna: the storage knows a trial by no other name
     try:
-        study._storage.set_trial_state_values(trial_id, TrialState.FAIL)
+        study._storage.set_trial_state_values(number, TrialState.FAIL)  # private of optuna: `tell` is for workers
     except Exception:  # another worker was faster
         return False
-    trial = study._storage.get_trial(trial_id)
-    picked = trial.system_attrs.get("fixed_params", {}) | trial.params
-    tries = trial.user_attrs.get("tries", 1)
+    now = study._storage.get_trial(number)  # private of optuna: the trial as others have left it
+    picked = now.system_attrs.get("fixed_params", {}) | now.params
+    tries = now.user_attrs.get("tries", 1)
     if picked and tries < _TRIES:
         study.enqueue_trial(picked, user_attrs={"tries": tries + 1})
     return True
@@ -186,9 +201,9 @@ def count(study: optuna.Study) -> Counts:
     return Counts(states[TrialState.COMPLETE], states[TrialState.PRUNED], refused, states[TrialState.RUNNING])
 
 
-def complete_trials(study: optuna.Study) -> list[Any]:
+def complete_trials(study: optuna.Study) -> list[FrozenTrial]:
     """Complete trials, the best first."""
     from optuna.trial import TrialState
 
-    trials: list[Any] = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-    return sorted(trials, key=lambda t: (-t.value, t.number))
+    trials = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    return sorted(trials, key=lambda t: (-(t.value or 0.0), t.number))

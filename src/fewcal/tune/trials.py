@@ -9,12 +9,15 @@ from itertools import pairwise
 import numpy as np
 
 from fewcal.bank import BaseBank
+from fewcal.domain_match import whitening_shrinkage
 from fewcal.episodes import EpisodeSpec, sample_episodes
 from fewcal.errors import FewcalWarning
 from fewcal.evaluation.engine import Engine, Job
 from fewcal.methods import Method
 from fewcal.methods.gdc import GDC
 from fewcal.params import GDCParams
+from fewcal.presets import get_preset
+from fewcal.tune.spaces import Picks, Space
 
 # Memory for spaces of the bank that may be asked for again.
 _SPACES_BYTES = 2 << 30
@@ -61,7 +64,7 @@ class TrialRunner:
         borders = [0, *range(first, self.tasks, then or self.tasks), self.tasks]
         per_task = self.engine.job.spec.way * self.engine.job.spec.query
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FewcalWarning)  # a clipped α2 of one trial in a thousand is no news
+            warnings.simplefilter("ignore", FewcalWarning)  # a clipped α2 of one trial in a thousand is expected
             self.bank.forget_spaces(_SPACES_BYTES)
             engine = self.engine.with_methods({"trial": ready})
             for start, stop in pairwise(borders):
@@ -72,10 +75,20 @@ class TrialRunner:
         return np.concatenate(list(self.run(method)))
 
 
-def steps(accuracy: np.ndarray, size: int) -> np.ndarray:
-    """Means of each `size` tasks, the last of what is left over.
-
-    >>> steps(np.arange(12.0), 10).tolist()
-    [4.5, 10.5]
-    """
-    return np.array([accuracy[i : i + size].mean() for i in range(0, len(accuracy), size)])
+def start_points(space: Space, bank: BaseBank) -> list[Picks]:
+    """Trials to begin with: presets that lie in the space, so that a search cannot end below them on its tasks."""
+    default = get_preset("default")
+    seen = bank.transformed(beta=default.beta, center=default.center, l2=default.l2, moments=True)
+    k = min(default.k, len(bank))
+    whiten = float(np.clip(whitening_shrinkage(seen, k), 0.05, 1000.0))
+    shrunk = default.with_changes(
+        cov="independent", whiten=False, trust=1.0, query_strength=0.0, strength=1.0, k=min(4, k)
+    )
+    candidates = [
+        default.with_changes(k=k, whiten=whiten),
+        # The setting found first on validation classes, with class covariances (see docs/method.md).
+        shrunk.with_changes(m=2.0, alpha1=100.0, alpha2_ratio=10.0, distance_scale_of="one", distance_scale=1.0),
+        get_preset("paper").with_changes(k=max(1, min(8, len(bank)) // 2 * 2)),
+    ]
+    found = [space.values(p) for p in candidates]
+    return [values for values in found if values is not None]

@@ -10,7 +10,6 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,10 +18,10 @@ import torch
 from fewcal.errors import InputError
 from fewcal.evaluation.executors import dask_client, ship, worker_lost
 from fewcal.params import GDCParams
-from fewcal.tune.search import Search, SearchData, refuse, report_steps, work
-from fewcal.tune.spaces import Space
+from fewcal.tune.search import Search, SearchData, refuse, work
+from fewcal.tune.spaces import Picks, Space
 from fewcal.tune.storage import Counts, complete_trials, count, drop_lost, give_up, me
-from fewcal.tune.study import open_study
+from fewcal.tune.study import StudyPlace, open_study
 from fewcal.tune.trials import TrialRunner
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ class Snapshot:
 
     counts: Counts
     target: int
-    best: list[tuple[int, float, dict[str, Any]]]
+    best: list[tuple[int, float, Picks]]
     fresh: int
     seconds: float
 
@@ -53,6 +52,13 @@ class Snapshot:
         """Seconds that the rest will take at this rate."""
         return (self.target - self.counts.finished) / self.rate if self.rate > 0 else None
 
+    def __str__(self) -> str:
+        done = self.counts.finished
+        share = self.counts.pruned / done if done else 0.0
+        left = f", {self.left:.0f} s left" if self.left is not None and done < self.target else ""
+        best = f", best {100 * self.best[0][1]:.2f}%" if self.best else ""
+        return f"{done}/{self.target} trials, {self.rate:.2f} trials/s{left}, {share:.0%} pruned{best}"
+
 
 Watch = Callable[[Snapshot], None]
 
@@ -60,7 +66,7 @@ Watch = Callable[[Snapshot], None]
 class Watcher:
     """Tells `watch` how far the search is."""
 
-    def __init__(self, study: Any, search: Search, watch: Watch | None) -> None:
+    def __init__(self, study: optuna.Study, search: Search, watch: Watch | None) -> None:
         self.study, self.search, self.watch = study, search, watch
         self.began: float | None = None
         self.first = 0
@@ -72,24 +78,15 @@ class Watcher:
         counts = count(self.study)
         if self.began is None:
             self.began, self.first = now, counts.finished
-        rows = [(t.number, float(t.value), dict(t.params)) for t in complete_trials(self.study)[:5]]
+        rows = [(t.number, t.value or 0.0, dict(t.params)) for t in complete_trials(self.study)[:5]]
         self.watch(Snapshot(counts, self.search.trials, rows, counts.finished - self.first, now - self.began))
 
 
-def in_processes(
-    folder: Path,
-    url: str | None,
-    name: str,
-    search: Search,
-    material: SearchData,
-    device: str,
-    workers: int,
-    see: Watcher,
-) -> None:
+def in_processes(place: StudyPlace, search: Search, data: SearchData, device: str, workers: int, see: Watcher) -> None:
     """Run worker processes until none is left; those that die are not missed as long as one lives."""
     context = multiprocessing.get_context("spawn")
     threads = max(1, torch.get_num_threads() // workers)
-    arguments = (folder, url, name, search, material, device, threads)
+    arguments = (place, search, data, device, threads)
     processes = [context.Process(target=_worker, args=arguments, daemon=True) for _ in range(workers)]
     try:
         with ignore_sigint():
@@ -119,16 +116,14 @@ def ignore_sigint() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _worker(
-    folder: Path, url: str | None, name: str, search: Search, material: SearchData, device: str, threads: int
-) -> None:
+def _worker(place: StudyPlace, search: Search, data: SearchData, device: str, threads: int) -> None:
     torch.set_num_threads(threads)
     with suppress(KeyboardInterrupt):  # the parent tells of it
-        study, _ = open_study(folder, url, name, search, material, resume=True)
-        work(study, material.runner(search, device), search)
+        study, _ = open_study(place, search, data, resume=True)
+        work(study, data.runner(search, device), search)
 
 
-def wait_for_others(study: Any, search: Search, runner: TrialRunner, see: Watcher) -> None:
+def wait_for_others(study: optuna.Study, search: Search, runner: TrialRunner, see: Watcher) -> None:
     """Let others end their trials; take over those of the dead."""
     while count(study).running:
         if drop_lost(study):
@@ -145,28 +140,26 @@ _READY: dict[str, TrialRunner] = {}
 
 def _measure(shipped: tuple[str, SearchData, Search], params: GDCParams) -> np.ndarray | str:
     """On a Dask worker: accuracies of a trial, or why its parameters are refused."""
-    token, material, search = shipped
+    token, data, search = shipped
     if token not in _READY:
         _READY.clear()
         torch.set_num_threads(1)
-        _READY[token] = material.runner(search, "cpu")
+        _READY[token] = data.runner(search, "cpu")
     try:
         return _READY[token].accuracy(params)
     except InputError as error:
         return str(error)
 
 
-def on_dask(
-    study: optuna.Study, space: Space, search: Search, material: SearchData, scheduler: str, see: Watcher
-) -> None:
+def on_dask(study: optuna.Study, space: Space, search: Search, data: SearchData, scheduler: str, see: Watcher) -> None:
     """Trials on a cluster: this process asks and tells, workers compute. Lost workers' trials are sent out again."""
     from optuna.trial import TrialState
 
     with dask_client(scheduler) as client:
         from distributed import wait
 
-        shipped = ship(client, (uuid.uuid4().hex, material, search), scheduler)
-        busy: dict[Any, tuple[Any, GDCParams]] = {}
+        shipped = ship(client, (uuid.uuid4().hex, data, search), scheduler)
+        busy: dict[Any, tuple[optuna.Trial, GDCParams]] = {}
         try:
             while True:
                 slots = max(1, sum(w["nthreads"] for w in client.scheduler_info()["workers"].values()))
@@ -187,16 +180,16 @@ def on_dask(
                     except Exception as error:
                         if not worker_lost(error):
                             raise
-                        shipped = ship(client, (uuid.uuid4().hex, material, search), scheduler)
+                        shipped = ship(client, (uuid.uuid4().hex, data, search), scheduler)
                         busy[client.submit(_measure, shipped, params, pure=False)] = (trial, params)
                         continue
                     if isinstance(found, str):
                         refuse(study, trial, InputError(found))
-                    elif report_steps(trial, found, len(found), search):
+                    elif search.rules.pruning.report(trial, found, len(found), search.tasks):
                         study.tell(trial, state=TrialState.PRUNED)
                     else:
                         study.tell(trial, float(found.mean()))
                     see()
         finally:
             for trial, _ in busy.values():
-                give_up(study, trial._trial_id)
+                give_up(study, trial)
