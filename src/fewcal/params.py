@@ -17,6 +17,7 @@ from fewcal._utils.parameters import (
     same_parameter,
     warn_renamed,
 )
+from fewcal._utils.types import JSON
 from fewcal.calibrate import DISTANCE_SCALES, METRICS
 from fewcal.covariance import COVARIANCES, OFF_DIAGONALS, PSD, SHARES
 from fewcal.errors import InputError
@@ -132,7 +133,7 @@ class GDCParams:
     )
     n: int = parameter(750, "points to draw (eq. 10)", low=1, integer=True, search=SearchRange(50, 500, 50))
     n_per: str = parameter("point", "n for each support point, or for each class", choices=("point", "class"))
-    head: Any = parameter(  # noqa: RUF009 (a field)
+    head: object = parameter(
         "sgd", "the classifier: a name, a mapping of its name and parameters, or a scikit-learn classifier"
     )
     C: float = same_parameter(LBFGS, "C")
@@ -174,7 +175,7 @@ class GDCParams:
                 raise InputError(f"GDC has no parameter {name!r}{nearest_names(name, known)}")
         return replace(self, **changes)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, JSON]:
         """All fields as plain values; a scikit-learn classifier is named by its repr."""
         if isinstance(self.head, str):
             return asdict(self)
@@ -183,7 +184,7 @@ class GDCParams:
 
     if not TYPE_CHECKING:  # old names are for old code: a type checker knows today's alone
 
-        def __getattr__(self, name: str) -> Any:
+        def __getattr__(self, name: str) -> object:
             if name not in RENAMED:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
             warn_renamed(name, RENAMED[name])

@@ -10,13 +10,14 @@ import math
 import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 
 from fewcal.errors import FewcalWarning, InputError
 
 _KEY = "fewcal"
+T = TypeVar("T")
 
 
 class _Dataclass(Protocol):
@@ -126,9 +127,9 @@ def check_parameters(record: _Dataclass) -> None:
             object.__setattr__(record, name, checked)
 
 
-def current_names(values: Mapping[str, Any], renamed: Mapping[str, str]) -> dict[str, Any]:
+def current_names(values: Mapping[str, T], renamed: Mapping[str, str]) -> dict[str, T]:
     """The values under today's names; each old name warns once, and must not stand beside its new one."""
-    out: dict[str, Any] = {}
+    out: dict[str, T] = {}
     for name, value in values.items():
         today = renamed.get(name, name)
         if today != name:

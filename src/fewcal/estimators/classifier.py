@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from copy import copy
 from dataclasses import fields
-from typing import Any, cast
+from typing import cast
 from warnings import warn
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from scipy.special import softmax
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
@@ -25,6 +26,7 @@ from fewcal.estimators.inputs import (
     DEPRECATED,
     capped,
     check_rows,
+    check_support,
     class_codes,
     given_params,
     resolve_bank,
@@ -104,7 +106,7 @@ class GDCClassifier(ClassifierMixin, BaseEstimator):
     'cat'
     """
 
-    bank: BaseBank | str | os.PathLike[str] | tuple[Any, Any] | None
+    bank: BaseBank | str | os.PathLike[str] | tuple[ArrayLike, ArrayLike] | None
     preset: str | GDCParams
     device: str | torch.device | None
     random_state: int | np.random.RandomState | None
@@ -116,7 +118,7 @@ class GDCClassifier(ClassifierMixin, BaseEstimator):
 
     def __init__(
         self,
-        bank: BaseBank | str | os.PathLike[str] | tuple[Any, Any] | None = None,
+        bank: BaseBank | str | os.PathLike[str] | tuple[ArrayLike, ArrayLike] | None = None,
         preset: str | GDCParams = "default",
         *,
         beta: float | None = None,
@@ -145,7 +147,7 @@ class GDCClassifier(ClassifierMixin, BaseEstimator):
         psd: str | None = None,
         n: int | None = None,
         n_per: str | None = None,
-        head: Any = None,
+        head: object = None,
         C: float | None = None,
         device: str | torch.device | None = None,
         random_state: int | np.random.RandomState | None = 0,
@@ -158,7 +160,7 @@ class GDCClassifier(ClassifierMixin, BaseEstimator):
         del arguments["self"]
         self.__dict__.update(arguments)
 
-    def fit(self, X: Any, y: Any) -> GDCClassifier:
+    def fit(self, X: ArrayLike, y: ArrayLike) -> GDCClassifier:
         """Learn the classes from support rows.
 
         Parameters
@@ -168,8 +170,8 @@ class GDCClassifier(ClassifierMixin, BaseEstimator):
         y : array-like of shape (S,)
             Their classes.
         """
-        X, y = check_rows(self, X, y, reset=True)
-        self.classes_, codes = class_codes(y)
+        rows, names = check_support(self, X, y)
+        self.classes_, codes = class_codes(names)
         given = given_params(self, FIELDS)
         params = resolve_params(self.preset, given)
         if self.bank is None:
@@ -180,14 +182,14 @@ class GDCClassifier(ClassifierMixin, BaseEstimator):
                     stacklevel=2,
                 )
             self.params_, self._transform, self._analysis = None, Gaussianization("none"), None
-            self._head = plain_discriminant(X.astype(np.float64, copy=False), codes)
+            self._head = plain_discriminant(rows.astype(np.float64, copy=False), codes)
             return self
         seed = seed_from(self.random_state)
         bank = copy(resolve_bank(self.bank, self.device))  # as it is now, should it grow later
         device = bank.device
         if "k" not in given and isinstance(self.preset, str) and params.k > len(bank):
             params = capped(params, len(bank), quiet=self.preset in ("default", "auto"), preset=self.preset)
-        x = as_features(X, "X", dim=bank.dim, device=device)
+        x = as_features(rows, "X", dim=bank.dim, device=device)
         method = GDC(params)
         method.prepare(bank)
         transform = method.gaussianization
@@ -201,12 +203,12 @@ class GDCClassifier(ClassifierMixin, BaseEstimator):
         self._analysis = SupportAnalysis(method, support, labels, self.classes_.tolist())
         return self
 
-    def _logits(self, X: Any) -> np.ndarray:
+    def _logits(self, X: ArrayLike) -> np.ndarray:
         check_is_fitted(self)
-        X = check_rows(self, X, reset=False)
+        rows = check_rows(self, X, reset=False)
         device = pick_device(self.device)
         plain = self.params_ is None
-        x = as_features(X, "X", device="cpu" if plain else device, dtype=torch.float64 if plain else torch.float32)
+        x = as_features(rows, "X", device="cpu" if plain else device, dtype=torch.float64 if plain else torch.float32)
         with torch.no_grad():
             transform, head = self._transform, self._head
             if x.device.type != "cpu":
@@ -214,21 +216,21 @@ class GDCClassifier(ClassifierMixin, BaseEstimator):
             out = head.logits(transform(x, "X")[None])[0]
         return out.double().cpu().numpy()
 
-    def decision_function(self, X: Any) -> np.ndarray:
+    def decision_function(self, X: ArrayLike) -> np.ndarray:
         """Scores of query rows `X (Q, D)`: `(Q, n_classes)`, or `(Q,)` for two classes, > 0 for `classes_[1]`."""
         scores = self._logits(X)
         return scores[:, 1] - scores[:, 0] if len(self.classes_) == 2 else scores
 
-    def predict_proba(self, X: Any) -> np.ndarray:
+    def predict_proba(self, X: ArrayLike) -> np.ndarray:
         """Probabilities of the classes for query rows `X (Q, D)`, `(Q, n_classes)`."""
         return cast(np.ndarray, softmax(self._logits(X), axis=1))
 
-    def predict(self, X: Any) -> np.ndarray:
+    def predict(self, X: ArrayLike) -> np.ndarray:
         """The class of each query row `X (Q, D)`, `(Q,)`."""
         scores = self._logits(X)
         return cast(np.ndarray, self.classes_[scores.argmax(axis=1)])
 
-    def outlier_pvalue(self, X: Any) -> np.ndarray:
+    def outlier_pvalue(self, X: ArrayLike) -> np.ndarray:
         """Share of base-class examples that look at least as much like the fitted classes as each query row, `(Q,)`.
 
         It is the p-value of "this row is none of these classes, but something like the base classes": rows below 0.05
@@ -243,7 +245,7 @@ class GDCClassifier(ClassifierMixin, BaseEstimator):
         with torch.no_grad():
             return test.pvalue(self._transform(x, "X")).numpy()
 
-    def other_class_share(self, X: Any) -> np.ndarray:
+    def other_class_share(self, X: ArrayLike) -> np.ndarray:
         """The old name of `outlier_pvalue`, for this release."""
         warn_renamed("other_class_share", "outlier_pvalue")
         return self.outlier_pvalue(X)

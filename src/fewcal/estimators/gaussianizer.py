@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
+from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted
 
 from fewcal.estimators.inputs import as_tensor, check_rows
@@ -66,19 +66,19 @@ class Gaussianizer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         self.l2 = l2
         self.eps = eps
 
-    def fit(self, X: Any, y: Any = None) -> Gaussianizer:
+    def fit(self, X: ArrayLike, y: object = None) -> Gaussianizer:
         """Choose the transform and its mean from rows `X (R, D)`; y is ignored."""
         return self._update(X, first=True)
 
-    def partial_fit(self, X: Any, y: Any = None) -> Gaussianizer:
+    def partial_fit(self, X: ArrayLike, y: object = None) -> Gaussianizer:
         """Take in more rows; the result is that of one `fit` on all of them."""
         return self._update(X, first=not hasattr(self, "n_samples_seen_"))
 
-    def _update(self, X: Any, first: bool) -> Gaussianizer:
-        X = check_rows(self, X, reset=first)
+    def _update(self, X: ArrayLike, first: bool) -> Gaussianizer:
+        rows = check_rows(self, X, reset=first)
         if first:
             self._fitter = GaussianizationFitter(self.beta, self.kind, self.center, self.l2, self.eps)
-        self._fitter.update(as_tensor(X))
+        self._fitter.update(as_tensor(rows))
         fitted = self._fitter.finish(torch.float64)
         self.kind_ = fitted.kind
         self.mean_ = None if fitted.mean is None else fitted.mean.numpy()
@@ -89,19 +89,19 @@ class Gaussianizer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         mean = None if self.mean_ is None else torch.from_numpy(self.mean_).to(dtype)
         return Gaussianization(self.kind_, float(self.beta), float(self.eps), mean, bool(self.l2))
 
-    def transform(self, X: Any) -> np.ndarray:
+    def transform(self, X: ArrayLike) -> np.ndarray:
         """Map rows `X (R, D)`; float32 stays float32, everything else becomes float64."""
         check_is_fitted(self)
         x = as_tensor(check_rows(self, X, reset=False))
         return self._map(x.dtype)(x).numpy().copy()
 
-    def inverse_transform(self, X: Any) -> np.ndarray:
+    def inverse_transform(self, X: ArrayLike) -> np.ndarray:
         """Map transformed rows back; refused after L2 normalisation, which takes the lengths away."""
         check_is_fitted(self)
         x = as_tensor(check_rows(self, X, reset=False))
         return self._map(x.dtype).inverse(x).numpy().copy()
 
-    def __sklearn_tags__(self) -> Any:
+    def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         tags.transformer_tags.preserves_dtype = ["float64", "float32"]
         return tags

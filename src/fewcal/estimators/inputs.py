@@ -26,22 +26,32 @@ from fewcal.presets import get_preset
 DEPRECATED = "deprecated"
 
 
-def check_rows(estimator: Any, X: Any, y: Any = "no_validation", *, reset: bool) -> Any:
-    """scikit-learn's own validation of X, or of X and y, with one-line errors for what few-shot data gets wrong."""
-    supervised = not isinstance(y, str)
-    if supervised and y is not None:
-        if (rows := _num_samples(X)) == 0:
+def check_rows(estimator: object, X: object, *, reset: bool) -> np.ndarray:
+    """scikit-learn's own validation of rows `X (R, D)`, with one-line errors."""
+    rows: np.ndarray = _validated(estimator, X, "no_validation", reset)
+    check_finite(as_tensor(rows), "X")
+    return rows
+
+
+def check_support(estimator: object, X: object, y: object) -> tuple[np.ndarray, np.ndarray]:
+    """scikit-learn's own validation of X and y, with one-line errors for what few-shot data gets wrong."""
+    if y is not None:
+        if (given := _num_samples(X)) == 0:
             raise InputError("X has no rows; the support set needs at least one row of each class")
-        if rows != (labels := _num_samples(y)):
-            raise InputError(f"X has {rows} rows and y has {labels} labels; give exactly one label per row")
+        if given != (labels := _num_samples(y)):
+            raise InputError(f"X has {given} rows and y has {labels} labels; give exactly one label per row")
+    rows, names = _validated(estimator, X, y, True)
+    check_finite(as_tensor(rows), "X")
+    return rows, names
+
+
+def _validated(estimator: object, X: object, y: object, reset: bool) -> Any:
     try:
-        out = validate_data(estimator, X, y, dtype=[np.float64, np.float32], ensure_all_finite=False, reset=reset)
+        return validate_data(estimator, X, y, dtype=[np.float64, np.float32], ensure_all_finite=False, reset=reset)
     except ValueError as error:
         if "could not convert" in str(error):
             raise InputError(f"X holds values that are not numbers ({error}); pass a 2-D array of floats") from error
         raise
-    check_finite(as_tensor(out[0] if supervised else out), "X")
-    return out
 
 
 def class_codes(y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -67,7 +77,7 @@ def as_tensor(x: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(x if x.flags.writeable and x.dtype.isnative else x.astype(x.dtype.newbyteorder("=")))
 
 
-def resolve_bank(bank: Any, device: str | torch.device | None) -> BaseBank:
+def resolve_bank(bank: object, device: str | torch.device | None) -> BaseBank:
     """A bank from what users give (a bank, a path, or base rows with their labels), on a device as users name it."""
     if isinstance(bank, str | os.PathLike):
         file = Path(bank).absolute()
@@ -90,19 +100,19 @@ def _load(path: Path, stamp: tuple[int, int] | None) -> BaseBank:
     return BaseBank.load(path)
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = " ".join(repr(value).split())
     return text if len(text) <= 60 else f"{text[:57]}… ({type(value).__name__})"
 
 
-def given_params(estimator: object, names: Sequence[str]) -> dict[str, Any]:
+def given_params(estimator: object, names: Sequence[str]) -> dict[str, object]:
     """Parameters of GDC that an estimator was given: those among `names` that are not None, and old names in use."""
     given = {name: value for name in names if (value := getattr(estimator, name)) is not None}
     old = {name: getattr(estimator, name, DEPRECATED) for name in RENAMED}
     return given | {k: v for k, v in old.items() if not (isinstance(v, str) and v == DEPRECATED)}
 
 
-def resolve_params(preset: Any, given: dict[str, Any]) -> GDCParams:
+def resolve_params(preset: object, given: dict[str, object]) -> GDCParams:
     """The preset's parameters with those that were given in their place."""
     if not isinstance(preset, str | os.PathLike | GDCParams):
         raise InputError(f"preset={_short(preset)} is not a preset; use a name, a preset file or GDCParams(...)")
@@ -113,7 +123,7 @@ def resolve_params(preset: Any, given: dict[str, Any]) -> GDCParams:
     return base.with_changes(**{f: v.item() if isinstance(v, np.generic) else v for f, v in given.items()})
 
 
-def capped(params: GDCParams, n_classes: int, *, quiet: bool, preset: Any) -> GDCParams:
+def capped(params: GDCParams, n_classes: int, *, quiet: bool, preset: object) -> GDCParams:
     """k of a preset brought down to the number of base classes: a preset knows nothing of the bank."""
     if params.k <= n_classes:
         return params
@@ -126,7 +136,7 @@ def capped(params: GDCParams, n_classes: int, *, quiet: bool, preset: Any) -> GD
     return params.with_changes(k=n_classes)
 
 
-def seed_from(random_state: Any) -> int:
+def seed_from(random_state: object) -> int:
     """An integer seed from scikit-learn's `random_state`."""
     if isinstance(random_state, Integral):
         return int(random_state)

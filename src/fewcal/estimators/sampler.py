@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from scipy.sparse import issparse
 from sklearn.utils.validation import validate_data
 from torch import Tensor
@@ -103,8 +104,8 @@ class GDCSampler(BaseOverSampler):
     def __init__(
         self,
         *,
-        sampling_strategy: Any = "auto",
-        bank: BaseBank | str | os.PathLike[str] | tuple[Any, Any] | None = None,
+        sampling_strategy: object = "auto",
+        bank: BaseBank | str | os.PathLike[str] | tuple[ArrayLike, ArrayLike] | None = None,
         preset: str | GDCParams | None = None,
         shift: float | None = None,
         beta: float | None = None,
@@ -139,14 +140,14 @@ class GDCSampler(BaseOverSampler):
         self.random_state = random_state
         self.unit = unit
 
-    def _check_X_y(self, X: Any, y: Any, accept_sparse: Any = None) -> tuple[np.ndarray, np.ndarray, bool]:
+    def _check_X_y(self, X: Any, y: Any, accept_sparse: object = None) -> tuple[np.ndarray, np.ndarray, bool]:
         y, binarize_y = check_target_type(y, indicate_one_vs_all=True)
         types, sparse = [np.float64, np.float32], ["csr", "csc"]
         X, y = validate_data(self, X, y, dtype=types, accept_sparse=sparse, ensure_all_finite=False)
         check_finite(torch.from_numpy(X.toarray() if issparse(X) else np.array(X)), "X")
         return X, y, binarize_y
 
-    def _fit_resample(self, X: Any, y: np.ndarray, **params: Any) -> tuple[Any, np.ndarray]:
+    def _fit_resample(self, X: Any, y: np.ndarray, **params: object) -> tuple[Any, np.ndarray]:
         if not issparse(X):
             return self._resample(X, y)
         rows, labels = self._resample(X.toarray(), y)  # new points are dense; only the container is kept

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
 from fewcal._utils.names import nearest_names
+from fewcal._utils.types import JSON
 from fewcal.bank import BaseBank
 from fewcal.errors import InputError
 from fewcal.gaussianize import Gaussianization
@@ -32,7 +33,7 @@ class Method(ABC):
     _space: tuple[BaseBank, tuple[Hashable, ...]] | None = None
 
     @classmethod
-    def make(cls, preset: object, settings: Mapping[str, Any]) -> Method:
+    def make(cls, preset: object, settings: Mapping[str, JSON]) -> Method:
         """The method with `settings` in place of its defaults, checked by name and type; presets are for GDC."""
         if preset is not None:
             raise InputError(f"presets are for gdc; method {cls.name!r} takes its own parameters")
@@ -89,7 +90,7 @@ class Method(ABC):
         return False
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, JSON]:
         """Parameters, for the record of a run."""
         return {}
 

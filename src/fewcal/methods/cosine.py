@@ -6,11 +6,11 @@ Chen, Liu, Kira, Wang, Huang. A closer look at few-shot classification. ICLR 201
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from fewcal._utils.types import JSON
 from fewcal.gaussianize import l2_normalise
 from fewcal.heads.linear import LinearHead, class_means
 from fewcal.methods.base import Method, TaskBatch
@@ -27,7 +27,7 @@ class CosineClassifier(Method):
         self.scale, self.steps, self.lr = scale, steps, lr
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, JSON]:
         return {"scale": self.scale, "steps": self.steps, "lr": self.lr}
 
     @property

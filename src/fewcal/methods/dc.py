@@ -8,10 +8,9 @@ for each support point; logistic regression with C = 1.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
+from fewcal._utils.types import JSON
 from fewcal.bank import BaseBank
 from fewcal.calibrate import Calibrator
 from fewcal.covariance import CalibratedCovariance, ShrunkCovariance, shares, shrink_covariance
@@ -36,7 +35,7 @@ class DC(Method):
         self.k, self.alpha, self.beta, self.n, self.C = k, alpha, beta, n, C
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, JSON]:
         return {"k": self.k, "alpha": self.alpha, "beta": self.beta, "n": self.n, "C": self.C}
 
     def prepare(self, bank: BaseBank | None) -> Method:

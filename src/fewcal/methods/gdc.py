@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fewcal._utils.types import JSON
 from fewcal.bank import BaseBank
 from fewcal.calibrate import Calibration, Calibrator, uses_gather
 from fewcal.covariance import CalibratedCovariance, ShrunkCovariance, shares, shrink_covariance
@@ -70,13 +71,13 @@ class GDC(Method):
         self.cap_k = cap_k
 
     @classmethod
-    def make(cls, preset: object, settings: Mapping[str, Any]) -> Method:
+    def make(cls, preset: object, settings: Mapping[str, JSON]) -> Method:
         """GDC with a preset (a name, a file or `GDCParams`; None for the default) and `settings` on top of it."""
         params = preset if isinstance(preset, GDCParams) else get_preset("default" if preset is None else str(preset))
         return cls(params.with_changes(**settings), cap_k="k" not in settings)
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, JSON]:
         return self.params.as_dict()
 
     def prepare(self, bank: BaseBank | None) -> Method:

@@ -5,8 +5,7 @@ The "no method" baseline of Yang, Liu, Xu (ICLR 2021) and of the GDC paper's abl
 
 from __future__ import annotations
 
-from typing import Any
-
+from fewcal._utils.types import JSON
 from fewcal.bank import BaseBank
 from fewcal.heads.lbfgs import lbfgs_head
 from fewcal.heads.linear import LinearHead
@@ -24,7 +23,7 @@ class LogisticRegression(Method):
         self.C = C
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, JSON]:
         return {"C": self.C}
 
     def fit(self, batch: TaskBatch) -> LinearHead:
@@ -43,7 +42,7 @@ class GaussianizedLogisticRegression(LogisticRegression):
         self.beta = beta
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, JSON]:
         return {"C": self.C, "beta": self.beta}
 
     def prepare(self, bank: BaseBank | None) -> Method:
