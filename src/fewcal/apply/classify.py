@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -18,7 +18,6 @@ from fewcal._utils.types import Progress, StrPath
 from fewcal.apply.contact_sheet import contact_sheet
 from fewcal.apply.predict import (
     NONE_OF_THESE,
-    Classifier,
     check_reject,
     gdc_settings,
     predict_features,
@@ -31,6 +30,9 @@ from fewcal.features.extractors import Embed, Extractor, as_extractor
 from fewcal.features.sources.items import Items
 from fewcal.features.sources.kinds import DEFAULT_EXTRACTORS, default_extractor
 from fewcal.features.sources.texts import Texts
+
+if TYPE_CHECKING:
+    from fewcal.estimators import GDCClassifier
 
 # item, prediction, its probability, the next class, its probability
 Row: TypeAlias = tuple[str, str, float, str, float]
@@ -56,7 +58,7 @@ class Answers:
     truth: list[str] | None
     method: str
     extractor: Extractor
-    classifier: Classifier
+    classifier: GDCClassifier
 
     def __len__(self) -> int:
         return len(self.query)
@@ -158,8 +160,8 @@ def classify(
     if lost := sorted(set(classes) - set(known.classes)):
         raise InputError(f"no example of class {lost[0]!r} can be read; add one that can")
     z, asked = features_of(asked, total - len(asked))
-    gdc = GDCClassifier(bank=loaded, preset=preset, device=device, random_state=seed).set_params(**changes)
-    classifier = (gdc if loaded is not None else _after_power(gdc, model.beta)).fit(x, np.array(known.labels))
+    gdc = GDCClassifier(bank=loaded, preset=preset, device=device, random_state=seed)
+    classifier = gdc.set_params(**(plain_settings(loaded, model) | changes)).fit(x, np.array(known.labels))
     table = predict_features(classifier, z, reject)
     shown = asked.texts if isinstance(asked, Texts) else asked.names
     table = {"item": np.array(shown, object), **{k: v for k, v in table.items() if k != "row"}}
@@ -171,14 +173,14 @@ def _method_name(bank: BaseBank | None, preset: str) -> str:
     return "plain discriminant, no base classes" if bank is None else f"GDC, preset {preset}, {len(bank)} base classes"
 
 
-def _after_power(classifier: Classifier, beta: float) -> Classifier:
-    """The classifier on L2-normalised features after the power transform β, where no base classes tell a better one."""
-    from sklearn.pipeline import make_pipeline
+def plain_settings(bank: BaseBank | None, extractor: Extractor) -> dict[str, float | bool]:
+    """Parameters that do for features of an extractor where no base classes tell better ones: a power, unit length.
 
-    from fewcal.estimators import Gaussianizer
-
-    pipeline: Classifier = make_pipeline(Gaussianizer(beta=beta, l2=True), classifier)
-    return pipeline
+    >>> from fewcal.features.extractors import as_extractor
+    >>> plain_settings(None, as_extractor(lambda texts: [[1.0] for _ in texts], name="one", kind="text"))
+    {'beta': 1.0, 'l2': True}
+    """
+    return {"beta": extractor.beta, "l2": True} if bank is None else {}
 
 
 def labelled_items(source: StrPath | Items, model: Extractor, columns: tuple[str, str] = ("text", "label")) -> Items:

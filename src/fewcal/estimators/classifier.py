@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from copy import copy
 from dataclasses import fields
-from typing import cast
+from typing import Self, cast
 from warnings import warn
 
 import numpy as np
@@ -22,8 +23,11 @@ from fewcal.bank import BaseBank
 from fewcal.errors import FewcalWarning, InputError
 from fewcal.estimators.bankless import plain_discriminant
 from fewcal.estimators.explain import Explanation, SupportAnalysis, no_bank_explanation
+from fewcal.estimators.incremental import IncrementalMixin
 from fewcal.estimators.inputs import (
     DEPRECATED,
+    PLAIN,
+    as_tensor,
     capped,
     check_rows,
     check_support,
@@ -33,7 +37,7 @@ from fewcal.estimators.inputs import (
     resolve_params,
     seed_from,
 )
-from fewcal.gaussianize import Gaussianization
+from fewcal.gaussianize import Gaussianization, fit_gaussianization
 from fewcal.heads.base import Head, TaskBatch
 from fewcal.methods.gdc import GDC
 from fewcal.params import GDCParams
@@ -41,7 +45,7 @@ from fewcal.params import GDCParams
 FIELDS = tuple(f.name for f in fields(GDCParams))
 
 
-class GDCClassifier(ClassifierMixin, BaseEstimator):
+class GDCClassifier(IncrementalMixin, ClassifierMixin, BaseEstimator):
     """Few-shot classification by distribution calibration, with the statistics of well-known base classes.
 
     Parameters
@@ -77,6 +81,10 @@ class GDCClassifier(ClassifierMixin, BaseEstimator):
         Sorted class labels.
     params_ : GDCParams or None
         The parameters in force; None without a bank.
+    support_ : tuple of ndarray
+        The rows and labels it was fitted on, as they were given.
+    extractor_ : str or None
+        After `load`: name and fingerprint of what made the features, if the file says so.
     n_features_in_ : int
     feature_names_in_ : ndarray of shape (n_features_in_,)
         Defined only for input with column names.
@@ -87,8 +95,9 @@ class GDCClassifier(ClassifierMixin, BaseEstimator):
     on the features as they are, with equal priors and the pooled within-class covariance of the support S plus a ridge,
     S + (3·D/ν)·(tr S/D)·I, where ν is the number of rows less the number of classes. With one row per class ν = 0 and
     this is the nearest class mean; the more rows, the nearer to the full discriminant. Probabilities are tempered by
-    leave-one-out. Parameters of GDC have no effect, and a warning says so. Put `Gaussianizer(l2=True)` before it in a
-    pipeline for features of a neural network.
+    leave-one-out. Of the parameters, `beta`, `kind`, `eps`, `center` and `l2` transform the features before, if any of
+    them is given (`beta=1` where it is not); give `l2=True` for features of a neural network. The others have no
+    effect, and a warning says so.
 
     Probabilities are the softmax of the decision values.
 
@@ -111,6 +120,7 @@ class GDCClassifier(ClassifierMixin, BaseEstimator):
     device: str | torch.device | None
     random_state: int | np.random.RandomState | None
     classes_: np.ndarray
+    support_: tuple[np.ndarray, np.ndarray]
     params_: GDCParams | None
     _head: Head
     _transform: Gaussianization
@@ -160,7 +170,7 @@ class GDCClassifier(ClassifierMixin, BaseEstimator):
         del arguments["self"]
         self.__dict__.update(arguments)
 
-    def fit(self, X: ArrayLike, y: ArrayLike) -> GDCClassifier:
+    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Learn the classes from support rows.
 
         Parameters
@@ -171,25 +181,23 @@ class GDCClassifier(ClassifierMixin, BaseEstimator):
             Their classes.
         """
         rows, names = check_support(self, X, y)
-        self.classes_, codes = class_codes(names)
+        return self._learn(np.array(rows), np.array(names))  # copies: they are kept
+
+    def _learn(self, X: np.ndarray, y: np.ndarray) -> Self:
+        """Fit on rows and labels that were checked."""
+        self.classes_, codes = class_codes(y)
+        self.support_ = (X, y)
         given = given_params(self, FIELDS)
         params = resolve_params(self.preset, given)
         if self.bank is None:
-            if given:
-                warn(
-                    f"bank=None: without base classes {', '.join(given)} have no effect; give a bank to calibrate",
-                    FewcalWarning,
-                    stacklevel=2,
-                )
-            self.params_, self._transform, self._analysis = None, Gaussianization("none"), None
-            self._head = plain_discriminant(rows.astype(np.float64, copy=False), codes)
+            self._learn_plain(X, codes, given)
             return self
         seed = seed_from(self.random_state)
         bank = copy(resolve_bank(self.bank, self.device))  # as it is now, should it grow later
         device = bank.device
         if "k" not in given and isinstance(self.preset, str) and params.k > len(bank):
             params = capped(params, len(bank), quiet=self.preset in ("default", "auto"), preset=self.preset)
-        x = as_features(rows, "X", dim=bank.dim, device=device)
+        x = as_features(X, "X", dim=bank.dim, device=device)
         method = GDC(params)
         method.prepare(bank)
         transform = method.gaussianization
@@ -203,17 +211,34 @@ class GDCClassifier(ClassifierMixin, BaseEstimator):
         self._analysis = SupportAnalysis(method, support, labels, self.classes_.tolist())
         return self
 
+    def _learn_plain(self, X: np.ndarray, codes: np.ndarray, given: Mapping[str, object]) -> None:
+        """Without base classes: a transform, if one was given, and a discriminant."""
+        if idle := [name for name in given if name not in PLAIN]:
+            warn(
+                f"bank=None: without base classes {', '.join(idle)} have no effect; give a bank to calibrate",
+                FewcalWarning,
+                stacklevel=4,
+            )
+        x = as_tensor(X)
+        self._transform = Gaussianization("none")
+        if any(name in PLAIN for name in given):
+            p = GDCParams(beta=1.0).with_changes(**{name: given[name] for name in PLAIN if name in given})
+            self._transform = fit_gaussianization(x, p.beta, p.kind, p.center, p.l2, p.eps)
+        self.params_, self._analysis = None, None
+        self._head = plain_discriminant(self._transform(x, "X").double().numpy(), codes)
+
     def _logits(self, X: ArrayLike) -> np.ndarray:
         check_is_fitted(self)
         rows = check_rows(self, X, reset=False)
-        device = pick_device(self.device)
-        plain = self.params_ is None
-        x = as_features(rows, "X", device="cpu" if plain else device, dtype=torch.float64 if plain else torch.float32)
         with torch.no_grad():
             transform, head = self._transform, self._head
-            if x.device.type != "cpu":
-                transform, head = transform.to(x.device), head.to(x.device)
-            out = head.logits(transform(x, "X")[None])[0]
+            if self.params_ is None:
+                out = head.logits(transform(as_tensor(rows), "X").double()[None])[0]
+            else:
+                x = as_features(rows, "X", device=pick_device(self.device))
+                if x.device.type != "cpu":
+                    transform, head = transform.to(x.device), head.to(x.device)
+                out = head.logits(transform(x, "X")[None])[0]
         return out.double().cpu().numpy()
 
     def decision_function(self, X: ArrayLike) -> np.ndarray:

@@ -24,6 +24,8 @@ from fewcal.presets import get_preset
 
 # The value of a parameter under its old name that nobody gave, as in scikit-learn.
 DEPRECATED = "deprecated"
+# Parameters of the transform, which count without a bank, too.
+PLAIN = ("beta", "kind", "eps", "center", "l2")
 
 
 def check_rows(estimator: object, X: object, *, reset: bool) -> np.ndarray:

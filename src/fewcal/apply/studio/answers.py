@@ -12,27 +12,20 @@ doubtful regions, never to a lone outlier, which covers itself alone.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.stats import beta as beta_distribution
 
 from fewcal.bank import BaseBank
 
+if TYPE_CHECKING:
+    from fewcal.estimators import GDCClassifier
+
 # The gain is a sum over pairs; beyond this many items, pairs are taken from an even sample.
 MOST_PAIRED = 2000
 # Each left-out item is a fit of its own: beyond this many an even sample of them is taken.
 MOST_LEFT_OUT = 100
-
-
-class Classifier(Protocol):
-    """What a studio needs of a classifier; `GDCClassifier` and pipelines that end in one have it."""
-
-    classes_: np.ndarray
-
-    def fit(self, X: np.ndarray, y: np.ndarray) -> Classifier: ...
-
-    def predict_proba(self, X: np.ndarray) -> np.ndarray: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,15 +36,13 @@ class Recipe:
     preset: str = "default"
     beta: float = 1.0
 
-    def make(self) -> Classifier:
+    def make(self) -> GDCClassifier:
         """A new classifier, not fitted."""
-        from sklearn.pipeline import make_pipeline
-
-        from fewcal.estimators import Gaussianizer, GDCClassifier
+        from fewcal.estimators import GDCClassifier
 
         if self.bank is not None:
             return GDCClassifier(bank=self.bank, preset=self.preset)
-        return make_pipeline(Gaussianizer(beta=self.beta, l2=True), GDCClassifier())
+        return GDCClassifier(beta=self.beta, l2=True)
 
 
 @dataclass(frozen=True)
@@ -68,7 +59,7 @@ class Estimate:
         return self.right / self.asked
 
 
-def fitted(recipe: Recipe, x: np.ndarray, labels: np.ndarray) -> Classifier | None:
+def fitted(recipe: Recipe, x: np.ndarray, labels: np.ndarray) -> GDCClassifier | None:
     """A classifier fitted on labelled rows, or None where there are fewer than two classes."""
     return None if len(np.unique(labels)) < 2 else recipe.make().fit(x, labels)
 

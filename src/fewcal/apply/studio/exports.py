@@ -91,12 +91,7 @@ def python_snippet(rows: Sequence[Row], extractor: str, beta: float, bank: str |
     support = [(row.text if row.text is not None else row.name, row.answer) for row in rows if row.labelled]
     texts = any(row.text is not None for row in rows)
     listed = "\n".join(f"    ({item!r}, {name!r})," for item, name in support)
-    if bank is None:
-        fit = f"make_pipeline(Gaussianizer(beta={beta!r}, l2=True), GDCClassifier())"
-        imports = "from sklearn.pipeline import make_pipeline\n\nfrom fewcal import GDCClassifier, Gaussianizer"
-    else:
-        fit = f"GDCClassifier(bank={bank!r}, preset={preset!r})"
-        imports = "from fewcal import GDCClassifier"
+    given = f"beta={beta!r}, l2=True" if bank is None else f"bank={bank!r}, preset={preset!r}"
     if texts:
         load = "extractor(items)"
         more = ""
@@ -105,7 +100,7 @@ def python_snippet(rows: Sequence[Row], extractor: str, beta: float, bank: str |
         more = "\nfrom fewcal.features.sources.pictures import decode, fitted"
     return f'''"""The classifier of a fewcal studio project, fitted anew: run it inside the project's folder."""
 
-{imports}
+from fewcal import GDCClassifier
 from fewcal.features.extractors import get_extractor{more}
 
 examples = [
@@ -120,7 +115,6 @@ def features(items):
 
 
 items, names = zip(*examples)
-classifier = {fit}
-classifier.fit(features(items), list(names))
+classifier = GDCClassifier({given}).fit(features(items), list(names))
 print(classifier.predict(features(items)))
 '''

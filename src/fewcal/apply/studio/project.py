@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 from warnings import catch_warnings, simplefilter
 
 import numpy as np
@@ -14,7 +15,6 @@ from fewcal.apply.classify import check_same_extractor
 from fewcal.apply.predict import NONE_OF_THESE
 from fewcal.apply.studio.answers import (
     MOST_PAIRED,
-    Classifier,
     Estimate,
     Recipe,
     doubt,
@@ -40,6 +40,9 @@ from fewcal.bank import BaseBank
 from fewcal.errors import InputError
 from fewcal.features.extractors import Extractor, as_extractor
 from fewcal.features.sources.kinds import DEFAULT_EXTRACTORS
+
+if TYPE_CHECKING:
+    from fewcal.estimators import GDCClassifier
 
 MOST_SUGGESTED = 6
 
@@ -68,7 +71,7 @@ class Answered:
 
     ids: list[int]
     x: np.ndarray
-    classifier: Classifier | None
+    classifier: GDCClassifier | None
     columns: list[int]  # class id of each column of probabilities
     probabilities: np.ndarray | None  # (R, N)
     outliers: np.ndarray | None  # (R,) p-values of "none of these", with a bank
@@ -361,7 +364,7 @@ class Studio:
             probabilities = classifier.predict_proba(x)
             columns = [by_name[str(name)] for name in classifier.classes_]
             if self.reject is not None:
-                outliers = classifier.outlier_pvalue(x)  # type: ignore[attr-defined]
+                outliers = classifier.outlier_pvalue(x)
         suggested = self._suggested(ids, x, labels, probabilities)
         return Answered(ids, x, classifier, columns, probabilities, outliers, suggested, labels)
 

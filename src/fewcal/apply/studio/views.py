@@ -110,7 +110,7 @@ def _bases(studio: Studio, answered: Answered, answer: int | None, names: dict[i
     """Base classes that shaped the class of the answer, with their shares in its calibrated mean."""
     if studio.settings.bank is None or answered.classifier is None or answer is None:
         return []
-    story = answered.classifier.explain()  # type: ignore[attr-defined]
+    story = answered.classifier.explain()
     for one in story.classes:
         if str(one.label) == names[answer]:
             pairs = list(zip(one.bases, one.shares, strict=True))[:MOST_BASES]

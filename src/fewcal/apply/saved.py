@@ -1,0 +1,121 @@
+"""Saved classifiers with the extractor they need: fit from pictures, texts or features; load; predict."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fewcal._utils.types import JSON, Progress, StrPath
+from fewcal.apply.classify import check_same_extractor, labelled_items, plain_settings
+from fewcal.apply.predict import Columns, Setting, predict_features
+from fewcal.bank import BaseBank
+from fewcal.errors import InputError
+from fewcal.estimators import GDCClassifier
+from fewcal.estimators.saved import read_fit
+from fewcal.features import load_split
+from fewcal.features.extract import embed, find_items
+from fewcal.features.extractors import Extractor, get_extractor
+from fewcal.features.sources.kinds import default_extractor, kind_of
+from fewcal.features.sources.texts import Texts
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How items become features: columns of text and class, items at once, threads, whether bad ones are left out."""
+
+    columns: tuple[str, str] = ("text", "label")
+    batch: int = 32
+    workers: int | None = None
+    skip_bad: bool = False
+    device: str | None = None
+    allow_download: bool = False
+    progress: Progress | None = None
+
+
+def fit_model(
+    support: StrPath,
+    *,
+    extractor: str | None = None,
+    bank: BaseBank | None = None,
+    preset: str = "default",
+    settings: dict[str, Setting] | None = None,
+    seed: int = 0,
+    reading: Reading | None = None,
+) -> GDCClassifier:
+    """A classifier from labelled pictures, texts or features, that knows its extractor (`extractor_`)."""
+    how = reading or Reading()
+    changes = settings or {}
+    classifier = GDCClassifier(bank=bank, preset=preset, device=how.device, random_state=seed)
+    if extractor is None and kind_of(support, how.columns[0]) == "features":
+        rows = load_split(support, labelled=True)
+        names = np.array(rows.classes if rows.named else [int(c) for c in rows.classes])[rows.require_labels()]
+        return classifier.set_params(**changes).fit(rows.float32(), names)
+    name = extractor or default_extractor(support, how.columns[0])
+    model = get_extractor(name, how.device, how.allow_download)
+    if bank is not None:
+        check_same_extractor(bank, model)
+    items = labelled_items(support, model, how.columns)
+    x, kept = embed(items, model, batch=how.batch, workers=how.workers, skip_bad=how.skip_bad, progress=how.progress)
+    classifier.set_params(**(plain_settings(bank, model) | changes)).fit(x, np.array(kept.labels))
+    classifier.extractor_ = model.stamp
+    return classifier
+
+
+def load_model(
+    path: StrPath, device: str | None = None, allow_download: bool = False
+) -> tuple[GDCClassifier, Extractor | None]:
+    """A saved classifier and its extractor, None where it was fitted on features without a name."""
+    classifier = GDCClassifier.load(path, device=device)
+    if classifier.extractor_ is None:
+        return classifier, None
+    name = classifier.extractor_.rpartition("@")[0]
+    extractor = get_extractor(name, device, allow_download)
+    if extractor.stamp != classifier.extractor_:
+        raise InputError(
+            f"{path} was fitted on features of {classifier.extractor_} and the extractor here is {extractor.stamp}; "
+            "install the version it was made with, or fit it again"
+        )
+    return classifier, extractor
+
+
+def predict_source(
+    classifier: GDCClassifier,
+    extractor: Extractor | None,
+    source: StrPath,
+    reject: float | None = None,
+    reading: Reading | None = None,
+) -> Columns:
+    """Answers to the pictures, texts or rows of a source, as columns: item (or row), prediction, probabilities."""
+    how = reading or Reading()
+    if extractor is None or kind_of(source, how.columns[0]) == "features":
+        rows = load_split(source)
+        if rows.dimension != classifier.n_features_in_:
+            wanted = classifier.n_features_in_
+            raise InputError(f"{source} has {rows.dimension} features and the model takes {wanted}")
+        return predict_features(classifier, rows.float32(), reject)
+    items = find_items(source, extractor.kind, False, *how.columns)
+    x, kept = embed(
+        items, extractor, batch=how.batch, workers=how.workers, skip_bad=how.skip_bad, progress=how.progress
+    )
+    table = predict_features(classifier, x, reject)
+    shown = kept.texts if isinstance(kept, Texts) else kept.names
+    return {"item": np.array(shown, object), **{k: v for k, v in table.items() if k != "row"}}
+
+
+def model_facts(path: StrPath) -> dict[str, JSON]:
+    """What a saved classifier is, for people."""
+    fit = read_fit(path)
+    names, counts = np.unique(fit.labels, return_counts=True)
+    return {
+        "file": str(path),
+        "bytes": Path(path).stat().st_size,
+        "classes": len(names),
+        "examples": {str(name): int(count) for name, count in zip(names, counts, strict=True)},
+        "features": int(fit.support.shape[1]),
+        "extractor": fit.extractor,
+        "preset": fit.preset if fit.bank is not None else None,
+        "base_classes": None if fit.bank is None else len(fit.bank),
+        "bank": None if fit.bank is None else "all" if fit.bank.rank != 0 else "moments",
+    }

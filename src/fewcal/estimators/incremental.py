@@ -1,0 +1,152 @@
+"""Classes and examples that come later, and classifiers in files; what `GDCClassifier` has of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from sklearn.base import clone
+from sklearn.utils.validation import check_is_fitted
+
+from fewcal._utils.types import JSON, StrPath
+from fewcal.bank import BaseBank
+from fewcal.errors import InputError
+from fewcal.estimators.inputs import PLAIN, as_tensor, check_rows, given_params, resolve_bank
+from fewcal.estimators.saved import SavedFit, joined_labels, moments_only, read_fit, same_answers, write_fit
+from fewcal.params import GDCParams
+
+
+class IncrementalMixin:
+    """`partial_fit`, `add_examples`, `add_class`, `save` and `load` on top of `fit`.
+
+    A fit takes milliseconds, so more examples are a new fit on all of them: the result is the same in every bit.
+    """
+
+    bank: BaseBank | StrPath | tuple[Any, Any] | None
+    preset: str | GDCParams
+    random_state: int | np.random.RandomState | None
+    support_: tuple[np.ndarray, np.ndarray]
+    classes_: np.ndarray
+    params_: GDCParams | None
+    extractor_: str | None = None
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Learn the classes from support rows; see the estimator."""
+        raise NotImplementedError
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Probabilities of the classes; see the estimator."""
+        raise NotImplementedError
+
+    def _learn(self, X: np.ndarray, y: np.ndarray) -> Self:
+        """Fit on rows and labels that were checked."""
+        raise NotImplementedError
+
+    def partial_fit(self, X: Any, y: Any, classes: Any = None) -> Self:
+        """Fit on more rows; the result is that of one `fit` on all rows so far.
+
+        Parameters
+        ----------
+        X, y
+            As for `fit`. The first call needs rows of at least two classes.
+        classes : array-like or None
+            As scikit-learn has it, all classes there will be; labels beyond them are refused. Classes without a row yet
+            are not answered with.
+        """
+        if classes is not None and not np.isin(np.asarray(y), np.asarray(classes)).all():
+            unknown = sorted({str(label) for label in np.asarray(y).tolist()} - {str(c) for c in classes})
+            raise InputError(f"y has the class {unknown[0]!r}, which is not among `classes`; add it there")
+        return self.add_examples(X, y) if hasattr(self, "support_") else self.fit(X, y)
+
+    def add_examples(self, X: Any, y: Any) -> Self:
+        """Add labelled rows `X (R, D)`, `y (R,)`, of known classes or new ones, and fit on all."""
+        check_is_fitted(self)
+        rows = check_rows(self, X, reset=False)
+        labels = np.asarray(y)
+        if labels.shape != (len(rows),):
+            raise InputError(f"X has {len(rows)} rows and y has shape {labels.shape}; give exactly one label per row")
+        known, names = self.support_
+        return self._learn(np.concatenate([known, rows]), joined_labels(names, labels))
+
+    def add_class(self, X: Any, name: Any) -> Self:
+        """Add a class by one or more rows `X (R, D)` of it, and fit on all.
+
+        >>> from fewcal import GDCClassifier
+        >>> clf = GDCClassifier().fit([[0.0, 1.0], [1.0, 0.0]], ["cat", "dog"])
+        >>> clf.add_class([[5.0, 5.0]], "mouse").predict([[4.0, 6.0]]).tolist()
+        ['mouse']
+        """
+        check_is_fitted(self)
+        if name in self.classes_.tolist():
+            raise InputError(f"there is a class {name!r} already; use add_examples for more rows of it")
+        return self.add_examples(X, np.array([name] * len(X)))
+
+    def save(self, path: StrPath, *, keep_bank: bool = False, extractor: str | None = None) -> Path:
+        """Write all that prediction needs as one safetensors file.
+
+        Of the bank, means and the pooled covariance are kept where the parameters need no more (the default preset
+        does not); `keep_bank` keeps all of it, for other parameters later.
+
+        Parameters
+        ----------
+        path : where to write; the file appears when it is complete
+        keep_bank : whether to keep all of the bank
+        extractor : what made the features, as `Extractor.stamp` says it; by default what the file that was loaded says
+        """
+        check_is_fitted(self)
+        X, y = self.support_
+        seed = self.random_state
+        if seed is not None and not isinstance(seed, int | np.integer):
+            raise InputError(f"random_state={seed!r} cannot be saved; use an integer")
+        bank = None if self.bank is None else resolve_bank(self.bank, torch.device("cpu"))
+        if bank is not None and self.params_ is not None and not keep_bank:
+            bank = self._smallest(bank, self.params_)
+        given = given_params(self, PLAIN) if bank is None else {}
+        plain: dict[str, JSON] = {k: v.item() if isinstance(v, np.generic) else v for k, v in given.items()}
+        about: dict[str, JSON] = {"features": X.shape[1], "examples": len(X)}
+        named = getattr(self, "feature_names_in_", None)
+        about["feature_names"] = None if named is None else [str(n) for n in named]
+        fit = SavedFit(
+            support=as_tensor(X),
+            labels=np.asarray(y),
+            params=self.params_,
+            plain=plain,
+            bank=bank,
+            preset=self.preset if isinstance(self.preset, str) else None,
+            extractor=extractor or self.extractor_,
+            random_state=None if seed is None else int(seed),
+            about=about,
+        )
+        return write_fit(fit, path)
+
+    def _smallest(self, bank: BaseBank, params: GDCParams) -> BaseBank:
+        """The moments of a bank if the same classifier can be made of them, else the bank.
+
+        What a head needs is not asked but tried, so that this holds for every head and method.
+        """
+        if not params.transform_base:
+            return bank
+        small = moments_only(bank, params)
+
+        def again() -> IncrementalMixin:
+            other: IncrementalMixin = clone(self).set_params(bank=small, preset=params)
+            return other.fit(*self.support_)
+
+        return small if same_answers(self, again, self.support_[0]) else bank
+
+    @classmethod
+    def load(cls, path: StrPath, *, device: str | torch.device | None = None) -> Self:
+        """Read a classifier that `save` wrote; it answers as the one that was saved."""
+        fit = read_fit(path)
+        made: Any = cls(bank=fit.bank, preset=fit.params or "default", **fit.plain)  # type: ignore[call-arg]
+        made.set_params(device=device, random_state=fit.random_state)
+        names = fit.about.get("feature_names")
+        rows = fit.support.numpy()
+        if isinstance(names, list):
+            made.feature_names_in_ = np.array(names, dtype=object)
+        made.n_features_in_ = rows.shape[1]
+        made.extractor_ = fit.extractor
+        loaded: Self = made._learn(rows, fit.labels)
+        return loaded
