@@ -104,7 +104,8 @@ def read_fit(path: StrPath) -> SavedFit:
         raise InputError(f"no classifier at {file}; make one with GDCClassifier.save(path) or `fewcal fit`")
     meta, tensors = read_tensors(file)
     if not isinstance(meta, dict) or meta.get("format") != FORMAT:
-        kind = "is a fewcal bank" if isinstance(meta, dict) and meta.get("format") == "fewcal-bank" else "is something"
+        bank = isinstance(meta, dict) and meta.get("format") == "fewcal-bank"
+        kind = "is a fewcal bank" if bank else "is a safetensors file"
         raise FileFormatError(f"{file} {kind}, but not a fewcal classifier; make one with `fewcal fit`")
     version = meta.get("version")
     if isinstance(version, int) and version > FORMAT_VERSION:
