@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 
 from fewcal.apply.classify import check_same_extractor, classify
+from fewcal.apply.predict import by_doubt
 from fewcal.bank import BaseBank
 from fewcal.cli import main
 from fewcal.errors import FewcalWarning, FileFormatError, InputError
@@ -92,7 +93,7 @@ def test_features_are_rooted_for_the_extractor_that_asks_for_it(album: Path) -> 
     for beta in (1.0, 0.5):
         asking = dataclasses.replace(colours(), beta=beta)
         classifier = classify(album / "photos", album / "new", asking).classifier
-        assert classifier[0].get_params()["beta"] == beta
+        assert (classifier.beta, classifier.l2) == (beta, True)
 
 
 def test_three_right_answers_are_no_certainty(album: Path) -> None:
@@ -191,8 +192,8 @@ def test_command_with_pictures(
     assert json.loads((album / "j").read_text())["answers"] == {"brick": 6, "leaf": 6, "sky": 6}
     assert run("classify", *sources, "-q") == 0
     assert run("classify", *sources, "--out", album / "p.xls") == 2
-    assert run("classify", *sources, "--set", "beta=2") == 0  # has no effect without a bank, and says so
-    assert "without base classes beta have no effect" in capsys.readouterr().err
+    assert run("classify", *sources, "--set", "k=2") == 0  # has no effect without a bank, and says so
+    assert "without base classes k have no effect" in capsys.readouterr().err
     assert run("classify", "--support", album / "photos", "--query", album / "new" / "sky" / "0.png") == 0
     assert "sky" in capsys.readouterr().out
 
@@ -231,7 +232,7 @@ def test_two_shots_that_fail_when_left_out_are_no_coin() -> None:
 
 def test_doubtful_answers_come_first(album: Path) -> None:
     answers = classify(album / "photos", album / "new", colours())
-    leads = [p - q for _, _, p, _, q in (answers.rows()[i] for i in answers.by_doubt())]
+    leads = [p - q for _, _, p, _, q in by_doubt(answers.rows())]
     assert leads == sorted(leads)
     assert len(leads) == 18
 

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +19,13 @@ from sklearn.linear_model import LogisticRegression
 
 from conftest import ProcessGroup
 from fewcal import BaseBank, GDCClassifier
+from fewcal.apply.saved import fit_model, load_model, predict_source
+from fewcal.cli import main
 from fewcal.errors import FileFormatError, InputError
 from fewcal.estimators.saved import read_fit
+from fewcal.features import FeatureSplit
+from fewcal.features.extractors import as_extractor
+from studio_project import COLOURS, colour_extractor, write_picture
 
 
 def task(world: ProcessGroup, number: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -173,3 +184,86 @@ def test_a_raw_bank_is_not_needed_where_a_built_one_is(world: ProcessGroup, tmp_
     classifier = GDCClassifier(moments).fit(x, y)
     loaded = GDCClassifier.load(classifier.save(tmp_path / "a"))
     np.testing.assert_allclose(loaded.predict_proba(query), classifier.predict_proba(query), atol=2e-5)
+
+
+# ---- the command line -----------------------------------------------------------------------------------------------
+
+
+def run(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as end:
+        main([str(a) for a in arguments])
+    return int(end.value.code or 0)
+
+
+@pytest.fixture
+def album(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name, colour in COLOURS.items():
+        for i in range(2):
+            write_picture(tmp_path / "photos" / name / f"{i}.png", colour, i)
+            write_picture(tmp_path / "new" / f"{name}-{i}.png", colour, 50 + i)
+    monkeypatch.setattr("fewcal.apply.saved.get_extractor", lambda *_: colour_extractor())
+    return tmp_path
+
+
+def test_fit_predict_and_info_from_the_command_line(album: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, out = album / "colours.fewcal", album / "answers.csv"
+    assert run("fit", "--support", album / "photos", "--out", model, "--json", album / "fit.json") == 0
+    facts = json.loads((album / "fit.json").read_text())
+    assert facts["examples"] == {"blue": 2, "green": 2, "red": 2}
+    assert facts["extractor"] == colour_extractor().stamp
+    assert run("predict", "--model", model, album / "new", "--out", out, "--json", album / "p.json") == 0
+    assert json.loads((album / "p.json").read_text())["predictions"] == {"blue": 2, "green": 2, "red": 2}
+    with out.open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert all(row["prediction"] == row["item"].partition("-")[0] for row in rows)
+    assert run("model", "info", model) == 0
+    assert "colour" in capsys.readouterr().out
+    assert run("predict", "--model", model) == 2
+    assert run("predict", album / "new") == 2
+    assert run("predict", "--model", model, album / "new", "--out", album / "p.xls") == 2
+    assert "written as .parquet or .csv" in capsys.readouterr().err
+
+
+def test_a_model_of_another_extractor_is_refused(album: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    classifier = fit_model(album / "photos")
+    classifier.save(album / "m.fewcal")
+    other = as_extractor(lambda x: x.reshape(len(x), -1, 3).max(axis=1), name="mean colour", size=9)
+    monkeypatch.setattr("fewcal.apply.saved.get_extractor", lambda *_: other)
+    with pytest.raises(InputError, match="the extractor here is"):
+        load_model(album / "m.fewcal")
+
+
+def test_features_need_no_extractor(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x = np.concatenate([rng.random((3, 4)), rng.random((3, 4)) + 3]).astype(np.float32)
+    FeatureSplit.from_arrays(x, [0, 0, 0, 1, 1, 1], ["a", "b"]).save(tmp_path / "S.npz")
+    fit_model(tmp_path / "S.npz").save(tmp_path / "m")
+    classifier, extractor = load_model(tmp_path / "m")
+    assert extractor is None
+    assert predict_source(classifier, None, tmp_path / "S.npz")["prediction"].tolist() == [*"aaabbb"]
+    FeatureSplit.from_arrays(x[:, :3], None).save(tmp_path / "Q.npz")
+    with pytest.raises(InputError, match="the model takes 4"):
+        predict_source(classifier, None, tmp_path / "Q.npz")
+
+
+def test_serve_answers_and_stops_in_order(album: Path) -> None:
+    pytest.importorskip("uvicorn")
+    classifier = fit_model(album / "photos")
+    classifier.extractor_ = None
+    classifier.save(album / "m.fewcal")
+    command = [sys.executable, "-m", "fewcal", "serve", str(album / "m.fewcal"), "--port", "0"]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None
+        address = re.search(r"http://127\.0\.0\.1:\d+", server.stdout.readline())
+        assert address is not None
+        request = urllib.request.Request(
+            f"{address[0]}/predict/embeddings",
+            json.dumps({"rows": [list(COLOURS["green"])]}).encode(),
+            {"content-type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            assert json.load(answer)["predictions"][0]["class"] == "green"
+    finally:
+        server.send_signal(signal.SIGINT)
+        assert server.wait(60) == 0

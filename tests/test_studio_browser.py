@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import io
 import json
@@ -19,7 +20,9 @@ pytest.importorskip("uvicorn")
 pytest.importorskip("PIL")
 
 from browser import Browser, BrowserPage
-from studio_project import COLOURS, colour_folder, write_picture
+from fewcal import GDCClassifier
+from fewcal.features.sources.pictures import decode, fitted
+from studio_project import COLOURS, colour_extractor, colour_folder, write_picture
 
 # The command itself with the tests' extractor, which needs no network.
 SERVER = """
@@ -229,6 +232,27 @@ def test_exports(browser: Browser, server: Server) -> None:
     rows = {row["item"]: row for row in csv.DictReader(io.StringIO(text.lstrip("\ufeff")))}
     assert {name: rows[name]["class"] for name in answers(page)} == answers(page)
     assert {row["by"] for row in rows.values()} == {"person", "fewcal"}
+    page.close()
+
+
+def test_the_exported_classifier_answers_the_same(
+    browser: Browser, server: Server, folder: Path, tmp_path: Path
+) -> None:
+    page = opened(browser, server)
+    label_colours(page)
+    data = page.js(
+        "fetch('/api/export/classifier.fewcal').then(r => r.arrayBuffer())"
+        ".then(b => btoa(String.fromCharCode(...new Uint8Array(b))))"
+    )
+    (tmp_path / "colours.fewcal").write_bytes(base64.b64decode(data))
+    state = page.js("fetch('/api/state').then(r => r.json())")
+    classifier, extractor = GDCClassifier.load(tmp_path / "colours.fewcal"), colour_extractor()
+    assert classifier.extractor_ == extractor.stamp
+    names = {c["id"]: c["name"] for c in state["classes"]}
+    for item in state["items"]:
+        row = extractor([fitted(decode(folder / item["name"], 16), 8)])
+        assert str(classifier.predict(row)[0]) == names[item["answer"]]
+        assert float(classifier.predict_proba(row).max()) == pytest.approx(item["top"][0][1], abs=1e-3)
     page.close()
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,6 +18,8 @@ from fewcal._utils.types import Progress, StrPath
 from fewcal.apply.contact_sheet import contact_sheet
 from fewcal.apply.predict import (
     NONE_OF_THESE,
+    AnswerRow,
+    answer_rows,
     check_reject,
     gdc_settings,
     predict_features,
@@ -33,9 +35,6 @@ from fewcal.features.sources.texts import Texts
 
 if TYPE_CHECKING:
     from fewcal.estimators import GDCClassifier
-
-# item, prediction, its probability, the next class, its probability
-Row: TypeAlias = tuple[str, str, float, str, float]
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,22 +75,9 @@ class Answers:
         found = [str(p) for p in self.table["prediction"]]
         return {name: found.count(name) for name in names if name in self.support.classes or name in found}
 
-    def by_doubt(self) -> list[int]:
-        """Positions of the queries, those whose two best classes are nearest to each other first."""
-        rows = self.rows()
-        return sorted(range(len(rows)), key=lambda i: rows[i][2] - rows[i][4])
-
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[AnswerRow]:
         """For each query: item, prediction, its probability, the next class, its probability."""
-        classes = [k for k in self.table if k.startswith("p(")]
-        p = np.stack([self.table[k] for k in classes], axis=1)
-        order = np.argsort(-p, axis=1, kind="stable")
-        out = []
-        for i, item in enumerate(self.table["item"]):
-            first, second = order[i, 0], order[i, 1]
-            name = str(self.table["prediction"][i])
-            out.append((item, name, float(p[i, first]), classes[second][2:-1], float(p[i, second])))
-        return out
+        return answer_rows(self.table)
 
     def write_csv(self, path: StrPath) -> None:
         """The table as .csv or .parquet."""

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fewcal.apply.predict import AnswerRow
 from fewcal.features.sources.items import Items
 from fewcal.features.sources.pictures import encoded
 from fewcal.render.page import Cell, Page, Value
 
 if TYPE_CHECKING:
-    from fewcal.apply.classify import Answers, Row
+    from fewcal.apply.classify import Answers
 
 # A sheet with more pictures than this is slow to open and nobody looks through it.
 MOST_ON_SHEET = 600
@@ -94,7 +95,7 @@ def _percent(p: float) -> float:
     return round(100 * p, 1)
 
 
-def _caption(answers: Answers, row: Row, i: int) -> str:
+def _caption(answers: Answers, row: AnswerRow, i: int) -> str:
     item, name, p, second, q = row
     wrong = f"⚠ is {answers.truth[i]}; " if answers.truth is not None and answers.truth[i] != name else ""
     return f"{wrong}{100 * p:.0f}%, then {second} {100 * q:.0f}%; {Path(item).name}"

@@ -27,6 +27,8 @@ NONE_OF_THESE = "none of these"
 Setting: TypeAlias = str | int | float | bool | None
 # Columns of a table of predictions, all of one length.
 Columns: TypeAlias = dict[str, np.ndarray]
+# item, answer, its probability, the next class, its probability
+AnswerRow: TypeAlias = tuple[str, str, float, str, float]
 
 
 class Classifier(Protocol):
@@ -94,6 +96,24 @@ def check_reject(reject: float | None) -> None:
     """Refuse a level of rejection that is no share."""
     if reject is not None and not 0 < reject < 1:
         raise InputError(f"--reject {reject} must lie between 0 and 1, e.g. 0.05")
+
+
+def answer_rows(table: Columns) -> list[AnswerRow]:
+    """For each row of a table of predictions: item, answer, its probability, the next class, its probability."""
+    classes = [k for k in table if k.startswith("p(")]
+    p = np.stack([table[k] for k in classes], axis=1)
+    order = np.argsort(-p, axis=1, kind="stable")
+    items = table["item"] if "item" in table else table["row"]
+    out = []
+    for i, (item, name) in enumerate(zip(items, table["prediction"], strict=True)):
+        first, second = order[i, 0], order[i, 1]
+        out.append((str(item), str(name), float(p[i, first]), classes[second][2:-1], float(p[i, second])))
+    return out
+
+
+def by_doubt(rows: Sequence[AnswerRow]) -> list[AnswerRow]:
+    """Rows of answers, those whose two best classes are nearest to each other first."""
+    return sorted(rows, key=lambda row: row[2] - row[4])
 
 
 def predict_features(classifier: Classifier, x: np.ndarray, reject: float | None = None) -> Columns:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from fewcal._version import __version__
-from fewcal.cli import evaluate, extract, features, paper, predict, report, studio, train, tune
+from fewcal.cli import evaluate, extract, features, model, paper, predict, report, studio, train, tune
 from fewcal.cli.options import Json, Quiet
 from fewcal.cli.printing import write_json
 from fewcal.errors import FewcalError, FileFormatError, InputError
@@ -58,7 +58,7 @@ def version(json_file: Json = None, quiet: Quiet = False) -> None:
         print("\n".join(f"{k} {v if v is not None else 'none'}" for k, v in facts.items()))
 
 
-for commands in (features, evaluate, tune, predict, extract, report, paper, train, studio):
+for commands in (features, evaluate, tune, predict, extract, report, paper, train, model, studio):
     commands.register(app)
 
 

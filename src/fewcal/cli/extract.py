@@ -160,6 +160,7 @@ def classify(
         raise InputError(f"{out}: predictions are written as .parquet or .csv")
     from fewcal._utils.terminal import ProgressBar
     from fewcal.apply.classify import classify as run
+    from fewcal.apply.predict import by_doubt
 
     reading = partial(run, batch=batch, workers=workers, skip_bad=skip_bad, columns=(text_column, label_column))
     start = partial(reading, preset=preset or "default", settings=set_ or [], reject=reject, seed=seed)
@@ -168,7 +169,7 @@ def classify(
             support, query, extractor, bank=bank, device=device, allow_download=allow_download, progress=report
         )
     if not quiet:
-        print_answers(answers.query.kind, [answers.rows()[i] for i in answers.by_doubt()], kept=out is not None)
+        print_answers(answers.query.kind, by_doubt(answers.rows()), kept=out is not None)
         if answers.accuracy is not None:
             print(f"{100 * answers.accuracy:.1f}% agree with the classes that the source names")
     if out is not None:

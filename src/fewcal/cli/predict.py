@@ -7,8 +7,10 @@ from typing import Annotated
 
 import typer
 
+from fewcal.cli.extract import SkipBad, TextColumn, print_answers
 from fewcal.cli.options import Device, Json, Preset, Quiet, Reject, Seed, Set, Support, existing
 from fewcal.cli.printing import table, write_json
+from fewcal.errors import InputError
 
 
 def register(app: typer.Typer) -> None:
@@ -18,9 +20,18 @@ def register(app: typer.Typer) -> None:
 
 
 def predict(
-    support: Support,
-    query: Annotated[Path, typer.Option(help="Rows to classify.", callback=existing)],
-    out: Annotated[Path, typer.Option(help="Predictions (.parquet, or .csv).")],
+    source: Annotated[
+        Path | None,
+        typer.Argument(help="With --model: pictures, texts or features to classify.", callback=existing),
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="A saved classifier, instead of --support and --query.", callback=existing)
+    ] = None,
+    support: Annotated[
+        Path | None, typer.Option(help="Labelled examples of your classes (features).", callback=existing)
+    ] = None,
+    query: Annotated[Path | None, typer.Option(help="Rows to classify.", callback=existing)] = None,
+    out: Annotated[Path | None, typer.Option(help="Predictions (.parquet, or .csv).")] = None,
     bank: Annotated[
         Path | None,
         typer.Option(help="Bank of base classes; without it a plain classifier is used.", callback=existing),
@@ -28,24 +39,43 @@ def predict(
     preset: Preset = None,
     set_: Set = None,
     reject: Reject = None,
+    text_column: TextColumn = "text",
+    skip_bad: SkipBad = False,
     seed: Seed = 0,
     device: Device = "cpu",
     json_file: Json = None,
     quiet: Quiet = False,
 ) -> None:
-    """Classify rows from a few labelled examples, with probabilities."""
-    from fewcal.apply.predict import fit_from_files, predict_rows, write_predictions
+    """Classify with a saved classifier, or rows from a few labelled ones, with probabilities."""
+    if out is not None and out.suffix not in (".csv", ".parquet"):
+        raise InputError(f"{out}: predictions are written as .parquet or .csv")
+    if model is not None and (source is None or support is not None or query is not None):
+        raise InputError("--model takes what to classify as an argument: fewcal predict --model FILE NEW")
+    if model is None and (source is not None or support is None or query is None or out is None):
+        raise InputError("give --model FILE and what to classify, or --support, --query and --out with features")
+    from fewcal._utils.terminal import ProgressBar
+    from fewcal.apply.predict import answer_rows, by_doubt, fit_from_files, predict_rows, write_predictions
+    from fewcal.apply.saved import Reading, load_model, predict_source
 
-    classifier, _ = fit_from_files(bank, support, preset, set_ or [], seed, device)
-    answers = predict_rows(classifier, query, reject)
-    write_predictions(answers, out)
+    if model is not None and source is not None:
+        with ProgressBar("items", quiet) as report:
+            reading = Reading((text_column, "label"), skip_bad=skip_bad, device=device, progress=report)
+            answers = predict_source(*load_model(model, device), source, reject, reading)
+        if not quiet:
+            print_answers("item", by_doubt(answer_rows(answers)), kept=out is not None)
+    else:
+        assert support is not None and query is not None
+        answers = predict_rows(fit_from_files(bank, support, preset, set_ or [], seed, device)[0], query, reject)
+    if out is not None:
+        write_predictions(answers, out)
     counts: dict[str, int] = {}
     for answer in answers["prediction"]:
         counts[str(answer)] = counts.get(str(answer), 0) + 1
-    write_json(json_file, {"rows": len(answers["prediction"]), "predictions": counts, "file": str(out)})
+    file = None if out is None else str(out)
+    write_json(json_file, {"rows": len(answers["prediction"]), "predictions": counts, "file": file})
     if not quiet:
         table(["class", "rows"], [[k, str(v)] for k, v in sorted(counts.items(), key=lambda kv: -kv[1])])
-        print(f"written to {out}")
+        print(f"written to {out}" if out is not None else "--out FILE keeps all of it")
 
 
 def explain(

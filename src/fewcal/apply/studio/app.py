@@ -140,6 +140,7 @@ def _routes(studio: Studio, news: Broadcast) -> list[Route]:
         Route("/api/base.jpg", lambda r: _base_picture(studio, r.query_params.get("name", ""))),
         Route("/api/export/answers.csv", lambda r: _csv(studio)),
         Route("/api/export/folders.zip", lambda r: _folders(studio)),
+        Route("/api/export/classifier.fewcal", lambda r: _classifier(studio)),
         Route("/api/export/snippet.py", lambda r: _snippet(studio)),
     ]
 
@@ -228,16 +229,30 @@ def _csv(studio: Studio) -> Response:
     return Response("\ufeff" + table, media_type="text/csv; charset=utf-8", headers=_attached("answers.csv"))
 
 
-def _folders(studio: Studio) -> Response:
-    handle, place = tempfile.mkstemp(suffix=".zip", prefix="fewcal-")
+def _downloaded(name: str, write: Callable[[Path], object]) -> Response:
+    """A file that is written anew, sent and removed."""
+    handle, place = tempfile.mkstemp(suffix=Path(name).suffix, prefix="fewcal-")
     os.close(handle)
     target = Path(place)
     try:
-        exports.write_folders(target, studio.folder, views.export_rows(studio)[0])
+        write(target)
     except BaseException:
         target.unlink()
         raise
-    return FileResponse(target, filename="folders.zip", background=BackgroundTask(target.unlink))
+    return FileResponse(target, filename=name, background=BackgroundTask(target.unlink))
+
+
+def _folders(studio: Studio) -> Response:
+    rows = views.export_rows(studio)[0]
+    return _downloaded("folders.zip", lambda target: exports.write_folders(target, studio.folder, rows))
+
+
+def _classifier(studio: Studio) -> Response:
+    classifier = studio.answers().classifier
+    if classifier is None:
+        raise InputError("there is no classifier yet; give two classes an example each")
+    stamp = studio.store.meta("extractor")
+    return _downloaded("classifier.fewcal", lambda target: classifier.save(target, extractor=stamp))
 
 
 def _snippet(studio: Studio) -> Response:

