@@ -22,7 +22,7 @@ from fewcal import BaseBank, GDCClassifier
 from fewcal.apply.saved import fit_model, load_model, predict_source
 from fewcal.cli import main
 from fewcal.errors import FileFormatError, InputError
-from fewcal.estimators.saved import read_fit
+from fewcal.estimators.saved import moments_only, read_fit
 from fewcal.features import FeatureSplit
 from fewcal.features.extractors import as_extractor
 from studio_project import COLOURS, colour_extractor, write_picture
@@ -179,8 +179,7 @@ def test_a_raw_bank_is_not_needed_where_a_built_one_is(world: ProcessGroup, tmp_
     x, y, query = task(world)
     p = GDCClassifier(world.bank()).fit(x, y).params_
     assert p is not None
-    space = world.bank().transformed(beta=p.beta, kind=p.kind, center=p.center, l2=p.l2, moments=True)
-    moments = BaseBank.load(space.subset(torch.arange(len(space))).save(tmp_path / "bank"))
+    moments = BaseBank.load(moments_only(world.bank(), p).save(tmp_path / "bank"))
     classifier = GDCClassifier(moments).fit(x, y)
     loaded = GDCClassifier.load(classifier.save(tmp_path / "a"))
     np.testing.assert_allclose(loaded.predict_proba(query), classifier.predict_proba(query), atol=2e-5)

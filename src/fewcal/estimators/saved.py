@@ -62,7 +62,7 @@ def moments_only(bank: BaseBank, params: GDCParams) -> BaseBank:
     """What is left of a bank when it has been seen through the transform of `params`: means and pooled covariance."""
     p = params
     space = bank.transformed(beta=p.beta, kind=p.kind, center=p.center, l2=p.l2, eps=p.eps, moments=True)
-    return space.subset(torch.arange(len(space)))
+    return BaseBank.from_parts(replace(space.parts, rank=0, rows=None, factors=None))
 
 
 def write_fit(fit: SavedFit, path: StrPath) -> Path:
