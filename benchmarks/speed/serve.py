@@ -2,8 +2,8 @@
 
     python benchmarks/speed/serve.py [--clients 64] [--requests 10] [--extractor efficientnet-lite0]
 
-Every client posts pictures one by one, as JPEG, each waiting for its answer, to a `fewcal serve` of its own process. The
-library decodes the same pictures, embeds and classifies them in batches of 32. Both have the same cores, which the
+Every client posts pictures one by one, as JPEG, each waiting for its answer, to a `fewcal serve` of its own process.
+The library decodes the same pictures, embeds and classifies them in batches of 32. Both have the same cores, which the
 clients share with the service. Prints errors, throughput, latencies, and the throughput as a share of the library's.
 """
 

@@ -64,7 +64,8 @@ def predict(
         if not quiet:
             print_answers("item", by_doubt(answer_rows(answers)), kept=out is not None)
     else:
-        assert support is not None and query is not None
+        assert support is not None
+        assert query is not None
         answers = predict_rows(fit_from_files(bank, support, preset, set_ or [], seed, device)[0], query, reject)
     if out is not None:
         write_predictions(answers, out)
