@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from sklearn.base import clone
 from sklearn.utils.validation import check_is_fitted
 
@@ -24,7 +26,7 @@ class IncrementalMixin:
     A fit takes milliseconds, so more examples are a new fit on all of them: the result is the same in every bit.
     """
 
-    bank: BaseBank | StrPath | tuple[Any, Any] | None
+    bank: BaseBank | StrPath | tuple[ArrayLike, ArrayLike] | None
     preset: str | GDCParams
     random_state: int | np.random.RandomState | None
     support_: tuple[np.ndarray, np.ndarray]
@@ -32,11 +34,11 @@ class IncrementalMixin:
     params_: GDCParams | None
     extractor_: str | None = None
 
-    def fit(self, X: Any, y: Any) -> Self:
+    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Learn the classes from support rows; see the estimator."""
         raise NotImplementedError
 
-    def predict_proba(self, X: Any) -> np.ndarray:
+    def predict_proba(self, X: ArrayLike) -> np.ndarray:
         """Probabilities of the classes; see the estimator."""
         raise NotImplementedError
 
@@ -44,7 +46,7 @@ class IncrementalMixin:
         """Fit on rows and labels that were checked."""
         raise NotImplementedError
 
-    def partial_fit(self, X: Any, y: Any, classes: Any = None) -> Self:
+    def partial_fit(self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None) -> Self:
         """Fit on more rows; the result is that of one `fit` on all rows so far.
 
         Parameters
@@ -56,11 +58,13 @@ class IncrementalMixin:
             are not answered with.
         """
         if classes is not None and not np.isin(np.asarray(y), np.asarray(classes)).all():
-            unknown = sorted({str(label) for label in np.asarray(y).tolist()} - {str(c) for c in classes})
+            unknown = sorted(
+                {str(label) for label in np.asarray(y).tolist()} - {str(c) for c in np.asarray(classes).tolist()}
+            )
             raise InputError(f"y has the class {unknown[0]!r}, which is not among `classes`; add it there")
         return self.add_examples(X, y) if hasattr(self, "support_") else self.fit(X, y)
 
-    def add_examples(self, X: Any, y: Any) -> Self:
+    def add_examples(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Add labelled rows `X (R, D)`, `y (R,)`, of known classes or new ones, and fit on all."""
         check_is_fitted(self)
         rows = check_rows(self, X, reset=False)
@@ -70,7 +74,7 @@ class IncrementalMixin:
         known, names = self.support_
         return self._learn(np.concatenate([known, rows]), joined_labels(names, labels))
 
-    def add_class(self, X: Any, name: Any) -> Self:
+    def add_class(self, X: ArrayLike, name: Hashable) -> Self:
         """Add a class by one or more rows `X (R, D)` of it, and fit on all.
 
         >>> from fewcal import GDCClassifier
@@ -81,7 +85,7 @@ class IncrementalMixin:
         check_is_fitted(self)
         if name in self.classes_.tolist():
             raise InputError(f"there is a class {name!r} already; use add_examples for more rows of it")
-        return self.add_examples(X, np.array([name] * len(X)))
+        return self.add_examples(X, np.array([name] * len(np.asarray(X))))
 
     def save(self, path: StrPath, *, keep_bank: bool = False, extractor: str | None = None) -> Path:
         """Write all that prediction needs as one safetensors file.
@@ -103,8 +107,10 @@ class IncrementalMixin:
         bank = None if self.bank is None else resolve_bank(self.bank, torch.device("cpu"))
         if bank is not None and self.params_ is not None and not keep_bank:
             bank = self._smallest(bank, self.params_)
-        given = given_params(self, PLAIN) if bank is None else {}
-        plain: dict[str, JSON] = {k: v.item() if isinstance(v, np.generic) else v for k, v in given.items()}
+        plain: dict[str, JSON] = {}
+        if bank is None:
+            p = GDCParams(beta=1.0).with_changes(**given_params(self, PLAIN))
+            plain = {name: getattr(p, name) for name in given_params(self, PLAIN)}
         about: dict[str, JSON] = {"features": X.shape[1], "examples": len(X)}
         named = getattr(self, "feature_names_in_", None)
         about["feature_names"] = None if named is None else [str(n) for n in named]
