@@ -9,12 +9,13 @@ import warnings
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
 
 from fewcal.apply.classify import check_same_extractor, classify
-from fewcal.apply.predict import by_doubt
+from fewcal.apply.predict import by_doubt, write_predictions
 from fewcal.bank import BaseBank
 from fewcal.cli import main
 from fewcal.errors import FewcalWarning, FileFormatError, InputError
@@ -293,3 +294,21 @@ def test_texts_are_seen_as_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_a_bank_of_pictures_points_to_extract(album: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("bank", "build", album / "photos", "--out", album / "b.safetensors", "--preset", "default") == 2
     assert "fewcal extract" in capsys.readouterr().err
+
+
+def test_formulas_in_answers_are_texts_for_a_spreadsheet_unless_raw(tmp_path: Path) -> None:
+    table = {
+        "row": np.arange(2),
+        "prediction": np.array(["=1+1", "b\udce9ton"], object),
+        "p(=1+1)": np.array([-0.5, 1.0]),
+    }
+    write_predictions(table, tmp_path / "a.csv")
+    assert (tmp_path / "a.csv").read_text().splitlines() == [
+        "row,prediction,p(=1+1)",
+        "0,'=1+1,-0.5",
+        "1,b\\udce9ton,1.0",
+    ]
+    write_predictions(table, tmp_path / "raw.csv", raw=True)
+    assert (tmp_path / "raw.csv").read_text().splitlines()[1] == "0,=1+1,-0.5"
+    write_predictions(table, tmp_path / "a.parquet")
+    assert pq.read_table(tmp_path / "a.parquet")["prediction"].to_pylist() == ["=1+1", "b\\udce9ton"]

@@ -6,6 +6,8 @@ import contextlib
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 import warnings
@@ -18,7 +20,7 @@ import pytest
 from fewcal.errors import FewcalError, InputError
 from fewcal.evaluation import Protocol, Results, evaluate
 from fewcal.evaluation import engine as engine_module
-from fewcal.evaluation.executors import _local_workers
+from fewcal.evaluation.executors import _local_workers, dask_client, remove_leftovers
 from fewcal.evaluation.run_folder import load_run
 from fewcal.features import FeatureSet
 from fewcal.methods import Method, make_method
@@ -231,3 +233,22 @@ def test_a_killed_process_is_one_line_and_the_run_can_be_resumed(
     assert len(list((tmp_path / "run" / "blocks").glob("*.npz"))) >= 6
     # Where the notes are is no setting of the method, so this is the same run.
     same(evaluate(methods(), features, PROTOCOL, out=tmp_path / "run", resume=True), serial)
+
+
+def test_a_cluster_of_our_own_listens_on_this_machine_alone() -> None:
+    with dask_client("local:1") as client:
+        info = client.scheduler_info()
+        assert info["address"].startswith("tcp://127.0.0.1:")
+        assert client.dashboard_link.startswith("http://127.0.0.1:")
+
+
+def test_shared_memory_of_killed_runs_is_removed_and_no_other(tmp_path: Path) -> None:
+    ended = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
+    dead = tmp_path / f"joblib_memmapping_folder_{int(ended.stdout)}_abc_1"
+    alive = tmp_path / f"joblib_memmapping_folder_{os.getpid()}_abc_1"
+    others = [tmp_path / name for name in ("joblib_memmapping_folder_x_1", "precious")]
+    for folder in (dead, alive, *others):
+        folder.mkdir()
+        (folder / "array.pkl").write_bytes(b"x")
+    assert remove_leftovers([tmp_path, tmp_path / "not there"]) == [dead]
+    assert sorted(tmp_path.iterdir()) == sorted([alive, *others])

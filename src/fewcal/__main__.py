@@ -1,6 +1,24 @@
-"""`python -m fewcal`."""
+"""`python -m fewcal`, and the command `fewcal`: Ctrl-C is one line even while modules are still imported."""
 
-from fewcal.cli import main
+from __future__ import annotations
+
+import sys
+
+from fewcal._utils.interrupt import interrupted, listen
+
+
+def main() -> None:
+    """Run the command line."""
+    listen()
+    try:
+        from fewcal.cli import main as run
+    except BaseException:
+        if not interrupted():
+            raise
+        print("fewcal: interrupted", file=sys.stderr)
+        sys.exit(130)
+    run()
+
 
 if __name__ == "__main__":
     main()

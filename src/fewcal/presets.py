@@ -10,7 +10,6 @@ A preset can also be a file (`save_preset`), as a search writes it: its paramete
 
 from __future__ import annotations
 
-import json
 import os
 import warnings
 from collections.abc import Mapping
@@ -18,7 +17,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from fewcal._utils.atomic import write_json
+from fewcal._utils.atomic import read_json, write_json
 from fewcal._utils.names import nearest_names
 from fewcal._utils.parameters import current_names
 from fewcal._version import __version__
@@ -274,11 +273,8 @@ def load_preset(path: str | os.PathLike[str]) -> Preset:
     file = Path(path)
     if not file.is_file():
         raise InputError(f"no preset file at {file}; `fewcal tune` writes one, `fewcal presets list` names the others")
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise FileFormatError(f"{file} is not a readable preset file: {error}") from error
-    if not isinstance(content, dict) or content.get("format") != _FORMAT:
+    content = read_json(file, "it is no preset file")
+    if content.get("format") != _FORMAT:
         raise FileFormatError(f"{file} is JSON, but not a fewcal preset")
     version = content.get("version")
     if not isinstance(version, int) or version > _FORMAT_VERSION:

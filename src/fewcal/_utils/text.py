@@ -21,6 +21,15 @@ def printable(text: str) -> str:
     return _CONTROLS.sub(lambda m: m[0].encode("unicode_escape").decode("ascii"), text)
 
 
+def storable(text: str) -> str:
+    r"""A text that every file can hold: half characters, of names that are not UTF-8, are shown as their escapes.
+
+    >>> storable("caf\udce9"), storable("café")
+    ('caf\\udce9', 'café')
+    """
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
 def csv_text(text: str) -> str:
     """A text for a cell of a CSV file that a spreadsheet does not take for a formula: with an apostrophe before it.
 

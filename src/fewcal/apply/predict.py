@@ -13,6 +13,7 @@ import numpy as np
 from fewcal._utils.atomic import atomic_path
 from fewcal._utils.names import nearest_names
 from fewcal._utils.parameters import current_names
+from fewcal._utils.text import csv_text, storable
 from fewcal._utils.types import StrPath
 from fewcal.bank import BaseBank
 from fewcal.errors import InputError
@@ -140,20 +141,31 @@ def predict_features(classifier: Classifier, x: np.ndarray, reject: float | None
     return table
 
 
-def write_predictions(table: Columns, path: StrPath) -> None:
-    """Write the columns as parquet or, by extension, CSV."""
+def write_predictions(table: Columns, path: StrPath, raw: bool = False) -> None:
+    """Write the columns as parquet or, by extension, CSV.
+
+    In CSV a text that a spreadsheet would take for a formula begins with an apostrophe, unless `raw`.
+    """
     target = Path(path)
+    cell = storable if raw else lambda text: csv_text(storable(text))
     if target.suffix == ".csv":
         with atomic_path(target) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
-            writer.writerow(table)
-            writer.writerows(zip(*table.values(), strict=True))
+            writer.writerow(map(cell, table))
+            for row in zip(*table.values(), strict=True):
+                writer.writerow([cell(value) if isinstance(value, str) else value for value in row])
         return
     if target.suffix != ".parquet":
         raise InputError(f"{target}: predictions are written as .parquet or .csv")
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    columns = {k: pa.array(v.tolist() if v.dtype == object else v) for k, v in table.items()}
+    columns = {storable(k): pa.array(_storable(v)) for k, v in table.items()}
     with atomic_path(target) as temporary:
         pq.write_table(pa.table(columns), temporary)
+
+
+def _storable(column: np.ndarray) -> np.ndarray | list[object]:
+    if column.dtype.kind not in "OU":
+        return column
+    return [storable(value) if isinstance(value, str) else value for value in column.tolist()]

@@ -6,16 +6,20 @@ Exit codes: 0 done; 1 a bug in fewcal; 2 wrong options or input; 3 the surroundi
 
 from __future__ import annotations
 
+import re
 import sys
 import warnings
 from typing import Annotated, Any, NoReturn
 
 import typer
 
+from fewcal._utils.interrupt import interrupted, listen
+from fewcal._utils.text import printable
 from fewcal._version import __version__
 from fewcal.cli import evaluate, extract, features, model, paper, predict, report, studio, train, tune
 from fewcal.cli.options import Json, Quiet
 from fewcal.cli.printing import write_json
+from fewcal.cli.streams import flush_streams, open_streams
 from fewcal.errors import FewcalError, FileFormatError, InputError
 
 # Some releases of typer stand on click and some bring their own copy of it: its errors are found through typer.
@@ -31,6 +35,8 @@ app = typer.Typer(
 
 # Commands whose --out can be continued with --resume.
 RESUMABLE = {"evaluate", "tune", "extract", "train", "paper"}
+# What torch says where memory is missing, on a CPU and on a GPU.
+_NO_MEMORY = re.compile("can.t allocate memory|not enough memory|out of memory|nvalid buffer size|too large to alloc")
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
@@ -67,20 +73,28 @@ def main(argv: list[str] | None = None) -> None:
     arguments = sys.argv[1:] if argv is None else argv
     debug = "--debug" in arguments
     arguments = [a for a in arguments if a != "--debug"]
+    open_streams()
+    listen()
     warnings.showwarning = _show_warning  # type: ignore[assignment]
     # joblib's advice about blocks that were given up: whatever made us give them up is told in its own line.
     warnings.filterwarnings("ignore", message=r"\d+ tasks which were still being processed")
     try:
         code = app(args=arguments, prog_name="fewcal", standalone_mode=False)
-    except (typer.Abort, KeyboardInterrupt):
+    except KeyboardInterrupt:
         code = 130
     except Exception as error:
-        if debug:
+        # Typer takes the end of a file for Ctrl-C, and an import may take Ctrl-C for a fault of its own.
+        if interrupted() or (isinstance(error, typer.Abort) and not isinstance(error.__context__, EOFError)):
+            code = 130
+        elif debug:
             raise
-        _fail(*_told(error))
+        else:
+            _fail(*_told(error.__context__ if isinstance(error.__context__, EOFError) else error))
     if code == 130:  # typer's own answer to Ctrl-C
         kept = bool(RESUMABLE & set(arguments[:2])) and any(a == "--out" or a.startswith("--out=") for a in arguments)
         _fail("interrupted" + ("; continue with the same command and --resume" if kept else ""), 130)
+    if (lost := flush_streams()) is not None:
+        _fail(lost, 3)
     sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -94,7 +108,11 @@ def _told(error: Exception) -> tuple[str, int]:
     if isinstance(error, InputError | FileFormatError):
         unwritable = isinstance(error, InputError) and isinstance(error.__cause__, OSError)
         return str(error), 3 if unwritable else 2
-    if isinstance(error, FewcalError | OSError | MemoryError):
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and _NO_MEMORY.search(str(error))):
+        asked = re.search(r"allocate ([\d.,]+ ?\w+)", str(error))
+        wanted = f" ({asked[1]} in one piece)" if asked else ""
+        return f"not enough memory{wanted}; use smaller batches, fewer features or a machine with more", 3
+    if isinstance(error, FewcalError | OSError):
         return str(error) or type(error).__name__, 3
     return f"unexpected {type(error).__name__}: {error} (run again with --debug and report it)", 1
 
@@ -102,10 +120,10 @@ def _told(error: Exception) -> tuple[str, int]:
 def _show_warning(
     message: Warning | str, category: type[Warning], filename: str, line: int, *_: Any, **__: Any
 ) -> None:
-    print(f"warning: {' '.join(str(message).split())}", file=sys.stderr)
+    print(f"warning: {printable(' '.join(str(message).split()))}", file=sys.stderr)
 
 
 def _fail(message: str, code: int) -> NoReturn:
     if line := " ".join(message.split()):
-        print(f"fewcal: {line}", file=sys.stderr)
+        print(f"fewcal: {printable(line)}", file=sys.stderr)
     sys.exit(code)

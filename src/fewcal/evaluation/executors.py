@@ -5,11 +5,15 @@ Every executor yields the same blocks with the same numbers; only the order diff
 
 from __future__ import annotations
 
+import logging
 import os
 import re
+import shutil
+import tempfile
 from asyncio import CancelledError
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from fewcal.errors import FewcalError, InputError
@@ -45,6 +49,7 @@ def _joblib(job: Job, todo: Sequence[tuple[int, int]], n_jobs: int) -> Iterator[
     from joblib import Parallel, delayed, effective_n_jobs
     from joblib.externals.loky.process_executor import BrokenProcessPool
 
+    remove_leftovers()
     workers = min(effective_n_jobs(n_jobs), len(todo))
     threads = max(1, (os.cpu_count() or 1) // workers)
     # joblib memory-maps the job's arrays, so that workers share one copy of them.
@@ -55,6 +60,24 @@ def _joblib(job: Job, todo: Sequence[tuple[int, int]], n_jobs: int) -> Iterator[
         raise FewcalError(
             "a worker process was killed, most often for want of memory; use fewer n_jobs (a kept run can be resumed)"
         ) from error
+
+
+def remove_leftovers(folders: Sequence[Path] = (Path("/dev/shm"), Path(tempfile.gettempdir()))) -> list[Path]:
+    """Remove arrays that killed runs left in shared memory: joblib's folders of our own whose process has ended."""
+    removed = []
+    for folder in folders:
+        for left in folder.glob("joblib_memmapping_folder_*"):
+            match = re.match(r"joblib_memmapping_folder_(\d+)_", left.name)
+            try:
+                if match is None or left.stat().st_uid != os.getuid():
+                    continue
+                os.kill(int(match[1]), 0)  # nothing happens to it, if it is there
+            except ProcessLookupError:
+                shutil.rmtree(left, ignore_errors=True)
+                removed.append(left)
+            except (OSError, OverflowError):
+                continue
+    return removed
 
 
 def _dask(job: Job, todo: Sequence[tuple[int, int]], scheduler: str) -> Iterator[Block]:
@@ -70,11 +93,16 @@ def dask_client(scheduler: str) -> Iterator[Any]:
     except ImportError as error:
         raise InputError("a Dask scheduler needs the package distributed: pip install 'fewcal[dask]'") from error
     workers = _local_workers(scheduler)
+    # A lost scheduler is told in a line of our own; Dask would print a traceback for each of its connections.
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)
     cluster: Any = None
     client: Any = None
     try:
         if workers is not None:
-            cluster = LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=":0")
+            # On this machine alone: neither the scheduler nor its pages are for the network.
+            cluster = LocalCluster(
+                n_workers=workers, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0"
+            )
         try:
             client = Client(cluster if cluster is not None else scheduler, timeout=_CONNECT)
         except (OSError, ValueError) as error:

@@ -35,6 +35,7 @@ from fewcal._utils.atomic import atomic_path, read_json, write_json
 from fewcal._utils.folder_lock import OutputLock, folder_lock, is_leftover
 from fewcal._utils.parameters import current_names
 from fewcal._utils.types import JSONObject
+from fewcal._utils.text import storable
 from fewcal._version import __version__
 from fewcal.errors import FileFormatError, InputError
 from fewcal.evaluation.engine import Block
@@ -150,7 +151,7 @@ class Run:
         write_json(self.folder / "environment.json", env)
         write_json(self.folder / "summary.json", summary.to_dict())
         with atomic_path(self.folder / "summary.md") as temporary:
-            temporary.write_text(summary.to_markdown(), encoding="utf-8")
+            temporary.write_text(summary.to_markdown(), encoding="utf-8", errors="backslashreplace")
         _write_parquet(self.folder / "tasks.parquet", results)
         arrays = _arrays(results.classes, results.correct, results.bins, results.seconds) | {"run": np.array(self.key)}
         with atomic_path(self.folder / "results.npz") as temporary, temporary.open("wb") as file:
@@ -285,7 +286,7 @@ def _write_parquet(path: Path, results: Results) -> None:
     import pyarrow.parquet as pq
 
     tasks = len(results.classes)
-    names = np.array(results.class_names, dtype=object)[results.classes]
+    names = np.array([storable(name) for name in results.class_names], dtype=object)[results.classes]
     parts = []
     for name in results.correct:
         parts.append(

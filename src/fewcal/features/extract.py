@@ -9,6 +9,7 @@ row, and `extractor`, so that features of different extractors are not mixed by 
 from __future__ import annotations
 
 import time
+import warnings
 import zipfile
 from collections.abc import Iterator
 from contextlib import suppress
@@ -22,7 +23,7 @@ import numpy as np
 from fewcal._utils.atomic import atomic_path
 from fewcal._utils.folder_lock import file_lock
 from fewcal._utils.types import Progress, StrPath
-from fewcal.errors import FileFormatError, InputError
+from fewcal.errors import FewcalWarning, FileFormatError, InputError
 from fewcal.features.extractors import Extractor
 from fewcal.features.featureset import SPLITS, FeatureSplit
 from fewcal.features.part_file import PartFile, check_identity
@@ -104,6 +105,9 @@ def embed(
             progress(done.stop, len(items))
     if not skip_bad or not kept:
         refuse_bad(errors, len(items), "fix or remove them, or leave them out with --skip-bad")
+    if errors:
+        shown = "; ".join(str(error) for error in errors[:3]) + ("; …" if len(errors) > 3 else "")
+        warnings.warn(f"left out {len(errors)} of {len(items)}: {shown}", FewcalWarning, stacklevel=2)
     return np.concatenate(rows), items.take(kept)
 
 

@@ -99,7 +99,7 @@ class FeatureSplit:
             rank = np.empty(len(order), "<i8")
             rank[order] = np.arange(len(order))
             digest.update(rank[self.labels].tobytes())
-            digest.update("\0".join(self.classes[i] for i in order).encode())
+            digest.update("\0".join(self.classes[i] for i in order).encode("utf-8", "surrogatepass"))
         return digest.hexdigest()
 
     def float32_chunks(self) -> Iterator[np.ndarray]:

@@ -101,7 +101,7 @@ def _draw_sections(
     page.facts({"command": f"fewcal paper run {' '.join(kept)} --features …", "effort": config["effort"]})
     page.write(folder / "report.html")
     with atomic_path(folder / "summary.md") as temporary:
-        temporary.write_text("\n".join(markdown), encoding="utf-8")
+        temporary.write_text("\n".join(markdown), encoding="utf-8", errors="backslashreplace")
 
 
 def _opening(config: Config, kept: Mapping[str, Sequence[Kept]], left_out: Sequence[str]) -> list[str]:

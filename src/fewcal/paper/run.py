@@ -18,12 +18,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TypedDict
+from typing import TypedDict, cast
 
 import torch
 
 from fewcal._utils.arrays import pick_device
-from fewcal._utils.atomic import atomic_path, write_json
+from fewcal._utils.atomic import atomic_path, read_json, write_json
+from fewcal._utils.folder_lock import OutputLock, folder_lock
 from fewcal._utils.types import Log
 from fewcal._version import __version__
 from fewcal.errors import FileFormatError, InputError
@@ -170,32 +171,43 @@ def run_experiments(
     }
     if not loaded:
         raise InputError("no features were given; add --features DIR")
-    _open(folder, budget, loaded, resume)
-    steps, left_out = _plan(experiments, loaded)
-    for reason in left_out:
-        say(f"left out: {reason}")
-    todo = [step for step in steps if _record(step.file(folder)) is None]
-    if len(todo) < len(steps):
-        say(f"{len(steps) - len(todo)} of {len(steps)} are there already")
-    for i, step in enumerate(todo, 1):
-        say(f"[{i}/{len(todo)}] {step.name}")
-        began = time.perf_counter()
-        case = Case(loaded[step.dataset], step.dataset, step.shot, budget, chosen)
-        data = step.experiment.compute(case)
-        seconds = round(time.perf_counter() - began, 2)
-        kept: Kept = {
-            "experiment": step.experiment.name,
-            "dataset": step.dataset,
-            "shot": step.shot,
-            "device": _device_name(chosen),
-            "fewcal": __version__,
-            "seconds": seconds,
-            "data": data,
-        }
-        with atomic_path(step.file(folder)) as temporary:  # in one line: counts of tasks are long lists
-            temporary.write_text(json.dumps(kept, ensure_ascii=False, default=str) + "\n", encoding="utf-8")
-        say(f"[{i}/{len(todo)}] {step.name}: {seconds:.1f} s")
+    with folder_lock(folder) as lock:
+        _open(folder, budget, loaded, resume)
+        steps, left_out = _plan(experiments, loaded)
+        for reason in left_out:
+            say(f"left out: {reason}")
+        todo = [step for step in steps if _record(step.file(folder)) is None]
+        if len(todo) < len(steps):
+            say(f"{len(steps) - len(todo)} of {len(steps)} are there already")
+        for i, step in enumerate(todo, 1):
+            say(f"[{i}/{len(todo)}] {step.name}")
+            case = Case(loaded[step.dataset], step.dataset, step.shot, budget, chosen)
+            seconds = _compute(step, case, folder, lock)
+            say(f"[{i}/{len(todo)}] {step.name}: {seconds:.1f} s")
+        lock.check()
     return left_out
+
+
+def _compute(step: Step, case: Case, folder: Path, lock: OutputLock) -> float:
+    """Compute and keep one record; the seconds that it took."""
+    began = time.perf_counter()
+    data = step.experiment.compute(case)
+    seconds = round(time.perf_counter() - began, 2)
+    lock.check()
+    kept: Kept = {
+        "experiment": step.experiment.name,
+        "dataset": step.dataset,
+        "shot": step.shot,
+        "device": _device_name(case.device),
+        "fewcal": __version__,
+        "seconds": seconds,
+        "data": data,
+    }
+    with atomic_path(step.file(folder)) as temporary:  # in one line: counts of tasks are long lists
+        temporary.write_text(
+            json.dumps(kept, ensure_ascii=False, default=str) + "\n", encoding="utf-8", errors="backslashreplace"
+        )
+    return seconds
 
 
 def _plan(experiments: Sequence[AnyExperiment], loaded: Mapping[str, FeatureSet]) -> tuple[list[Step], list[str]]:
@@ -255,20 +267,18 @@ def read_config(folder: str | Path) -> Config:
     file = Path(folder) / "config.json"
     if not file.is_file():
         raise InputError(f"{folder} holds no run of experiments; make one with `fewcal paper run`")
-    try:
-        config: Config = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise FileFormatError(f"{file} cannot be read: {error}") from error
-    if not isinstance(config, dict) or config.get("format") != FORMAT or "effort" not in config:
+    config = read_json(file, "choose another folder")
+    known = isinstance(config.get("effort"), dict) and isinstance(config.get("features"), dict)
+    if config.get("format") != FORMAT or not known:
         raise FileFormatError(f"{file} is not that of a run of experiments")
-    return config
+    return cast(Config, config)
 
 
 def _record(file: Path) -> Kept | None:
     """A kept record; None where there is none that can be read."""
     try:
         found: Kept = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) and "data" in found else None
 

@@ -198,7 +198,7 @@ class Page:
         """Write the page; the file appears only when it is whole."""
         text = self.render()
         with atomic_path(path) as temporary:
-            temporary.write_text(text, encoding="utf-8")
+            temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
 
     def _toc(self) -> str:
         if len(self._contents) < 2:

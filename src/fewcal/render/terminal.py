@@ -1,9 +1,11 @@
-"""Tables on a terminal."""
+"""Tables on a terminal; control characters in names are shown, not obeyed."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+
+from fewcal._utils.text import printable
 
 
 def table(header: list[str] | None, rows: list[list[str]], sides: Sequence[str] | None = None) -> None:
@@ -16,15 +18,16 @@ def table(header: list[str] | None, rows: list[list[str]], sides: Sequence[str] 
     names = header or [""] * len(rows[0])
     for name, side in zip(names, sides or ["left"] * len(names), strict=True):
         # A long word goes on in the next line, nothing is cut.
-        table.add_column(name, overflow="fold", justify="right" if side == "right" else "left")
+        table.add_column(printable(name), overflow="fold", justify="right" if side == "right" else "left")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(printable, row))
     # A pipe has no width: every row stays on its line.
     Console(width=None if sys.stdout.isatty() else 10_000, markup=False, highlight=False).print(table)
 
 
 def print_markdown(text: str) -> None:
     """Markdown tables as tables in a terminal, as they are in a pipe."""
+    text = printable(text)
     if not sys.stdout.isatty():
         print(text, end="")
         return

@@ -54,7 +54,7 @@ class PixelSplit:
         digest = hashlib.sha256(f"{tuple(self.pixels.shape)}".encode())
         digest.update(np.ascontiguousarray(self.pixels.cpu().numpy()).data)
         digest.update(self.labels.cpu().numpy().astype("<i8").tobytes())
-        digest.update("\0".join(self.classes).encode())
+        digest.update("\0".join(self.classes).encode("utf-8", "surrogatepass"))
         return digest.hexdigest()
 
 

@@ -40,7 +40,9 @@ class Texts(Items):
 
     def fingerprint(self) -> str:
         """A digest of texts and labels."""
-        return hashlib.sha256((super().fingerprint() + "\0".join(self.texts)).encode()).hexdigest()
+        return hashlib.sha256(
+            (super().fingerprint() + "\0".join(self.texts)).encode("utf-8", "surrogatepass")
+        ).hexdigest()
 
 
 def find_texts(source: StrPath, labelled: bool = True, text: str = "text", label: str = "label") -> Texts:

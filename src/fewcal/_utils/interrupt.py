@@ -1,0 +1,29 @@
+"""Ctrl-C, wherever it falls: also where an import turns it into another error on its way."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType
+
+_seen = threading.Event()
+
+
+def listen() -> None:
+    """Remember Ctrl-C from here on, and raise `KeyboardInterrupt` as ever."""
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) in (
+        signal.default_int_handler,
+        _remember,
+    ):
+        _seen.clear()
+        signal.signal(signal.SIGINT, _remember)
+
+
+def interrupted() -> bool:
+    """Whether Ctrl-C was pressed since `listen`."""
+    return _seen.is_set()
+
+
+def _remember(number: int, frame: FrameType | None) -> None:
+    _seen.set()
+    raise KeyboardInterrupt

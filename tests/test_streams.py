@@ -1,0 +1,110 @@
+"""The command line where its surroundings are hostile: encodings, closed and full streams, Ctrl-C at any moment."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fewcal.cli import _told, main
+from fewcal.render.terminal import table
+
+COMMAND = [sys.executable, "-m", "fewcal"]
+ESCAPES = "\x1b[2J\x1b]0;owned\x07"
+
+
+@pytest.fixture(scope="module")
+def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Features whose classes bear names that a terminal would obey or an encoding does not have."""
+    folder = tmp_path_factory.mktemp("features")
+    rng = np.random.default_rng(0)
+    names = [f"gâteau {ESCAPES}", "日本語", "b\udce9ton"]
+    for split, start in (("base", 0), ("novel", 3)):
+        classes = np.array([f"{n}{start}" for n in names])
+        labels = np.repeat(np.arange(3), 8)
+        np.savez(folder / f"{split}.npz", features=rng.random((24, 4)), labels=labels, classes=classes)
+    return folder
+
+
+def run(*arguments: object, **more: object) -> subprocess.CompletedProcess[bytes]:
+    environment = os.environ | dict(more.pop("env", {}))  # type: ignore[call-overload]
+    return subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, env=environment, check=False, **more)  # type: ignore[call-overload, no-any-return]
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_any_encoding_can_be_printed_to(features: Path, encoding: str) -> None:
+    done = run("evaluate", features, "--methods", "ncm,gdc", *_SMALL, env={"PYTHONIOENCODING": encoding})
+    assert done.returncode == 0, done.stderr
+    assert b"Traceback" not in done.stderr
+    assert b"95%" in done.stdout
+
+
+_SMALL = ["--way", "2", "--query", "2", "--tasks", "3"]
+
+
+def test_closed_full_and_broken_outputs(features: Path) -> None:
+    command = " ".join([*COMMAND, "evaluate", str(features), "--methods", "ncm", *_SMALL])
+    for redirect, code in ((">&-", 0), (">&- 2>&-", 0), (">/dev/full", 3), ("| true", 0)):
+        done = subprocess.run(
+            ["bash", "-c", f"set -o pipefail; {command} {redirect}"], capture_output=True, check=False
+        )
+        assert done.returncode in ({0, 1, 141} if redirect == "| true" else {code}), (redirect, done.stderr)
+        assert b"Traceback" not in done.stderr
+        assert b"Exception ignored" not in done.stderr
+        if code == 3:
+            assert done.stderr.endswith(b"\nfewcal: cannot write the output: No space left on device\n")
+
+
+def test_names_do_not_reach_the_terminal_as_commands(features: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table(["name"], [[f"cat {ESCAPES}"]])
+    assert "\x1b" not in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["evaluate", str(features / f"{ESCAPES}"), "--methods", "ncm"])
+    shown = capsys.readouterr().err
+    assert "\\x1b[2J" in shown
+    assert "\x1b" not in shown
+
+
+@pytest.mark.parametrize("moment", [0.02, 0.1, 0.3, 0.6, 1.0, 1.5])
+def test_ctrl_c_is_one_line_at_any_moment(features: Path, moment: float) -> None:
+    """Also while Python or a module is still loading."""
+    process = subprocess.Popen(
+        [
+            *COMMAND,
+            "evaluate",
+            str(features),
+            "--methods",
+            "ncm,gdc",
+            "--way",
+            "2",
+            "--query",
+            "2",
+            "--tasks",
+            "300000",
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    time.sleep(moment)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    if process.returncode == -signal.SIGINT or b"site.py" in errors or b"<frozen" in errors:
+        return  # before Python had begun with fewcal
+    assert process.returncode == 130, errors
+    assert errors.endswith(b"fewcal: interrupted\n")
+    assert b"Traceback" not in errors
+
+
+def test_missing_memory_is_said_in_a_line() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**50)
+    assert "not enough memory" in _told(caught.value)[0]
+    assert _told(MemoryError()) == ("not enough memory; use smaller batches, fewer features or a machine with more", 3)
+    assert _told(RuntimeError("shapes differ"))[1] == 1
