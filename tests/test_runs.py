@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from fewcal.episodes import sample_episodes
 from fewcal.errors import FewcalError, FileFormatError, InputError
@@ -359,6 +360,23 @@ def test_results_of_another_run_are_not_taken_for_ones_own(features: FeatureSet,
             np.savez(block, **{name: f[name] for name in f.files} | {"run": np.array("another")})
     fresh = evaluate(METHODS, features, PROTOCOL, out=b, resume=True)
     assert np.array_equal(fresh.correct["ncm"], evaluate(METHODS, features, PROTOCOL).correct["ncm"])
+
+
+def test_a_run_goes_on_with_the_threads_it_began_with(
+    features: FeatureSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = interrupted(features, tmp_path / "run")
+    began = json.loads((folder / "config.json").read_text())["plan"]["threads"]
+    assert began == torch.get_num_threads()
+    used, true = [], Engine.run
+    monkeypatch.setattr(Engine, "run", lambda self, a, b: (used.append(torch.get_num_threads()), true(self, a, b))[1])
+    torch.set_num_threads(began + 1)
+    try:
+        evaluate(METHODS, features, PROTOCOL, out=folder, resume=True)
+        assert torch.get_num_threads() == began + 1
+    finally:
+        torch.set_num_threads(began)
+    assert set(used) == {began}
 
 
 def test_folders_that_are_taken(features: FeatureSet, whole: Path, tmp_path: Path) -> None:

@@ -75,10 +75,13 @@ def bank_build(
     quiet: Quiet = False,
 ) -> None:
     """Build a bank from base classes and save it."""
+    from fewcal._utils.folder_lock import file_lock
     from fewcal.apply.build_bank import bank_facts, build_bank
 
-    bank = build_bank(source, preset, rank=rank, dtype=dtype, device=device, scheduler=scheduler)
-    bank.save(out)
+    with file_lock(out) as lock:
+        bank = build_bank(source, preset, rank=rank, dtype=dtype, device=device, scheduler=scheduler)
+        lock.check()
+        bank.save(out)
     facts = bank_facts(bank) | {"file": str(out), "bytes": out.stat().st_size}
     write_json(json_file, facts)
     if not quiet:

@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fewcal.errors import FewcalError, InputError
 from fewcal.evaluation.engine import Block, Job, run_block
 
@@ -33,25 +35,50 @@ def check_workers(n_jobs: int, scheduler: str | None) -> None:
         raise InputError(f"n_jobs={n_jobs} and a Dask scheduler exclude each other; use one of them")
 
 
+def worker_threads(n_jobs: int, scheduler: str | None, tasks: int) -> int:
+    """Threads of each process that computes blocks of a run with so many tasks."""
+    if scheduler is not None:
+        return 1
+    if n_jobs == 1:
+        return torch.get_num_threads()
+    from joblib import effective_n_jobs
+
+    cores = os.cpu_count() or 1
+    return max(1, cores // min(int(effective_n_jobs(n_jobs)), tasks))
+
+
+@contextmanager
+def torch_threads(threads: int) -> Iterator[None]:
+    """Compute with so many threads in this block."""
+    before = torch.get_num_threads()
+    if threads == before:  # setting it, even to the same, is not free
+        yield
+        return
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def run_blocks(
-    job: Job, todo: Sequence[tuple[int, int]], n_jobs: int = 1, scheduler: str | None = None
+    job: Job, todo: Sequence[tuple[int, int]], threads: int, n_jobs: int = 1, scheduler: str | None = None
 ) -> Iterator[Block]:
-    """Compute the blocks `todo` in worker processes, in any order."""
+    """Compute the blocks `todo` in worker processes of so many threads each, in any order."""
     if not todo:
         return
     if scheduler is not None:
-        yield from _dask(job, todo, scheduler)
+        yield from _dask(job, todo, scheduler, threads)
     else:
-        yield from _joblib(job, todo, n_jobs)
+        yield from _joblib(job, todo, n_jobs, threads)
 
 
-def _joblib(job: Job, todo: Sequence[tuple[int, int]], n_jobs: int) -> Iterator[Block]:
+def _joblib(job: Job, todo: Sequence[tuple[int, int]], n_jobs: int, threads: int) -> Iterator[Block]:
     from joblib import Parallel, delayed, effective_n_jobs
     from joblib.externals.loky.process_executor import BrokenProcessPool
 
     remove_leftovers()
     workers = min(effective_n_jobs(n_jobs), len(todo))
-    threads = max(1, (os.cpu_count() or 1) // workers)
     # joblib memory-maps the job's arrays, so that workers share one copy of them.
     parallel = Parallel(n_jobs=workers, return_as="generator_unordered", mmap_mode="c", pre_dispatch="2*n_jobs")
     try:
@@ -80,9 +107,9 @@ def remove_leftovers(folders: Sequence[Path] = (Path("/dev/shm"), Path(tempfile.
     return removed
 
 
-def _dask(job: Job, todo: Sequence[tuple[int, int]], scheduler: str) -> Iterator[Block]:
+def _dask(job: Job, todo: Sequence[tuple[int, int]], scheduler: str, threads: int) -> Iterator[Block]:
     with dask_client(scheduler) as client:
-        yield from _on_client(client, job, todo, scheduler)
+        yield from _on_client(client, job, todo, scheduler, threads)
 
 
 @contextmanager
@@ -131,7 +158,7 @@ def ship(client: Any, value: Any, scheduler: str) -> Any:
     return shipped
 
 
-def _on_client(client: Any, job: Job, todo: Sequence[tuple[int, int]], scheduler: str) -> Iterator[Block]:
+def _on_client(client: Any, job: Job, todo: Sequence[tuple[int, int]], scheduler: str, threads: int) -> Iterator[Block]:
     from distributed import as_completed
 
     missing = set(todo)
@@ -139,7 +166,7 @@ def _on_client(client: Any, job: Job, todo: Sequence[tuple[int, int]], scheduler
         shipped = ship(client, job, scheduler)
         # The scheduler moves the blocks of a lost worker to others by itself. What it gives up, because the last copy
         # of the job or too many workers were lost with it, comes back cancelled or failed and is sent out once more.
-        futures = {client.submit(run_block, shipped, a, b, 1, pure=False): (a, b) for a, b in sorted(missing)}
+        futures = {client.submit(run_block, shipped, a, b, threads, pure=False): (a, b) for a, b in sorted(missing)}
         for future in as_completed(futures):
             try:
                 block = future.result()

@@ -34,8 +34,8 @@ import torch
 from fewcal._utils.atomic import atomic_path, read_json, write_json
 from fewcal._utils.folder_lock import OutputLock, folder_lock, is_leftover
 from fewcal._utils.parameters import current_names
-from fewcal._utils.types import JSONObject
 from fewcal._utils.text import storable
+from fewcal._utils.types import JSONObject
 from fewcal._version import __version__
 from fewcal.errors import FileFormatError, InputError
 from fewcal.evaluation.engine import Block
@@ -110,6 +110,12 @@ class Run:
             self.config["plan"] = make()
             self._write_config()
         return dict(self.config["plan"])
+
+    @property
+    def threads(self) -> int | None:
+        """Threads that this run began with; None where it has not begun, or in an earlier version."""
+        found = self.config.get("plan", {}).get("threads")
+        return found if type(found) is int and found > 0 else None
 
     def results(self) -> Results | None:
         """The results, if the run is finished and they can be read."""

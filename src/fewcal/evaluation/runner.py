@@ -19,7 +19,7 @@ from fewcal._utils.types import JSONObject, Progress, StrPath
 from fewcal.episodes import Episodes, sample_episodes
 from fewcal.errors import InputError
 from fewcal.evaluation.engine import Block, Engine, Job, blocks, check_methods, method_settings
-from fewcal.evaluation.executors import check_workers, run_blocks
+from fewcal.evaluation.executors import check_workers, run_blocks, torch_threads, worker_threads
 from fewcal.evaluation.protocol import Protocol
 from fewcal.evaluation.results import Results
 from fewcal.evaluation.run_folder import Run, environment
@@ -121,8 +121,15 @@ class _Evaluation:
         if run is not None and (complete := run.results()) is not None:
             progress(total, total)
             return complete
+        # Sums over many threads round otherwise than over few: a run goes on with as many as it began with.
+        threads = (run.threads if run is not None else None) or worker_threads(n_jobs, scheduler, total)
+        with torch_threads(threads):
+            return self._computed(run, n_jobs, scheduler, progress)
+
+    def _computed(self, run: Run | None, n_jobs: int, scheduler: str | None, progress: Progress) -> Results:
+        total, threads = self.protocol.tasks, torch.get_num_threads()
         engine = Engine(self.job)  # here for its plan and its errors, before any worker is started
-        plan = engine.plan() if run is None else run.plan(engine.plan)
+        plan = engine.plan() if run is None else run.plan(lambda: engine.plan() | {"threads": threads})
         engine.job = job = dataclasses.replace(self.job, batches=plan["batches"])
         borders = list(blocks(total, plan["block"]))
         finished = {} if run is None else run.load_blocks(list(job.methods), borders, self.protocol.way)
@@ -133,7 +140,7 @@ class _Evaluation:
         if n_jobs == 1 and scheduler is None:
             found = (engine.run(start, stop) for start, stop in todo)
         else:
-            found = run_blocks(job, todo, n_jobs, scheduler)
+            found = run_blocks(job, todo, threads, n_jobs, scheduler)
         for block in found:
             finished[block.start] = block
             if run is not None:

@@ -22,6 +22,7 @@ import torch
 
 from fewcal._utils.arrays import pick_device
 from fewcal._utils.atomic import write_json
+from fewcal._utils.folder_lock import folder_lock
 from fewcal._utils.types import JSONObject, StrPath
 from fewcal._version import __version__
 from fewcal.errors import InputError
@@ -35,6 +36,9 @@ from fewcal.tune.storage import count, require_optuna
 from fewcal.tune.study import StudyPlace, open_study
 from fewcal.tune.trials import start_points
 from fewcal.tune.workers import Watch, Watcher, in_processes, on_dask, wait_for_others
+
+# Seconds that a process waits for another one to begin or to write up the study.
+_WAIT = 300.0
 
 
 def tune(
@@ -103,11 +107,12 @@ def tune(
     # Before the study is made: one with a space that nobody has would be in the way of the next attempt.
     space = search.make_space(len(np.unique(data.base[1])))
     place = StudyPlace(Path(out), storage, study)
-    kept, new = open_study(place, search, data, resume)
     runner = data.runner(search, where)
     start = start_points(space, runner.bank)
-    for values in start if new else ():
-        kept.enqueue_trial(values)
+    with folder_lock(place.folder, wait=_WAIT):  # many may work on a study, one begins it
+        kept, new = open_study(place, search, data, resume)
+        for values in start if new else ():
+            kept.enqueue_trial(values)
     see = Watcher(kept, search, watch)
     see()
     before, started = count(kept).finished, time.monotonic()
@@ -129,9 +134,10 @@ def tune(
         finalists, chosen = rules.after_novel(kept, space, finalists, chosen, novel.chosen_trial)
     seconds = time.monotonic() - began
     result = Tuning(chosen, finalists, counts, counts.finished - before, searched, seconds, novel, kept)
-    write_result(place, result, search, data)
-    if plots:
-        draw(place.folder, result, search)
+    with folder_lock(place.folder, wait=_WAIT):
+        write_result(place, result, search, data)
+        if plots:
+            draw(place.folder, result, search)
     return result
 
 
