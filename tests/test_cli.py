@@ -705,6 +705,12 @@ def test_help_and_errors_that_need_no_tensors_do_not_load_torch(
     assert done.stdout.splitlines()[-1] == f"False {code}", done.stderr
 
 
+def test_help_loads_neither_numpy_nor_anything_larger() -> None:
+    script = "import sys, fewcal.cli; print({'numpy', 'torch', 'optuna', 'matplotlib', 'sklearn'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
 def test_the_help_of_tune_lists_the_registered_spaces_and_protocols(fewcal) -> None:
     from fewcal.tune import PROTOCOLS, SPACES
 

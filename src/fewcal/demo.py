@@ -255,8 +255,8 @@ def run(tasks: int, rows: int, seed: int, out: Path, features_out: Path | None) 
         import PIL  # noqa: F401
     except ImportError as error:
         raise InputError(f"the demo needs {error.name}; pip install 'fewcal[plots]'") from error
+    from fewcal._utils.tables import print_markdown
     from fewcal.features.glyphs import glyph_features, glyph_pictures
-    from fewcal.render.terminal import print_markdown
 
     if rows < 20:
         raise InputError(f"--rows {rows} is too few: five examples and 15 queries of a letter need 20")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fewcal.render.terminal import print_markdown, table
+from fewcal._utils.tables import print_markdown, table
 
 __all__ = ["cell", "flat", "print_markdown", "table", "write_json"]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-import numpy as np
-
 from fewcal.tune.storage import require_optuna
 
+# NumPy, too, would be felt in `fewcal --help`, which names protocols.
 if TYPE_CHECKING:
+    import numpy as np
     import optuna
 
 
@@ -86,7 +86,10 @@ class MedianPruning:
 def steps(accuracy: np.ndarray, size: int) -> np.ndarray:
     """Means of each `size` tasks, the last of what is left over.
 
+    >>> import numpy as np
     >>> steps(np.arange(12.0), 10).tolist()
     [4.5, 10.5]
     """
+    import numpy as np
+
     return np.array([accuracy[i : i + size].mean() for i in range(0, len(accuracy), size)])

@@ -9,18 +9,18 @@ with the preset as the simplest model).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from fewcal.errors import FewcalError, InputError
 from fewcal.tune.spaces import Picks, Space, current_picks
 from fewcal.tune.storage import complete_trials
 
-# Names of protocols must be there without torch, which these load: only their types are used here.
+# Names of protocols must be there at once: what loads torch or NumPy is here for its types.
 if TYPE_CHECKING:
+    import numpy as np
     import optuna
     from optuna.trial import FrozenTrial
 
@@ -68,6 +68,7 @@ class Finalist:
 def behind(best: np.ndarray, other: np.ndarray) -> tuple[float, float]:
     """How far `other` is behind `best` on the same tasks: mean of the paired differences and its standard error.
 
+    >>> import numpy as np
     >>> gap, error = behind(np.array([1.0, 0.5, 0.75, 0.75]), np.array([0.5, 0.5, 0.5, 0.5]))
     >>> round(gap, 3), round(error, 3)
     (0.25, 0.102)
@@ -92,7 +93,7 @@ def contenders(study: optuna.Study, most: int) -> list[FrozenTrial]:
     found: list[FrozenTrial] = []
     for trial in trials:
         own = _steps(trial)
-        gap, error = behind(reference, own) if own.shape == reference.shape else (np.inf, 0.0)
+        gap, error = behind(reference, own) if own.shape == reference.shape else (math.inf, 0.0)
         if gap <= error + 1e-12 and all(trial.params != other.params for other in found):
             found.append(trial)
         if len(found) == most:
@@ -101,6 +102,8 @@ def contenders(study: optuna.Study, most: int) -> list[FrozenTrial]:
 
 
 def _steps(trial: FrozenTrial) -> np.ndarray:
+    import numpy as np
+
     values = trial.intermediate_values
     return np.array([values[step] for step in sorted(values)])
 
@@ -131,7 +134,8 @@ def choose(finalists: Sequence[Finalist], space: Space, simplest: Picks | None) 
     best = finalists[0]
     if simplest is None:
         return best
-    close = [f for f in finalists if np.subtract(*behind(best.accuracy, f.accuracy)) <= 1e-12]
+    gaps = [(f, *behind(best.accuracy, f.accuracy)) for f in finalists]
+    close = [f for f, gap, error in gaps if gap - error <= 1e-12]
     return min(close, key=lambda f: (space.distance(f.values, simplest), -f.mean))
 
 
@@ -148,5 +152,7 @@ def top(study: optuna.Study, space: Space, most: int = 3) -> list[Finalist]:
 
 def from_trial(trial: FrozenTrial, space: Space) -> Finalist:
     """A complete trial that was not measured again."""
+    import numpy as np
+
     values = current_picks(trial.params)
     return Finalist(trial.number, values, space.params(values), trial.value, np.array([trial.value]))
