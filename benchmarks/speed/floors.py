@@ -22,9 +22,10 @@ from common import base_bank, features_or_synthetic, now
 from fewcal import BaseBank
 from fewcal._utils.bfloat16 import half_pays
 from fewcal._utils.randomness import TaskRandom, fill_normal
+from fewcal.calibrate import scatter_dense
 from fewcal.evaluation.engine import BLOCK_TASKS, reuse_memory
 from fewcal.features import FeatureSet
-from fewcal.heads import lbfgs as lbfgs_module
+from fewcal.heads import lbfgs
 from fewcal.heads.calibrated import augment
 from fewcal.heads.closed_form import closed_form_head
 from fewcal.heads.sgd import sgd_head
@@ -95,22 +96,31 @@ def main() -> None:
     features = features_or_synthetic(options.features)
     bank = base_bank(features, device)
     for shot in options.shots:
-        stages(features, bank, shot, tasks, rates, clock)
+        Stages(features, bank, shot, tasks, rates, clock).run()
 
 
-def stages(features: FeatureSet, bank: BaseBank, shot: int, tasks: int, rates: Rates, clock: Clock) -> None:
-    device = clock.device
-    novel = torch.from_numpy(features.split("novel").float32()).to(device)
-    rows = torch.randint(len(novel), (tasks, WAY * (shot + QUERY)), generator=torch.Generator().manual_seed(0))
-    support_rows = rows[:, : WAY * shot].to(device)
-    labels = torch.arange(WAY, device=device).repeat_interleave(shot).expand(tasks, -1)
-    print(
-        f"\n{WAY}-way {shot}-shot        ms a task        floor   over   bound by       (GB, GFLOP, M normals a task)"
-    )
-    t, s, d, c, p = tasks, WAY * shot, bank.dim, len(bank), int(bank.counts.min())
+class Stages:
+    """The stages of one number of shots, each timed and set beside its floor."""
 
-    def report(name: str, work: Callable[[], Any], gb: float, flop: float, rate: float, normals: float = 0.0) -> None:
-        took = clock.best(work) / t
+    def __init__(self, features: FeatureSet, bank: BaseBank, shot: int, tasks: int, rates: Rates, clock: Clock) -> None:
+        self.bank, self.shot, self.tasks, self.rates, self.clock = bank, shot, tasks, rates, clock
+        self.device = clock.device
+        self.novel = torch.from_numpy(features.split("novel").float32()).to(self.device)
+        self.preset = f"paper/mini/{shot}shot"
+        # S support points, D features, C base classes of P rows
+        self.s, self.d, self.c, self.p = WAY * shot, bank.dim, len(bank), int(bank.counts.min())
+
+    def labels(self, tasks: int) -> torch.Tensor:
+        return torch.arange(WAY, device=self.device).repeat_interleave(self.shot).expand(tasks, -1)
+
+    def rows(self, tasks: int, count: int, random: torch.Generator) -> torch.Tensor:
+        return torch.randint(len(self.novel), (tasks, count), generator=random).to(self.device)
+
+    def report(
+        self, name: str, work: Callable[[], object], tasks: int, gb: float, flop: float, rate: float, normals: float = 0
+    ) -> None:
+        """One line: time of a task, its floor, and what the floor is made of."""
+        took, rates = self.clock.best(work) / tasks, self.rates
         limits = {"bytes": gb / rates.bytes, "arithmetic": flop / rate, "random numbers": normals / rates.normals}
         what = max(limits, key=lambda k: limits[k])
         floor = limits[what]
@@ -120,86 +130,112 @@ def stages(features: FeatureSet, bank: BaseBank, shot: int, tasks: int, rates: R
             flush=True,
         )
 
-    method = make_method("gdc", f"paper/mini/{shot}shot", head="lbfgs", n_per="class")
-    method.prepare(bank)
-    z = method.transform(novel)
-    support = z[support_rows]
-    report("neighbours", lambda: method.calibrator.calibrate(support), 4 * s * d, 2 * s * c * d, rates.float32)
-    found = method.calibrator.calibrate(support)
-    shrunk = method.shrunk(found)
-    half = half_pays(support, support.numel() * p)
-    size, low = (2, rates.bfloat16) if half else (4, rates.float32)
-    factor_bytes = size * (s * p * d + c * p * d / t)
-    report("factor assembly", lambda: shrunk.covariance.factor(half), factor_bytes, 2 * s * c * p * d, low)
-    m = WAY * POINTS
+    def run(self) -> None:
+        print(
+            f"\n{WAY}-way {self.shot}-shot        ms a task        floor   over   bound by       "
+            "(GB, GFLOP, M normals a task)"
+        )
+        x, y, size, rate = self.sampling()
+        self.training(x, y, size, rate)
+        del x, y
+        self.closed_form()
+        self.whitened()
 
-    def draw() -> tuple[torch.Tensor, torch.Tensor]:
-        batch = TaskBatch(support, labels, WAY, TaskRandom(0, range(t), device))
-        return augment(batch, found.mean, shrunk, POINTS, "class")
+    def sampling(self) -> tuple[torch.Tensor, torch.Tensor, int, float]:
+        """Neighbours, factors, points: the points, their labels, bytes of a number and operations a second."""
+        t, s, d, c, p = self.tasks, self.s, self.d, self.c, self.p
+        method = make_method("gdc", self.preset, head="lbfgs", n_per="class").prepare(self.bank)
+        rows = self.rows(t, WAY * (self.shot + QUERY), torch.Generator().manual_seed(0))[:, :s]
+        support = method.transform(self.novel)[rows]
+        calibrator = method.calibrator
+        self.report(
+            "neighbours", lambda: calibrator.calibrate(support), t, 4 * s * d, 2 * s * c * d, self.rates.float32
+        )
+        found = calibrator.calibrate(support)
+        shrunk = method.shrunk(found)
+        half = half_pays(support, support.numel() * p)
+        size, rate = (2, self.rates.bfloat16) if half else (4, self.rates.float32)
+        factor_bytes = size * (s * p * d + c * p * d / t)
+        self.report("factor assembly", lambda: shrunk.covariance.factor(half), t, factor_bytes, 2 * s * c * p * d, rate)
 
-    more = size * s * p * d + 4 * m * d
-    report("assembly + sampling", draw, factor_bytes + more, 2 * (s * c + m) * p * d, low, m * (p + d))
-    x, y = draw()
-    calls = {"half": 0, "full": 0}
-    gradient = lbfgs_module._gradient
+        def draw() -> tuple[torch.Tensor, torch.Tensor]:
+            batch = TaskBatch(support, self.labels(t), WAY, TaskRandom(0, range(t), self.device))
+            return augment(batch, found.mean, shrunk, POINTS, "class")
+
+        m = WAY * POINTS
+        moved = factor_bytes + size * s * p * d + 4 * m * d
+        self.report("assembly + sampling", draw, t, moved, 2 * (s * c + m) * p * d, rate, m * (p + d))
+        return *draw(), size, rate
+
+    def training(self, x: torch.Tensor, y: torch.Tensor, size: int, rate: float) -> None:
+        """The heads that train on points."""
+        t, d, m = self.tasks, self.d, WAY * POINTS
+        halves, fulls = (n / t for n in count_gradients(x, y))
+        # Every gradient needs the points twice, before and after the softmax.
+        moved, flop = 2 * m * d * (2 * halves + 4 * fulls), 4 * m * d * WAY * (halves + fulls)
+        name = f"L-BFGS ({halves:.1f}+{fulls:.1f} its)"
+        self.report(name, lambda: lbfgs.lbfgs_head(x, y, WAY), t, moved, flop, self.rates.float32)
+        self.report(
+            "SGD, 200 epochs",
+            lambda: sgd_head(x, y, WAY, TaskRandom(0, range(t), self.device, stream=1)),
+            t,
+            EPOCHS * m * d * size,  # once an epoch, if both products of a batch could share one reading
+            EPOCHS * 4 * m * d * WAY,
+            rate,
+        )
+
+    def closed_form(self) -> None:
+        """As evaluation does it: a whole block of tasks, which share the reading of the base rows."""
+        method = make_method("gdc", self.preset, head="closed_form").prepare(self.bank)
+        t = BLOCK_TASKS if self.device.type == "cpu" else self.tasks
+        rows = self.rows(t, self.s, torch.Generator().manual_seed(2))
+        found = method.calibrator.calibrate(method.transform(self.novel)[rows])
+        # Base classes that have a share in a task, on average.
+        used = float((scatter_dense(found.index, found.weights, self.c) != 0).any(dim=1).sum()) / t
+        applications = 2
+        self.report(
+            "closed form",
+            lambda: closed_form_head(found.mean, self.labels(t), WAY, method.shrunk(found)),
+            t,
+            4 * self.c * self.p * self.d / t * applications * 2,
+            applications * 4 * (WAY - 1) * used * self.p * self.d,
+            self.rates.float32,
+        )
+
+    def whitened(self) -> None:
+        """The default preset from support to scores."""
+        method = make_method("gdc").prepare(self.bank)
+        z = method.transform(self.novel)
+        t, together = (500, 25) if self.device.type == "cpu" else (self.tasks, self.tasks)
+        random = torch.Generator().manual_seed(1)
+        queries, support = self.rows(t, WAY * QUERY, random), self.rows(t, self.s, random)
+
+        def work() -> None:
+            for begin in range(0, t, together):
+                part = slice(begin, begin + together)
+                batch = TaskBatch(z[support[part]], self.labels(len(support[part])), WAY, TaskRandom(0, ()))
+                method.fit(batch).logits(z[queries[part]])
+
+        rows = self.s + WAY * QUERY
+        flop = 2 * rows * (self.c + WAY) * self.d
+        self.report("whitened, all of it", work, t, 3 * 4 * rows * self.d, flop, self.rates.float32)
+
+
+def count_gradients(x: torch.Tensor, y: torch.Tensor) -> tuple[int, int]:
+    """Gradients of single tasks that L-BFGS takes, in half and in full precision."""
+    calls = {torch.bfloat16: 0, torch.float32: 0}
+    gradient = lbfgs.gradient
 
     def counted(points: torch.Tensor, *rest: Any) -> torch.Tensor:
-        calls["full" if points.dtype == torch.float32 else "half"] += len(points)
+        calls[points.dtype] += len(points)
         return gradient(points, *rest)
 
-    lbfgs_module._gradient = counted  # type: ignore[assignment]
-    lbfgs_module.lbfgs_head(x, y, WAY)
-    lbfgs_module._gradient = gradient
-    halves, fulls = calls["half"] / t, calls["full"] / t
-    # Every gradient needs the points twice, before and after the softmax.
-    moved = 2 * m * d * (2 * halves + 4 * fulls)
-    report(
-        f"L-BFGS ({halves:.1f}+{fulls:.1f} its)",
-        lambda: lbfgs_module.lbfgs_head(x, y, WAY),
-        moved,
-        4 * m * d * WAY * (halves + fulls),
-        rates.float32,
-    )
-    report(
-        "SGD, 200 epochs",
-        lambda: sgd_head(x, y, WAY, TaskRandom(0, range(t), device, stream=1)),
-        EPOCHS * m * d * size,  # once an epoch, if both products of a batch could share one reading
-        EPOCHS * 4 * m * d * WAY,
-        low,
-    )
-    x = y = x[:0]
-    many = 500 if device.type == "cpu" else t
-    closed = make_method("gdc", f"paper/mini/{shot}shot", head="closed_form").prepare(bank)
-    # As evaluation does it: a whole block of tasks, which share the reading of the base rows.
-    t = BLOCK_TASKS if device.type == "cpu" else t
-    block = torch.randint(len(novel), (t, s), generator=torch.Generator().manual_seed(2)).to(device)
-    found, labels = closed.calibrator.calibrate(z[block]), labels[:1].expand(t, -1)
-    shrunk = closed.shrunk(found)
-    used = float((shrunk.covariance._shares != 0).any(dim=1).float().mean()) * c
-    applications = 2
-    report(
-        "closed form",
-        lambda: closed_form_head(found.mean, labels, WAY, closed.shrunk(found)),
-        4 * c * p * d / t * applications * 2,
-        applications * 4 * (WAY - 1) * used * p * d,
-        rates.float32,
-    )
-    white = make_method("gdc").prepare(bank)
-    z = white.transform(novel)
-    random = torch.Generator().manual_seed(1)
-    q = torch.randint(len(novel), (many, WAY * QUERY), generator=random).to(device)
-    sup = torch.randint(len(novel), (many, s), generator=random).to(device)
-    y_many = labels[:1].expand(many, -1)
-
-    def whole() -> None:
-        for low_ in range(0, many, 25 if device.type == "cpu" else many):
-            part = slice(low_, low_ + (25 if device.type == "cpu" else many))
-            head = white.fit(TaskBatch(z[sup[part]], y_many[part], WAY, TaskRandom(0, ())))
-            head.logits(z[q[part]])
-
-    t = many
-    all_rows = s + WAY * QUERY
-    report("whitened, all of it", whole, 3 * 4 * all_rows * d, 2 * all_rows * (c + WAY) * d, rates.float32)
+    lbfgs.gradient = counted  # type: ignore[assignment]
+    try:
+        lbfgs.lbfgs_head(x, y, WAY)
+    finally:
+        lbfgs.gradient = gradient
+    return calls[torch.bfloat16], calls[torch.float32]
 
 
 if __name__ == "__main__":

@@ -88,7 +88,7 @@ def lbfgs_head(
     # Many large points: the way to the minimum is found with rounded ones, half the bytes, and its end with the points
     # as they are, so that what stops the search is always the true gradient.
     full, x = x, rounded(x) if half_pays(x, m * d) else x
-    grad = _gradient(x, labels, torch.full_like(logits, 1 / n_classes), w, ridge)
+    grad = gradient(x, labels, torch.full_like(logits, 1 / n_classes), w, ridge)
     history: list[tuple[Tensor, Tensor, Tensor]] = []
     for i in range(max_iter):
         active = grad.abs().amax(dim=(1, 2)) > tol
@@ -96,7 +96,7 @@ def lbfgs_head(
         if x is not full and (4 * left < t or i == _MOST_HALF):
             x = full
             logits = _forward(w, x)
-            grad = _gradient(x, labels, torch.softmax(logits, dim=1), w, ridge)
+            grad = gradient(x, labels, torch.softmax(logits, dim=1), w, ridge)
             active = grad.abs().amax(dim=(1, 2)) > tol
             left = int(active.sum())
         if not left:
@@ -118,7 +118,7 @@ def lbfgs_head(
         move = length[:, None, None] * step
         w = w + move
         logits = logits + length[:, None, None] * along
-        new = _gradient(x, labels, probabilities, w, ridge)
+        new = gradient(x, labels, probabilities, w, ridge)
         change = new - grad
         curvature = _dot(move, change)
         rho = torch.where(curvature > 1e-12, 1 / curvature.clamp(min=1e-12), 0.0)
@@ -141,7 +141,7 @@ def _dot(a: Tensor, b: Tensor) -> Tensor:
     return torch.bmm(a.reshape(len(a), 1, -1), b.reshape(len(b), -1, 1))  # one launch on a GPU, no copy anywhere
 
 
-def _gradient(x: Tensor, labels: Tensor, probabilities: Tensor, w: Tensor, ridge: float) -> Tensor:
+def gradient(x: Tensor, labels: Tensor, probabilities: Tensor, w: Tensor, ridge: float) -> Tensor:
     """∂f/∂w, `(T, N, D+1)`, from the class probabilities `(T, N, M)`, which are used up."""
     residual = minus_one_hot(probabilities, labels)
     residual /= residual.shape[2]
