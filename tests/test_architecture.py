@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -40,8 +40,9 @@ def registered() -> Iterator[None]:
     from fewcal.heads import HEADS
     from fewcal.methods.registry import METHODS
     from fewcal.paper.experiments import EXPERIMENTS
+    from fewcal.tune.spaces import SPACES
 
-    registries = (EXPERIMENTS, FORMATS, HEADS, METHODS, METRICS, REGISTRY, STATISTICS)
+    registries = (EXPERIMENTS, FORMATS, HEADS, METHODS, METRICS, REGISTRY, SPACES, STATISTICS)
     before = [dict(registry) for registry in registries]
     yield
     for registry, entries in zip(registries, before, strict=True):
@@ -99,6 +100,25 @@ def test_a_distance(tmp_path: Path) -> None:
         ),
     )
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["methods"]["gdc"]["settings"]["metric"] == "toy"
+
+
+def test_a_search_space(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    from fewcal.presets import get_preset
+    from fewcal.tune.spaces import Axis, Space, search_space
+
+    @search_space("toy", "a handful of neighbours", heads=("closed_form",))
+    def toy(n_classes: int, heads: Sequence[str]) -> Space:
+        axes = (Axis("k", 1, min(3, n_classes), integer=True),)
+        return Space("toy", get_preset("default").with_changes(head=heads[0]), lambda picked: axes)
+
+    feature_set().save(tmp_path / "features")
+    fewcal(
+        *("tune", tmp_path / "features", "--space", "toy", "--trials", 3, "--way", 3, "--tasks", 4, "--query", 5),
+        *("--out", tmp_path / "study", "--quiet"),
+    )
+    preset = json.loads((tmp_path / "study" / "preset.json").read_text())
+    assert 1 <= preset["params"]["k"] <= 3
 
 
 def test_a_method(tmp_path: Path) -> None:
