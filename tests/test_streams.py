@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
+from fewcal._utils.tables import table
 from fewcal.cli import _told, main
-from fewcal.render.terminal import table
 
 COMMAND = [sys.executable, "-m", "fewcal"]
 ESCAPES = "\x1b[2J\x1b]0;owned\x07"
