@@ -756,8 +756,8 @@ def test_a_preset_file_is_read_wherever_a_preset_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", "not a readable preset file"),
-        ("[]", "not a fewcal preset"),
+        ("{", r"x\.json cannot be read .*it is no preset file"),
+        ("[]", "is not a JSON object; it is no preset file"),
         ('{"format": "fewcal-preset", "version": 99}', "reads up to"),
         ('{"format": "fewcal-preset", "version": 1, "params": {}}', "missing"),
         ('{"format": "fewcal-preset", "version": 1, "params": {}, "summary": "", "provenance": {}}', "no value for"),
