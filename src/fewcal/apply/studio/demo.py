@@ -14,7 +14,7 @@ from fewcal.apply.studio.store import HOME
 from fewcal.bank import BaseBank
 from fewcal.errors import InputError
 from fewcal.features.extractors import get_extractor
-from fewcal.features.glyphs import draw_examples, extract_glyphs, glyph_classes
+from fewcal.features.glyphs import Glyph, draw_examples, extract_glyphs, glyph_classes
 from fewcal.features.sources.pictures import encoded
 
 LETTERS, EACH = 6, 20
@@ -46,6 +46,12 @@ def demo_settings(folder: Path) -> StudioSettings:
     return StudioSettings(extractor, BaseBank.load(place), str(place), base_picture=base_picture)
 
 
+def demo_letters() -> list[Glyph]:
+    """The letters to tell apart, from scripts far from each other."""
+    novel = glyph_classes()["novel"]
+    return [novel[i] for i in np.linspace(0, len(novel) - 1, LETTERS).astype(int)]
+
+
 def shown(drawing: np.ndarray) -> np.ndarray:
     """A drawing `(32, 32)`, ink bright on dark, as a larger picture `(H, W, 3)`, dark on light."""
     large = np.repeat(np.repeat(255 - drawing, SCALE, axis=0), SCALE, axis=1)
@@ -56,9 +62,7 @@ def _draw_letters(folder: Path) -> None:
     from PIL import Image
 
     rng = np.random.default_rng(0)
-    novel = glyph_classes()["novel"]
-    chosen = [novel[i] for i in np.linspace(0, len(novel) - 1, LETTERS).astype(int)]
-    drawings = np.concatenate([draw_examples(glyph, EACH, seed=1) for glyph in chosen])
+    drawings = np.concatenate([draw_examples(glyph, EACH, seed=1) for glyph in demo_letters()])
     folder.mkdir(parents=True, exist_ok=True)
     for number, i in enumerate(rng.permutation(len(drawings)), 1):  # names and order say nothing about classes
         Image.fromarray(shown(drawings[i])).save(folder / f"letter-{number:03}.png")

@@ -301,6 +301,7 @@ function theme() {
     localStorage.setItem("fewcal-theme", root.dataset.theme);
     told();
   });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", told);
   told();
 }
 
