@@ -87,6 +87,7 @@ reveal_type(fewcal.make_method("ncm"))
 reveal_type(fewcal.classify("support", "query"))
 reveal_type(fewcal.Gaussianizer().fit(x).transform(x))
 reveal_type(fewcal.GDCSampler())
+reveal_type(fewcal.tune(features, fewcal.Search(shot=1), out="study"))
 parameters: GDCParams = fewcal.get_preset("paper")
 Protocol(shots=1)  # the parameter is `shot`
 evaluate(3, features)  # not a method

@@ -40,7 +40,7 @@ def registered() -> Iterator[None]:
     from fewcal.heads import HEADS
     from fewcal.methods.registry import METHODS
     from fewcal.paper.experiments import EXPERIMENTS
-    from fewcal.tune.spaces import SPACES
+    from fewcal.tuning.spaces import SPACES
 
     registries = (EXPERIMENTS, FORMATS, HEADS, METHODS, METRICS, REGISTRY, SPACES, STATISTICS)
     before = [dict(registry) for registry in registries]
@@ -105,7 +105,7 @@ def test_a_distance(tmp_path: Path) -> None:
 def test_a_search_space(tmp_path: Path) -> None:
     pytest.importorskip("optuna")
     from fewcal.presets import get_preset
-    from fewcal.tune.spaces import Axis, Space, search_space
+    from fewcal.tuning.spaces import Axis, Space, search_space
 
     @search_space("toy", "a handful of neighbours", heads=("closed_form",))
     def toy(n_classes: int, heads: Sequence[str]) -> Space:

@@ -712,7 +712,7 @@ def test_help_loads_neither_numpy_nor_anything_larger() -> None:
 
 
 def test_the_help_of_tune_lists_the_registered_spaces_and_protocols(fewcal) -> None:
-    from fewcal.tune import PROTOCOLS, SPACES
+    from fewcal.tuning import PROTOCOLS, SPACES
 
     shown = " ".join(fewcal("tune", "--help").out.replace("│", " ").split())
     for entry in [*PROTOCOLS.values(), *SPACES.values()]:

@@ -35,7 +35,7 @@ from fewcal.methods import GDC, METHODS, make_method
 from fewcal.params import RENAMED, describe_params
 from fewcal.presets import get_preset, load_preset, save_preset
 from fewcal.rejection import OutlierTest
-from fewcal.tune.spaces import default_space, make_space, usual_axis
+from fewcal.tuning.spaces import default_space, make_space, usual_axis
 
 WORLD = make_world(1, signed=True, tasks=1, ways=4, shots=3)
 sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))

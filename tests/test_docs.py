@@ -9,7 +9,7 @@ from unittest.mock import patch
 import pytest
 
 from fewcal.evaluation import STATISTICS
-from fewcal.tune.spaces import SPACES
+from fewcal.tuning.spaces import SPACES
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])

@@ -58,7 +58,7 @@ LAYERS: list[list[set[str]]] = [
     [{"heads", "params", "presets"}],
     [{"methods"}],
     [{"evaluation"}, {"estimators"}],
-    [{"training", "tune", "apply", "report"}],
+    [{"training", "tuning", "apply", "report"}],
     [{"paper", "demo"}],
     [{"cli"}],
     [{"__init__", "__main__"}],  # the door: nothing inside comes in by it

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fewcal.errors import FewcalError, InputError
-from fewcal.tune.journal import JournalFile
+from fewcal.tuning.journal import JournalFile
 from limits import largest_file
 
 FIRST, SECOND = {"op_code": 0, "worker_id": "a"}, {"op_code": 4, "worker_id": "b", "value": [0.5, None]}
@@ -91,7 +91,7 @@ def test_many_writers_lose_no_line(tmp_path: Path) -> None:
     code = f"""
 import sys
 from pathlib import Path
-from fewcal.tune.journal import JournalFile
+from fewcal.tuning.journal import JournalFile
 file = JournalFile(Path({str(tmp_path / "j")!r}))
 for i in range(100):
     file.append_logs([{{"op_code": i, "worker_id": sys.argv[1]}}])

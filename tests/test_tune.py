@@ -31,18 +31,18 @@ from fewcal.features import FeatureSplit
 from fewcal.methods.gdc import GDC
 from fewcal.params import GDCParams
 from fewcal.presets import describe_preset, get_preset, save_preset
-from fewcal.tune import Search, Tuning, spaces, tune
-from fewcal.tune.protocols import PROTOCOLS, DefaultProtocol
-from fewcal.tune.pruning import steps
-from fewcal.tune.run import write_result
-from fewcal.tune.search import SearchData, run_trial
-from fewcal.tune.selection import Finalist, behind, choose, contenders, rerun_finalists, top
-from fewcal.tune.show import draw
-from fewcal.tune.spaces import Space, default_space, make_space, paper_space, space_names
-from fewcal.tune.storage import _alive, count, drop_lost, give_up, me, open_storage
-from fewcal.tune.study import StudyPlace, open_study
-from fewcal.tune.trials import TrialRunner, start_points
-from fewcal.tune.workers import ignore_sigint
+from fewcal.tuning import Search, Tuning, spaces, tune
+from fewcal.tuning.protocols import PROTOCOLS, DefaultProtocol
+from fewcal.tuning.pruning import steps
+from fewcal.tuning.run import write_result
+from fewcal.tuning.search import SearchData, run_trial
+from fewcal.tuning.selection import Finalist, behind, choose, contenders, rerun_finalists, top
+from fewcal.tuning.show import draw
+from fewcal.tuning.spaces import Space, default_space, make_space, paper_space, space_names
+from fewcal.tuning.storage import _alive, count, drop_lost, give_up, me, open_storage
+from fewcal.tuning.study import StudyPlace, open_study
+from fewcal.tuning.trials import TrialRunner, start_points
+from fewcal.tuning.workers import ignore_sigint
 from small_features import feature_set, save_features, split
 
 QUICK = Search(trials=8, tasks=20, query=5, heads=("closed_form",), finalists=3, final_tasks=20)
@@ -585,7 +585,7 @@ def test_a_trial_killed_before_it_had_a_worker_is_not_waited_for_long(monkeypatc
     study.enqueue_trial({"m": 0.5})
     study.ask()
     assert drop_lost(study) == 0
-    monkeypatch.setattr("fewcal.tune.storage._NAMELESS", timedelta(0))
+    monkeypatch.setattr("fewcal.tuning.storage._NAMELESS", timedelta(0))
     assert drop_lost(study) == 1
     assert study.ask().suggest_float("m", 0, 1) == 0.5
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from fewcal.evaluation import Protocol, evaluate
 from fewcal.features import FeatureSet
-from fewcal.tune import Search, tune
-from fewcal.tune.novel import PLAIN
+from fewcal.tuning import Search, tune
+from fewcal.tuning.novel import PLAIN
 
 # Goals for the tuned parameters: whitened GDC tuned on validation classes by hand, in % at 1 and 5 shots.
 GOALS = {

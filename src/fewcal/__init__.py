@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fewcal.methods import Method, make_method
     from fewcal.params import GDCParams
     from fewcal.presets import get_preset, list_presets
+    from fewcal.tuning import Search, tune
 
 __all__ = [
     "BaseBank",
@@ -39,6 +40,7 @@ __all__ = [
     "Method",
     "Protocol",
     "Results",
+    "Search",
     "__version__",
     "classify",
     "evaluate",
@@ -46,6 +48,7 @@ __all__ = [
     "list_presets",
     "load_run",
     "make_method",
+    "tune",
 ]
 
 # The same imports once more, for the time when a name is asked for.
@@ -61,6 +64,7 @@ _MODULES = {
     "fewcal.methods": ("Method", "make_method"),
     "fewcal.params": ("GDCParams",),
     "fewcal.presets": ("get_preset", "list_presets"),
+    "fewcal.tuning": ("Search", "tune"),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 

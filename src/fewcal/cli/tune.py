@@ -15,11 +15,11 @@ import typer
 from fewcal.cli.options import Device, Json, Query, Quiet, Scheduler, Seed, Shot, Way, existing
 from fewcal.cli.printing import percent, table, write_json
 from fewcal.errors import InputError
-from fewcal.tune.protocols import PROTOCOLS, TuningProtocol
-from fewcal.tune.spaces import SPACES, Picks, SpaceEntry
+from fewcal.tuning.protocols import PROTOCOLS, TuningProtocol
+from fewcal.tuning.spaces import SPACES, Picks, SpaceEntry
 
 if TYPE_CHECKING:
-    from fewcal.tune import Search, Snapshot, Tuning
+    from fewcal.tuning import Search, Snapshot, Tuning
 
 
 def register(app: typer.Typer) -> None:
@@ -98,8 +98,8 @@ def tune(
     from fewcal.features import FeatureSet
 
     features = FeatureSet.load(folder, ["base", "val", *(["novel"] if novel else [])])
-    from fewcal.tune import Search
-    from fewcal.tune import tune as run
+    from fewcal.tuning import Search
+    from fewcal.tuning import tune as run
 
     heads = None if head is None else tuple(part.strip() for part in head.split(",") if part.strip())
     numbers = {"trials": trials, "tasks": tasks, "way": way, "shot": shot, "query": query, "seed": seed}

@@ -20,7 +20,7 @@ from fewcal.evaluation import Protocol, evaluate
 from fewcal.evaluation.stats import Paired, paired, summarise
 from fewcal.methods import Method
 from fewcal.paper.budget import Case
-from fewcal.tune.trials import TrialRunner
+from fewcal.tuning.trials import TrialRunner
 
 WAY, QUERY = 5, 15
 # Tasks in which two methods must differ, of many, for an interval by the normal distribution.

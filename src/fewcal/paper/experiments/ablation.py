@@ -30,7 +30,7 @@ from fewcal.paper.settings import SCALES, gdc, setting_text
 from fewcal.params import GDCParams
 from fewcal.presets import get_preset
 from fewcal.render import Cell
-from fewcal.tune.trials import TrialRunner
+from fewcal.tuning.trials import TrialRunner
 
 STEPS = {
     "gaussianization": "Gaussianization",

@@ -14,10 +14,10 @@ from fewcal._utils.atomic import atomic_path
 from fewcal._utils.types import JSONObject
 from fewcal.errors import InputError
 from fewcal.render.page import Page, Value
-from fewcal.tune.result import Tuning
-from fewcal.tune.search import Search
-from fewcal.tune.selection import Finalist
-from fewcal.tune.storage import require_optuna
+from fewcal.tuning.result import Tuning
+from fewcal.tuning.search import Search
+from fewcal.tuning.selection import Finalist
+from fewcal.tuning.storage import require_optuna
 
 if TYPE_CHECKING:
     import optuna

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, ClassVar
 
 from fewcal._utils.names import nearest_names
 from fewcal.errors import FewcalWarning, InputError
-from fewcal.tune.pruning import MedianPruning, PairedPruning, Pruning
-from fewcal.tune.selection import Finalist, choose, from_trial, rerun_finalists, top
-from fewcal.tune.spaces import Picks, Space
-from fewcal.tune.storage import require_optuna
+from fewcal.tuning.pruning import MedianPruning, PairedPruning, Pruning
+from fewcal.tuning.selection import Finalist, choose, from_trial, rerun_finalists, top
+from fewcal.tuning.spaces import Picks, Space
+from fewcal.tuning.storage import require_optuna
 
 if TYPE_CHECKING:
     import optuna
 
-    from fewcal.tune.trials import TrialRunner
+    from fewcal.tuning.trials import TrialRunner
 
 
 class TuningProtocol(ABC):

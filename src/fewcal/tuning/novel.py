@@ -16,8 +16,8 @@ from fewcal.evaluation import Paired, Protocol, evaluate
 from fewcal.features import FeatureSet
 from fewcal.methods import make_method
 from fewcal.methods.gdc import GDC
-from fewcal.tune.search import Search
-from fewcal.tune.selection import Finalist
+from fewcal.tuning.search import Search
+from fewcal.tuning.selection import Finalist
 
 if TYPE_CHECKING:
     import optuna

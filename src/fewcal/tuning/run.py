@@ -28,14 +28,14 @@ from fewcal._version import __version__
 from fewcal.errors import InputError
 from fewcal.features import FeatureSet
 from fewcal.presets import save_preset
-from fewcal.tune.novel import check_novel, open_novel, recorded_novel
-from fewcal.tune.result import Tuning
-from fewcal.tune.search import Search, SearchData, work
-from fewcal.tune.show import draw
-from fewcal.tune.storage import count, require_optuna
-from fewcal.tune.study import StudyPlace, open_study
-from fewcal.tune.trials import start_points
-from fewcal.tune.workers import Watch, Watcher, in_processes, on_dask, wait_for_others
+from fewcal.tuning.novel import check_novel, open_novel, recorded_novel
+from fewcal.tuning.result import Tuning
+from fewcal.tuning.search import Search, SearchData, work
+from fewcal.tuning.show import draw
+from fewcal.tuning.storage import count, require_optuna
+from fewcal.tuning.study import StudyPlace, open_study
+from fewcal.tuning.trials import start_points
+from fewcal.tuning.workers import Watch, Watcher, in_processes, on_dask, wait_for_others
 
 # Seconds that a process waits for another one to begin or to write up the study.
 _WAIT = 300.0

@@ -18,11 +18,11 @@ import torch
 from fewcal.errors import InputError
 from fewcal.evaluation.executors import dask_client, ship, worker_lost
 from fewcal.params import GDCParams
-from fewcal.tune.search import Search, SearchData, refuse, work
-from fewcal.tune.spaces import Picks, Space
-from fewcal.tune.storage import Counts, complete_trials, count, drop_lost, give_up, me
-from fewcal.tune.study import StudyPlace, open_study
-from fewcal.tune.trials import TrialRunner
+from fewcal.tuning.search import Search, SearchData, refuse, work
+from fewcal.tuning.spaces import Picks, Space
+from fewcal.tuning.storage import Counts, complete_trials, count, drop_lost, give_up, me
+from fewcal.tuning.study import StudyPlace, open_study
+from fewcal.tuning.trials import TrialRunner
 
 if TYPE_CHECKING:
     import optuna

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from fewcal.tune.storage import require_optuna
+from fewcal.tuning.storage import require_optuna
 
 # NumPy, too, would be felt in `fewcal --help`, which names protocols.
 if TYPE_CHECKING:

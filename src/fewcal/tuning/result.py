@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from fewcal._utils.types import JSONObject
 from fewcal.params import GDCParams
-from fewcal.tune.novel import NovelRecord
-from fewcal.tune.selection import Finalist
-from fewcal.tune.storage import Counts
+from fewcal.tuning.novel import NovelRecord
+from fewcal.tuning.selection import Finalist
+from fewcal.tuning.storage import Counts
 
 if TYPE_CHECKING:
     import optuna

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from fewcal._utils.types import JSONObject
 from fewcal.errors import InputError
 from fewcal.evaluation.run_folder import first_difference
-from fewcal.tune.search import Search, SearchData, sampler_seed
-from fewcal.tune.storage import open_storage, require_optuna, without_password
+from fewcal.tuning.search import Search, SearchData, sampler_seed
+from fewcal.tuning.storage import open_storage, require_optuna, without_password
 
 if TYPE_CHECKING:
     import optuna

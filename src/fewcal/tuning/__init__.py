@@ -8,12 +8,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fewcal.tune.protocols import PROTOCOLS
-    from fewcal.tune.result import Tuning
-    from fewcal.tune.run import tune
-    from fewcal.tune.search import Search
-    from fewcal.tune.spaces import SPACES, search_space, space_names
-    from fewcal.tune.workers import Snapshot
+    from fewcal.tuning.protocols import PROTOCOLS
+    from fewcal.tuning.result import Tuning
+    from fewcal.tuning.run import tune
+    from fewcal.tuning.search import Search
+    from fewcal.tuning.spaces import SPACES, search_space, space_names
+    from fewcal.tuning.workers import Snapshot
 
 __all__ = ["PROTOCOLS", "SPACES", "Search", "Snapshot", "Tuning", "search_space", "space_names", "tune"]
 
@@ -32,10 +32,10 @@ if not TYPE_CHECKING:  # a type checker that saw this would take any name for a 
 
     def __getattr__(name):
         if name not in _HOME:
-            raise AttributeError(f"module 'fewcal.tune' has no attribute {name!r}")
+            raise AttributeError(f"module 'fewcal.tuning' has no attribute {name!r}")
         from importlib import import_module
 
-        return getattr(import_module(f"fewcal.tune.{_HOME[name]}"), name)
+        return getattr(import_module(f"fewcal.tuning.{_HOME[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -17,7 +17,7 @@ from fewcal.methods import Method
 from fewcal.methods.gdc import GDC
 from fewcal.params import GDCParams
 from fewcal.presets import get_preset
-from fewcal.tune.spaces import Picks, Space
+from fewcal.tuning.spaces import Picks, Space
 
 # Memory for spaces of the bank that may be asked for again.
 _SPACES_BYTES = 2 << 30

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fewcal.errors import FewcalError, InputError
-from fewcal.tune.spaces import Picks, Space, current_picks
-from fewcal.tune.storage import complete_trials
+from fewcal.tuning.spaces import Picks, Space, current_picks
+from fewcal.tuning.storage import complete_trials
 
 # Names of protocols must be there at once: what loads torch or NumPy is here for its types.
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
     from fewcal.params import GDCParams
-    from fewcal.tune.trials import TrialRunner
+    from fewcal.tuning.trials import TrialRunner
 
 
 @dataclass(frozen=True, eq=False)

@@ -47,7 +47,7 @@ def open_storage(folder: Path, url: str | None = None) -> BaseStorage:
     """The journal file in `folder`, or the database at `url`."""
     optuna = require_optuna()
     if url is None:
-        from fewcal.tune.journal import JournalFile
+        from fewcal.tuning.journal import JournalFile
 
         try:
             folder.mkdir(parents=True, exist_ok=True)

@@ -14,10 +14,10 @@ from fewcal._utils.types import JSONObject
 from fewcal.episodes import EpisodeSpec, sample_episodes
 from fewcal.errors import InputError
 from fewcal.features import FeatureSet
-from fewcal.tune.protocols import TuningProtocol, find_protocol
-from fewcal.tune.spaces import Space, find_space, make_space
-from fewcal.tune.storage import count, drop_lost, give_up, me
-from fewcal.tune.trials import TrialRunner
+from fewcal.tuning.protocols import TuningProtocol, find_protocol
+from fewcal.tuning.spaces import Space, find_space, make_space
+from fewcal.tuning.storage import count, drop_lost, give_up, me
+from fewcal.tuning.trials import TrialRunner
 
 if TYPE_CHECKING:
     import optuna
