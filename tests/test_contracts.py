@@ -35,7 +35,7 @@ from fewcal.methods import GDC, METHODS, make_method
 from fewcal.params import RENAMED, describe_params
 from fewcal.presets import get_preset, load_preset, save_preset
 from fewcal.rejection import OutlierTest
-from fewcal.tuning.spaces import default_space, make_space, usual_axis
+from fewcal.tuning.spaces import default_space, field_axes, make_space
 
 WORLD = make_world(1, signed=True, tasks=1, ways=4, shots=3)
 sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
@@ -181,14 +181,14 @@ def test_every_field_says_what_it_is_for_and_its_default_is_accepted() -> None:
 
 @pytest.mark.parametrize("name", [n for n, p in parameters_of(GDCParams).items() if p.search is not None])
 def test_a_usual_range_lies_within_what_is_accepted(name: str) -> None:
-    axis = usual_axis(name)
+    [axis] = field_axes(name)
     for value in (axis.low, axis.high):
         parameters_of(GDCParams)[name].checked(name, int(value) if axis.integer else value)
 
 
 def test_a_parameter_without_a_usual_range() -> None:
     with pytest.raises(InputError, match="'eps' has no usual range"):
-        usual_axis("eps")
+        field_axes("eps")
 
 
 def test_false_is_not_zero() -> None:
