@@ -9,7 +9,7 @@ NUMERIC := backbones bank calibrate covariance estimators extractors gaussian ga
 	selftune speed_paths trust
 OTHER_PROCESSOR := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
 
-.PHONY: demo test test-slow browser lint format bench bench-scale bench-gpu docs clean
+.PHONY: demo test test-slow redteam browser lint format bench bench-scale bench-gpu docs clean
 
 demo: $(STAMP)
 	$(BIN)/python -m fewcal.demo
@@ -27,6 +27,10 @@ browser:
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -q -m slow
+
+# Thousands of damaged files of every format, each read in a child with limits: refused in a line, or counted.
+redteam: $(STAMP)
+	PYTHONPATH=tests $(BIN)/python tests/redteam
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

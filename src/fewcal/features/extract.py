@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 import warnings
-import zipfile
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,8 +21,9 @@ import numpy as np
 
 from fewcal._utils.atomic import atomic_path
 from fewcal._utils.folder_lock import file_lock
+from fewcal._utils.npz import read_npz
 from fewcal._utils.types import Progress, StrPath
-from fewcal.errors import FewcalWarning, FileFormatError, InputError
+from fewcal.errors import FewcalWarning, InputError
 from fewcal.features.extractors import Extractor
 from fewcal.features.featureset import SPLITS, FeatureSplit
 from fewcal.features.part_file import PartFile, check_identity
@@ -269,7 +269,7 @@ class _Extraction:
 
     def finished(self) -> Extracted:
         """Facts about a target that is there already, if it is what this run would write."""
-        found = _stored(self.target, ("extractor", "source", "labels", "names"))
+        found = read_npz(self.target, ("extractor", "source", "labels", "names"))
         there = {k: str(found.get(k)) for k in ("extractor", "source")}
         check_identity(self.target, self.identity, {**self.identity, **there})
         classes = len(np.unique(found["labels"])) if "labels" in found else 0
@@ -290,7 +290,7 @@ def extractor_of(path: StrPath) -> str | None:
     """The stamp of the extractor that made a feature file, where the file says so."""
     if Path(path).suffix.lower() != ".npz":
         return None
-    stamp = _stored(Path(path), ("extractor",)).get("extractor")
+    stamp = read_npz(Path(path), ("extractor",)).get("extractor")
     return None if stamp is None else str(stamp)
 
 
@@ -298,11 +298,3 @@ def bank_source(split: FeatureSplit) -> str:
     """What a bank keeps of where its rows come from: the extractor, where their file says so, and their fingerprint."""
     stamp = extractor_of(split.source)
     return split.fingerprint() if stamp is None else f"{stamp} {split.fingerprint()}"
-
-
-def _stored(path: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in names if name in file.files}
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise FileFormatError(f"{path} cannot be read as npz ({' '.join(str(error).split())[:120]})") from error

@@ -8,6 +8,7 @@ A batch counts only if its bytes are those that were written; what a kill or a d
 
 from __future__ import annotations
 
+import io
 import os
 import zlib
 from collections.abc import Mapping
@@ -31,7 +32,7 @@ class PartFile:
         self.sums: dict[int, int] = {}  # by where a batch begins
         self.bad: dict[int, str] = {}
         self._file: BinaryIO | None = None
-        self._begin = 0  # of the rows in the file
+        self._begin = len(self._header())  # of the rows in the file
 
     def open(self, batch: int, resume: bool) -> None:
         """Begin, or go on with what is there, whose batch size then counts."""
@@ -50,11 +51,7 @@ class PartFile:
     def _start(self) -> None:
         self.target.parent.mkdir(parents=True, exist_ok=True)
         self._file = self.array_file.open("w+b", buffering=0)
-        np.lib.format.write_array_header_1_0(
-            self._file,
-            {"descr": np.lib.format.dtype_to_descr(self.dtype), "fortran_order": False, "shape": self.shape},
-        )
-        self._begin = self._file.tell()
+        self._file.write(self._header())
 
     def _continue(self) -> None:
         state = read_json(self.state_file, "remove it and start again")
@@ -67,11 +64,8 @@ class PartFile:
             if any(not 0 <= i < self.shape[0] for i in self.bad):
                 raise ValueError("rows that are not there")
             self._file = self.array_file.open("r+b", buffering=0)
-            np.lib.format.read_magic(self._file)
-            header = np.lib.format.read_array_header_1_0(self._file)
-            if header != (self.shape, False, self.dtype):
-                raise ValueError(f"shape {header[0]}, dtype {header[2]}")
-            self._begin = self._file.tell()
+            if self._file.read(self._begin) != self._header():
+                raise ValueError("its array has another shape")
             if "sums" in state:
                 known = {int(start): int(value) for start, value in state["sums"].items()}
                 self.sums = {start: value for start, value in known.items() if self._sum(start) == value}
@@ -79,7 +73,7 @@ class PartFile:
                 self.sums = {start: self._sum(start) for start in range(0, int(state["done"]), self.batch)}
         except InputError:
             raise
-        except (AttributeError, KeyError, TypeError, ValueError, EOFError) as error:
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
             reason = " ".join(str(error).split())[:120]
             raise FileFormatError(f"{self.state_file} is damaged ({reason}); remove it and start again") from error
 
@@ -139,6 +133,12 @@ class PartFile:
         self.close()
         for leftover in (self.array_file, self.state_file):
             leftover.unlink(missing_ok=True)
+
+    def _header(self) -> bytes:
+        out = io.BytesIO()
+        described = {"descr": np.lib.format.dtype_to_descr(self.dtype), "fortran_order": False, "shape": self.shape}
+        np.lib.format.write_array_header_1_0(out, described)
+        return out.getvalue()
 
     @property
     def _row(self) -> int:

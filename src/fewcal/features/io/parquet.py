@@ -23,7 +23,7 @@ def read_parquet(path: Path) -> RawSplit:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    with pq.ParquetFile(path) as file:
+    with pq.ParquetFile(path, page_checksum_verification=True) as file:
         schema = file.schema_arrow
         label = next((name for name in ("label", "labels") if name in schema.names), None)
         wide = [name for name in schema.names if re.fullmatch(r"f(0|[1-9]\d*)", name)]
@@ -108,7 +108,7 @@ def write_parquet(path: Path, raw: RawSplit) -> None:
         metadata = {PARQUET_CLASSES: json.dumps(raw.classes).encode()}
     elif raw.labels is not None:
         columns["label"] = pa.array(raw.labels)
-    pq.write_table(pa.table(columns).replace_schema_metadata(metadata), path)
+    pq.write_table(pa.table(columns).replace_schema_metadata(metadata), path, write_page_checksum=True)
 
 
 FORMAT = FileFormat((".parquet",), read_parquet, write_parquet)

@@ -34,7 +34,7 @@ def read_csv(path: Path, need: Sequence[str] = ()) -> dict[str, list[str]]:
     header = [name.strip().lower() for name in rows[0]]
     if missing := [name for name in need if name not in header]:
         raise FileFormatError(
-            f"{path} has no column {missing[0]!r} (its first line: {', '.join(rows[0][:6])}); add a header line"
+            f"{path} has no column {missing[0]!r} (its first line: {', '.join(rows[0][:6])[:120]}); add a header line"
         )
     for number, row in enumerate(rows[1:], 2):
         if len(row) != len(header):

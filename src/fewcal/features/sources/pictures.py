@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 import numpy as np
 
 from fewcal._utils.atomic import atomic_path
+from fewcal._utils.npz import read_npz
 from fewcal._utils.types import StrPath
 from fewcal.errors import FileFormatError, InputError
 from fewcal.features.io.tables import class_name, read_csv
@@ -307,11 +308,7 @@ def _listed(path: Path, labelled: bool) -> Pictures:
 
 
 def _packed(path: Path) -> Pictures:
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {k: file[k] for k in ("data", "offsets", "labels", "classes", "names") if k in file.files}
-    except (OSError, ValueError) as error:
-        raise FileFormatError(f"{path} cannot be read as npz ({' '.join(str(error).split())[:120]})") from error
+    arrays = read_npz(path, ("data", "offsets", "labels", "classes", "names"))
     if missing := [k for k in ("data", "offsets") if k not in arrays]:
         raise FileFormatError(f"{path} is no pack of pictures: no array {missing[0]!r}; it needs data and offsets")
     data, offsets = arrays["data"], arrays["offsets"].astype(np.int64)

@@ -94,13 +94,14 @@ def _json_lines(path: Path, need: list[str]) -> dict[str, list[str]]:
     for number, line in enumerate(_lines(path), 1):
         try:
             row = json.loads(line) if line.strip() else {}
-        except json.JSONDecodeError as error:
-            raise FileFormatError(f"{path}: line {number} is not JSON ({error.msg})") from error
+        except (ValueError, RecursionError) as error:  # a line as deep as no text is
+            reason = " ".join(str(error).split())[:80]
+            raise FileFormatError(f"{path}: line {number} is not JSON ({reason})") from error
         if not isinstance(row, dict):
             raise FileFormatError(f'{path}: line {number} is no object; write {{"{need[0]}": "…"}} on each line')
         if missing := [n for n in need if n not in row]:
             raise FileFormatError(
-                f"{path}: line {number} has no {missing[0]!r} (it has: {', '.join(row) or 'nothing'})"
+                f"{path}: line {number} has no {missing[0]!r} (it has: {', '.join(row)[:120] or 'nothing'})"
             )
         rows.append(row)
     keys = set(rows[0]).intersection(*rows)

@@ -1,0 +1,73 @@
+"""`make redteam`: damaged files of every format, kills, full disks and races, with counts for each outcome.
+
+python tests/redteam [--inputs 300] [--kills 8] [--seed 0]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+import torch
+from formats import FORMATS
+from fuzz import BAD, fuzz
+from kills import COMMANDS, disturb, fill_disk, race
+
+COLUMNS = ("refused", "same", "other", *BAD)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--inputs", type=int, default=300, help="damaged files of each format")
+    parser.add_argument("--kills", type=int, default=8, help="runs of each command that are killed twice")
+    parser.add_argument("--seed", type=int, default=0)
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)  # threads do not survive a fork
+    began = time.monotonic()
+    bad = damaged_files(chosen.inputs, chosen.seed) if chosen.inputs else []
+    if chosen.kills:
+        bad += disturbed_commands(chosen.kills, chosen.seed)
+    print(f"\n{time.monotonic() - began:.0f} s")
+    for example in bad[:40]:
+        print(example, file=sys.stderr)
+    sys.exit(1 if bad else 0)
+
+
+def damaged_files(inputs: int, seed: int) -> list[str]:
+    """Print counts by format; the inputs that ended badly."""
+    total, bad, peak = dict.fromkeys(COLUMNS, 0), [], 0
+    print(f"| format | inputs | {' | '.join(COLUMNS)} | peak MB |")
+    print(f"|---|---:|{'---:|' * len(COLUMNS)}---:|")
+    for form in FORMATS:
+        tally = fuzz(form, inputs, seed)
+        cells = [tally.counts[name] for name in COLUMNS]
+        for name, n in zip(COLUMNS, cells, strict=True):
+            total[name] += n
+        bad += [f"{form.name}: {example}" for example in tally.examples]
+        peak = max(peak, tally.peak)
+        print(f"| {form.name} | {sum(cells)} | {' | '.join(map(str, cells))} | {tally.peak >> 20} |", flush=True)
+    print(f"| all | {sum(total.values())} | {' | '.join(map(str, total.values()))} | {peak >> 20} |")
+    return bad
+
+
+def disturbed_commands(runs: int, seed: int) -> list[str]:
+    """Print counts by command and disturbance; those that did not end as an undisturbed run does."""
+    bad = []
+    print("\n| command | disturbance | runs | kills | identical | lost | errors |")
+    print("|---|---|---:|---:|---:|---:|---:|", flush=True)
+    rows = [(c.name, "SIGKILL, continued", lambda c=c: disturb(c, runs, seed)) for c in COMMANDS]
+    filled = [c for c in COMMANDS if "," not in c.name]
+    rows += [(c.name, "full disk, continued", lambda c=c: fill_disk(c, runs, seed)) for c in filled]
+    rows += [("evaluate", "two at once", lambda: race(runs))]
+    for name, what, work in rows:
+        found = work()
+        cells = [found.runs, found.kills, found.identical, found.lost, found.errors]
+        print(f"| {name} | {what} | {' | '.join(map(str, cells))} |", flush=True)
+        if found.identical < found.runs or found.lost or found.errors:
+            bad.append(f"{name}, {what}: {found}")
+    return bad
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""The fast part of the red team: some damaged files of every format; `make redteam` has thousands."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+from formats import FORMATS, Format
+from fuzz import BAD, _outcome, fuzz, mutated
+from kills import COMMANDS, Command, disturb, fill_disk, race
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
+def test_damaged_files_are_refused_in_a_line(form: Format) -> None:
+    tally = fuzz(form, 20, seed=1)
+    assert sum(tally.counts.values()) == 20
+    assert {name: tally.counts[name] for name in BAD} == dict.fromkeys(BAD, 0), tally.examples
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
+def test_many_damaged_files_are_refused_in_a_line(form: Format) -> None:
+    tally = fuzz(form, 300, seed=2)
+    assert {name: tally.counts[name] for name in BAD} == dict.fromkeys(BAD, 0), tally.examples
+
+
+def test_the_same_seed_damages_in_the_same_way() -> None:
+    data = bytes(range(200))
+    assert mutated(data, random.Random("a 0 1")) == mutated(data, random.Random("a 0 1"))
+    assert len({mutated(data, random.Random(f"a 0 {i}")) for i in range(50)}) > 40
+
+
+def test_the_red_team_sees_what_is_bad(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Readers that crash, hang, leak errors or take damage for content are counted as such."""
+    monkeypatch.setattr("fuzz.SECONDS", 2.0)
+
+    def reader(answer: object) -> Format:
+        calls = iter(["first"])
+
+        def read(folder: object) -> object:
+            return next(calls, None) or (answer() if callable(answer) else answer)
+
+        def make(folder):  # type: ignore[no-untyped-def]
+            (folder / "file").write_bytes(b"content")
+            return folder / "file"
+
+        return Format("toy", make, read, sealed=True)
+
+    import ctypes
+
+    assert fuzz(reader(lambda: 1 / 0), 3).counts == {"traceback": 3}
+    assert fuzz(reader("something else"), 3).counts == {"wrong": 3}
+    assert fuzz(reader("first"), 3).counts == {"same": 3}
+    assert fuzz(reader(lambda: time.sleep(60)), 1).counts == {"hang": 1}
+    assert fuzz(reader(lambda: ctypes.string_at(0)), 2).counts == {"crash": 2}
+    assert _outcome(lambda: b"other", b"truth", sealed=False) == "other"
+
+
+FAST = ["evaluate", "extract", "paper"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [c if c.name in FAST else pytest.param(c, marks=pytest.mark.slow) for c in COMMANDS],
+    ids=lambda command: command.name,
+)
+def test_killed_commands_go_on_to_the_same_end(command: Command) -> None:
+    found = disturb(command, 1, seed=1)
+    assert (found.identical, found.lost, found.errors) == (1, 0, 0)
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c.name in FAST], ids=lambda command: command.name)
+def test_a_full_disk_loses_nothing(command: Command) -> None:
+    found = fill_disk(command, 2, seed=1)
+    assert (found.identical, found.lost, found.errors) == (2, 0, 0)
+
+
+def test_two_at_once_have_one_winner() -> None:
+    found = race(2)
+    assert (found.identical, found.errors) == (2, 0)
