@@ -142,7 +142,7 @@ def _make_preset(folder: Path) -> Path:
 
 
 def _make_journal(folder: Path) -> Path:
-    from fewcal.tune.storage import open_storage, require_optuna
+    from fewcal.tuning.storage import open_storage, require_optuna
 
     optuna = require_optuna()
     study = optuna.create_study(storage=open_storage(folder), study_name="fewcal", direction="maximize")
@@ -152,7 +152,7 @@ def _make_journal(folder: Path) -> Path:
 
 
 def _read_journal(folder: Path) -> int:
-    from fewcal.tune.storage import open_storage
+    from fewcal.tuning.storage import open_storage
 
     storage = open_storage(folder)
     return sum(len(storage.get_all_trials(study._study_id)) for study in storage.get_all_studies())

@@ -33,7 +33,7 @@ from fewcal.paper.experiments import choose
 from fewcal.paper.run import run_experiments
 from fewcal.training import TrainSettings, train
 from fewcal.training.data import PixelSplit
-from fewcal.tune import Search, tune
+from fewcal.tuning import Search, tune
 from limits import largest_file
 
 
