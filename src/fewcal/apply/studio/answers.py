@@ -11,6 +11,7 @@ doubtful regions, never to a lone outlier, which covers itself alone.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -74,8 +75,10 @@ def doubt(probabilities: np.ndarray) -> np.ndarray:
     return 1 - (best[:, -1] - best[:, -2])
 
 
-def leave_one_out(recipe: Recipe, x: np.ndarray, labels: np.ndarray) -> Estimate | None:
-    """Each labelled item answered by a classifier fitted on the others.
+def leave_one_out(
+    recipe: Recipe, x: np.ndarray, labels: np.ndarray, stopped: Callable[[], bool] = lambda: False
+) -> Estimate | None:
+    """Each labelled item answered by a classifier fitted on the others; None as well where `stopped` says so meanwhile.
 
     Items that are alone in their class are not asked, since without them the class is unknown; they stay in the fits.
     None where no item can be asked. Every answer comes from one example fewer than there are, so that the estimate is
@@ -88,6 +91,8 @@ def leave_one_out(recipe: Recipe, x: np.ndarray, labels: np.ndarray) -> Estimate
     asked = asked[spaced(len(asked), MOST_LEFT_OUT)]
     right = 0
     for i in asked:
+        if stopped():
+            return None
         others = np.arange(len(x)) != i
         p = recipe.make().fit(x[others], codes[others]).predict_proba(x[i : i + 1])[0]
         right += int(p.argmax() == codes[i])

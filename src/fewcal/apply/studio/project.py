@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from fewcal.estimators import GDCClassifier
 
 MOST_SUGGESTED = 6
+QUIET_S = 0.4  # without a change before the accuracy is estimated
 
 
 @dataclass(frozen=True, eq=False)
@@ -310,14 +311,19 @@ class Studio:
         self._warm_up()
         while True:
             self._estimating.wait()
-            self._estimating.clear()
+            # While somebody labels, the answers have the processor to themselves.
+            while self._estimating.is_set() and not self._stop:
+                self._estimating.clear()
+                self._estimating.wait(QUIET_S)
             if self._stop:
                 return
             x, names, labels = self.support()
             known = self._estimate
             if known is not None and known[0] == labels:
                 continue
-            estimate = leave_one_out(self.recipe, x, names) if len(names) else None
+            estimate = leave_one_out(self.recipe, x, names, self._estimating.is_set) if len(names) else None
+            if self._estimating.is_set():
+                continue
             self._estimate = (labels, estimate)
             self.revision += 1
             for listener in list(self.listeners):
