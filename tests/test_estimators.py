@@ -462,3 +462,26 @@ def test_gaussianizer_leaves_its_input_alone() -> None:
     out = Gaussianizer(beta=1.0).fit_transform(x)
     out += 1
     assert (x == before).all()
+
+
+@pytest.mark.parametrize("preset", ["default", "paper", "authors", "dc"])
+def test_numbers_at_the_edges_are_answered_or_refused(relu_world: ProcessGroup, preset: str) -> None:
+    x, y, query = relu_world.support[0], relu_world.labels[0], relu_world.query[0]
+    for scale in (1e-30, 1e-10, 1e10, 1e14):
+        bank = BaseBank().fit(relu_world.x.astype(np.float64) * scale, relu_world.y)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            answers = GDCClassifier(bank=bank, preset=preset).fit(x * scale, y).predict_proba(query * scale)
+        assert np.isfinite(answers).all()
+    for scale in (1e16, 1e25, 1e200):
+        with pytest.raises(InputError, match=r"do not fit single precision|beyond what float32 holds"):
+            BaseBank().fit(relu_world.x.astype(np.float64) * scale, relu_world.y)
+        with pytest.raises(InputError, match="do not fit single precision"):
+            GDCClassifier(preset="default").fit(x.astype(np.float64) * scale, y)
+
+
+def test_rows_backwards(relu_world: ProcessGroup) -> None:
+    x, y, query = relu_world.support[0], relu_world.labels[0], relu_world.query[0]
+    forwards = GDCClassifier(relu_world.bank()).fit(x.copy(), y)
+    backwards = GDCClassifier(relu_world.bank()).fit(x[::-1], y[::-1])
+    np.testing.assert_allclose(backwards.predict_proba(query[::-1])[::-1], forwards.predict_proba(query), atol=1e-4)

@@ -90,15 +90,27 @@ def as_features(
     return out
 
 
+# Sums of squares of numbers beyond this leave the range of float32: distances and covariances would be infinite.
+LARGEST = 1e15
+
+
 def check_finite(t: Tensor, name: str, given: Tensor | None = None) -> None:
-    """Raise when `t (R, D)` holds NaN or infinity, naming the first bad row; `given` is what `t` was made from."""
-    # A finite sum proves finite entries and is much cheaper than an elementwise test; the reverse needs the slow path.
-    if bool(torch.isfinite(t.sum(dtype=torch.float64))):
+    """Raise when `t (R, D)` holds NaN, infinity or numbers whose squares do not fit, naming the first bad row.
+
+    `given` is what `t` was made from.
+    """
+    # NaN and infinity show in the extremes, which are much cheaper than an elementwise test.
+    if t.numel() == 0 or max(-float(t.min()), float(t.max())) < LARGEST:
         return
-    bad = ~torch.isfinite(t).all(dim=1)
+    bad = ~(t.abs() < LARGEST).all(dim=1)
     if not bool(bad.any()):
         return
     row = int(bad.nonzero()[0])
+    if bool(torch.isfinite(t[row]).all()):
+        raise InputError(
+            f"{name} has values up to {float(t[row].abs().max()):.3g} in row {row}, and sums of squares of such do not "
+            f"fit single precision; divide all features by a constant so that they stay below {LARGEST:.0e}"
+        )
     if given is not None and bool(torch.isfinite(given[row]).all()):
         dtype = str(t.dtype).removeprefix("torch.")
         raise InputError(

@@ -76,7 +76,8 @@ def class_codes(y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def as_tensor(x: np.ndarray) -> torch.Tensor:
     """Rows as a tensor on the same memory, copied only where PyTorch cannot share it."""
-    return torch.from_numpy(x if x.flags.writeable and x.dtype.isnative else x.astype(x.dtype.newbyteorder("=")))
+    shared = x.flags.writeable and x.dtype.isnative and all(stride >= 0 for stride in x.strides)
+    return torch.from_numpy(x if shared else x.astype(x.dtype.newbyteorder("="), order="C"))
 
 
 def resolve_bank(bank: object, device: str | torch.device | None) -> BaseBank:
