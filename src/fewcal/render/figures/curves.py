@@ -137,5 +137,5 @@ def weight_histograms(panels: Mapping[str, Sequence[float]], marks: Mapping[str,
         if marks:
             axis.legend()
     for axis in axes[-1]:
-        axis.set_xlabel("share $w_i/(1+\\sum w)$ of a base class")
+        axis.set_xlabel("share wᵢ/(1+Σw) of a base class")
     return figure

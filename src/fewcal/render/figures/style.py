@@ -29,6 +29,7 @@ FORMATS = ("svg", "pdf", "png")
 _STYLE = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],  # comes with matplotlib, so that figures look the same everywhere
+    "text.parse_math": False,  # names of classes may hold dollars
     "font.size": 8,
     "axes.titlesize": 9,
     "axes.labelsize": 8,
