@@ -24,7 +24,7 @@ from fewcal.paper.experiments.tsne import tsne_data
 from fewcal.paper.experiments.weights import draw_weights, merge_weights, weights_data
 from fewcal.paper.sampled import SAMPLED
 from fewcal.render import figures
-from fewcal.render.figures import style
+from fewcal.render.figures import save, style
 from small_features import feature_set
 
 
@@ -221,10 +221,10 @@ def test_saving_again_gives_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_dollars_in_names_are_no_formula(tmp_path: Path) -> None:
-    with style.style():
+    with style():
         from matplotlib.figure import Figure
 
         figure = Figure()
         figure.suptitle(r"$\undefinedmacro$")
-        [path] = style.save(figure, tmp_path / "x", ["png"])
+        [path] = save(figure, tmp_path / "x", ["png"])
     assert path.stat().st_size > 0
