@@ -1,6 +1,6 @@
 """`make redteam`: damaged files of every format, kills, full disks and races, with counts for each outcome.
 
-python tests/redteam [--inputs 300] [--kills 8] [--seed 0]
+python tests/redteam [--inputs 300] [--kills 9] [--seed 0]
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ COLUMNS = ("refused", "same", "other", *BAD)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--inputs", type=int, default=300, help="damaged files of each format")
-    parser.add_argument("--kills", type=int, default=8, help="runs of each command that are killed twice")
+    parser.add_argument("--kills", type=int, default=9, help="runs of each command that are killed twice")
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()
     torch.set_num_threads(1)  # threads do not survive a fork

@@ -79,9 +79,9 @@ class Answers:
         """For each query: item, prediction, its probability, the next class, its probability."""
         return answer_rows(self.table)
 
-    def write_csv(self, path: StrPath) -> None:
-        """The table as .csv or .parquet."""
-        write_predictions(self.table, path)
+    def write_csv(self, path: StrPath, raw: bool = False) -> None:
+        """The table as .csv or .parquet; `raw` CSV may hold what a spreadsheet takes for a formula."""
+        write_predictions(self.table, path, raw)
 
     def write_html(self, path: StrPath) -> None:
         """A contact sheet to look at: every query under its answer, the doubtful ones last."""

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from fewcal.cli.options import Device, Json, Preset, Quiet, Reject, Seed, Set, existing
+from fewcal.cli.options import Device, Json, Preset, Quiet, Raw, Reject, Seed, Set, existing
 from fewcal.cli.printing import cell, table, write_json
 from fewcal.errors import InputError
 
@@ -141,6 +141,7 @@ def classify(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write all answers here (.csv or .parquet).")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a contact sheet to look at (.html).")] = None,
+    raw: Raw = False,
     reject: Reject = None,
     text_column: TextColumn = "text",
     label_column: LabelColumn = "label",
@@ -173,7 +174,7 @@ def classify(
         if answers.accuracy is not None:
             print(f"{100 * answers.accuracy:.1f}% agree with the classes that the source names")
     if out is not None:
-        answers.write_csv(out)
+        answers.write_csv(out, raw)
     if html is not None:
         answers.write_html(html)
     written = [str(p) for p in (out, html) if p is not None]

@@ -48,6 +48,9 @@ Set = Annotated[
         help="A parameter: key=value for gdc, method.key=value for others; see `fewcal presets params`. Repeatable.",
     ),
 ]
+Raw = Annotated[
+    bool, typer.Option("--raw", help="CSV as it is: texts that a spreadsheet would compute get no apostrophe.")
+]
 Way = Annotated[int, typer.Option(help="Classes of a task.")]
 Shot = Annotated[int, typer.Option(help="Support examples of a class.")]
 Query = Annotated[int, typer.Option(help="Queries of a class.")]

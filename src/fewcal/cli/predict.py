@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fewcal.cli.extract import SkipBad, TextColumn, print_answers
-from fewcal.cli.options import Device, Json, Preset, Quiet, Reject, Seed, Set, Support, existing
+from fewcal.cli.options import Device, Json, Preset, Quiet, Raw, Reject, Seed, Set, Support, existing
 from fewcal.cli.printing import table, write_json
 from fewcal.errors import InputError
 
@@ -38,6 +38,7 @@ def predict(
     ] = None,
     preset: Preset = None,
     set_: Set = None,
+    raw: Raw = False,
     reject: Reject = None,
     text_column: TextColumn = "text",
     skip_bad: SkipBad = False,
@@ -68,7 +69,7 @@ def predict(
         assert query is not None
         answers = predict_rows(fit_from_files(bank, support, preset, set_ or [], seed, device)[0], query, reject)
     if out is not None:
-        write_predictions(answers, out)
+        write_predictions(answers, out, raw)
     counts: dict[str, int] = {}
     for answer in answers["prediction"]:
         counts[str(answer)] = counts.get(str(answer), 0) + 1
