@@ -221,13 +221,14 @@ def test_command_with_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_two_shots_that_fail_when_left_out_are_no_coin() -> None:
-    from fewcal.estimators.bankless import plain_discriminant
+    from fewcal.methods.bankless import UnitRows, bankless_head
 
     rng = np.random.default_rng(0)
     centres = rng.normal(size=(6, 60))
     codes = np.repeat(np.arange(6), 2)
-    head = plain_discriminant(centres[codes] + 2.5 * rng.normal(size=(12, 60)), codes)
-    logits = head.logits(torch.from_numpy(centres)[None])[0]
+    rows = torch.from_numpy(centres[codes] + 2.5 * rng.normal(size=(12, 60))).float()
+    head = bankless_head(UnitRows()(rows)[None], torch.from_numpy(codes)[None], 6)
+    logits = head.logits(UnitRows()(torch.from_numpy(centres).float())[None])[0]
     assert 0.25 < float(logits.softmax(dim=1).amax(dim=1).mean()) < 0.99
 
 

@@ -27,7 +27,6 @@ from fewcal import BaseBank, Gaussianizer, GDCClassifier, GDCParams
 from fewcal._utils.randomness import TaskRandom
 from fewcal.bank import spaces
 from fewcal.errors import FewcalWarning, InputError
-from fewcal.estimators.bankless import plain_discriminant
 from fewcal.gaussianize import fit_gaussianization
 from fewcal.methods import GDC, TaskBatch
 from fewcal.params import RENAMED
@@ -58,8 +57,8 @@ def test_every_parameter_of_the_method_is_a_parameter() -> None:
 @pytest.mark.parametrize("head", ["closed_form", "lbfgs", "sgd"])
 def test_it_is_the_method_of_the_core(bank: BaseBank, head: str) -> None:
     X, y, Q, _ = task()
-    clf = GDCClassifier(bank, head=head, l2=True, random_state=3).fit(X, y)
-    method = GDC(get_preset("default").with_changes(head=head, k=len(bank)))
+    clf = GDCClassifier(bank, "whitened", head=head, l2=True, random_state=3).fit(X, y)
+    method = GDC(get_preset("whitened").with_changes(head=head, k=len(bank)))
     method.prepare(bank)
     codes = torch.from_numpy(np.searchsorted(NAMES, y))[None]
     core = method.fit(TaskBatch(method.transform(torch.from_numpy(X))[None], codes, 4, TaskRandom(3)))
@@ -107,7 +106,7 @@ def test_one_shot_unequal_shots_and_label_types(bank: BaseBank) -> None:
 @pytest.mark.filterwarnings("error")  # one row for each class is no reason to suspect a regression
 def test_hundreds_of_classes() -> None:
     world = make_world(5, tasks=1, ways=300, shots=1, queries=1, dim=24, spread=0.1)
-    clf = GDCClassifier(world.bank()).fit(world.support[0], world.labels[0])
+    clf = GDCClassifier(world.bank(), "whitened").fit(world.support[0], world.labels[0])
     assert clf.predict_proba(world.query[0]).shape == (300, 300)
     assert clf.score(world.query[0], world.query_labels[0]) > 0.9
     assert "more classes" in str(clf.explain())
@@ -126,13 +125,14 @@ def test_pandas_in(bank: BaseBank) -> None:
 
 def test_bank_as_path_or_rows(bank: BaseBank, tmp_path: Path) -> None:
     X, y, Q, _ = task()
-    expected = GDCClassifier(bank).fit(X, y).decision_function(Q)
+    expected = GDCClassifier(bank, "whitened").fit(X, y).decision_function(Q)
     path = bank.save(tmp_path / "bank.safetensors")
     for given in (path, str(path), (WORLD.x, WORLD.y)):
-        np.testing.assert_allclose(GDCClassifier(given).fit(X, y).decision_function(Q), expected, rtol=1e-5, atol=1e-5)
+        got = GDCClassifier(given, "whitened").fit(X, y).decision_function(Q)
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
     smaller = BaseBank().fit(WORLD.x[:60], WORLD.y[:60])
     smaller.save(path)  # a new file under the same name is read again
-    assert not np.allclose(GDCClassifier(path).fit(X, y).decision_function(Q), expected)
+    assert not np.allclose(GDCClassifier(path, "whitened").fit(X, y).decision_function(Q), expected)
 
 
 def test_spaces_are_derived_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,7 +189,7 @@ def test_k_of_a_preset_is_capped(bank: BaseBank) -> None:
     X, y, _, _ = task()
     with warnings.catch_warnings():
         warnings.simplefilter("error", FewcalWarning)
-        assert GDCClassifier(bank).fit(X, y).params_.k <= len(bank)
+        assert GDCClassifier(bank, "whitened", k=9).fit(X, y).params_.k <= len(bank)
     with pytest.warns(FewcalWarning, match="asks for k=10 base classes and the bank has 9; k=9 is used"):
         clf = GDCClassifier(bank, "paper/dogs/1shot", head="lbfgs", n=10, alpha2_ratio=0).fit(X, y)
     assert clf.params_.k == 9
@@ -304,23 +304,6 @@ def test_no_bank_one_shot_is_nearest_mean() -> None:
     assert clf.params_ is None
 
 
-def test_no_bank_is_the_discriminant_of_its_docstring() -> None:
-    X, y, Q, _ = task()
-    x, codes, q = X.astype(float), np.searchsorted(NAMES, y), Q.astype(float)
-    means = np.stack([x[codes == c].mean(0) for c in range(4)])
-    residuals = x - means[codes]
-    freedom, d = len(x) - 4, x.shape[1]
-    s = residuals.T @ residuals / freedom
-    sigma = s + 3 * d / freedom * np.trace(s) / d * np.eye(d)
-    mahalanobis = [np.einsum("qd,de,qe->q", q - m, np.linalg.inv(sigma), q - m) for m in means]
-    expected = -0.5 * np.stack(mahalanobis, axis=1)
-    got = plain_discriminant(x, codes).logits(torch.from_numpy(q)[None])[0].numpy()
-    centre = lambda a: a - a.mean(axis=1, keepdims=True)  # noqa: E731
-    ratio = centre(got) / centre(expected)
-    np.testing.assert_allclose(ratio, ratio[0, 0], rtol=1e-6)  # the temperature
-    assert ratio[0, 0] > 0
-
-
 def test_no_bank_probabilities_are_tempered() -> None:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(2000, 3)) + 0.7 * np.repeat([[1], [-1]], 1000, axis=0)
@@ -400,7 +383,7 @@ def test_bad_queries(bank: BaseBank) -> None:
     with pytest.raises(InputError, match="X has NaN in row 2"):
         clf.predict(spoilt(np.nan))
     positive = make_world(1, tasks=1, ways=2, shots=1)
-    clf = GDCClassifier(positive.bank(), beta=0.5).fit(positive.support[0], positive.labels[0])
+    clf = GDCClassifier(positive.bank(), "whitened", beta=0.5).fit(positive.support[0], positive.labels[0])
     with pytest.raises(InputError, match=r"X has negative features .* use kind='yeo-johnson'"):
         clf.predict(-positive.query[0])
     with pytest.raises(InputError, match="X has negative features"):

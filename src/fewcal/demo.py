@@ -202,7 +202,7 @@ def _plane(page: Page, features: FeatureSet, protocol: Protocol) -> None:
         seed=protocol.seed,
         way=protocol.way,
         query=protocol.query,
-        params=get_preset("default"),
+        params=get_preset("whitened"),
         split=protocol.split,
         iterations=500,
     )

@@ -18,6 +18,8 @@ The constants were chosen on validation classes of four image feature sets; none
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -32,6 +34,21 @@ _LEAST, _FEW, _NOISY, _MOST = 2.0, 10.0, 50.0, 1e4
 _DRAWS = 8
 # Classes whose examples are simulated, at most; in a larger bank evenly spaced ones stand for all.
 _SIMULATED = 512
+
+
+class Trust(NamedTuple):
+    """How far the base classes are trusted in each task of a batch.
+
+    Attributes
+    ----------
+    share : Tensor (T,)
+        What all weights are multiplied by, 0 to 1.
+    out_of_domain : Tensor (T,) bool or None
+        Tasks left to the plain nearest centroid; `None` where no task can be.
+    """
+
+    share: Tensor
+    out_of_domain: Tensor | None
 
 
 def enough_classes(n_classes: int, k: int) -> float:
@@ -161,3 +178,33 @@ def unwhitening(bank: BaseBank) -> Tensor:
 def confidence_scale(bank: BaseBank) -> float:
     """How fast probabilities rise with the difference of squared distances in the whitened space, at one shot."""
     return min(30.0, 5.0 / held_out_similarity(bank))
+
+
+# Support rows whose mean squared length differs from that of base rows by more than this factor are on another scale.
+_SCALE = 4.0
+
+
+def off_scale(x: Tensor, bank: BaseBank) -> str | None:
+    """What shows that raw support rows `x (S, D)` are not what the bank was made of, in plain words; None for nothing.
+
+    A scaler in front of the classifier, or another layer or preprocessing of the extractor, makes distances to the base
+    classes meaningless without any error.
+    """
+    if bank.transform is not None or not len(x):
+        return None
+    remedy = "give support and base rows the same preprocessing (no scaler between the extractor and the classifier)"
+    share = float((x < 0).float().mean())
+    low = bank.memo.get("smallest mean", lambda: float(bank.means.min()))
+    if low >= 0 and share > 0.05 and bank.memo.get("smallest row", lambda: _smallest(bank)) >= 0:
+        return f"{share:.0%} of the support's values are negative and no base value is: {remedy}"
+    counts = bank.counts.double()
+    own = float(torch.linalg.vecdot(x, x).mean())
+    total = bank.within_scatter.sum() + (counts * torch.linalg.vecdot(bank.means, bank.means).double()).sum()
+    base = float(total / counts.sum())
+    if base > 0 and not 1 / _SCALE <= own / base <= _SCALE:
+        return f"the support's rows are {(own / base) ** 0.5:.2g} times as long as base rows: {remedy}"
+    return None
+
+
+def _smallest(bank: BaseBank) -> float:
+    return float(bank.all_rows().min()) if bank.has_rows else float(bank.means.min())

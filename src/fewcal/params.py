@@ -24,6 +24,8 @@ from fewcal.errors import InputError
 from fewcal.gaussianize import KINDS
 from fewcal.heads import HEADS, LBFGS, HeadTrainer, SklearnTrainer, make_trainer
 
+# Parameters of the hierarchical model; all others belong to the weighted one.
+HIERARCHICAL = ("model", "beta", "kind", "eps", "whiten", "strength", "trust", "sharpness", "floor", "scatter")
 # Old names of fields, accepted for one release wherever parameters are given: in Python, on the command line, in files.
 RENAMED = {"unit": "distance_scale", "unit_of": "distance_scale_of", "query_pull": "query_strength"}
 
@@ -32,6 +34,10 @@ RENAMED = {"unit": "distance_scale", "unit_of": "distance_scale_of", "query_pull
 class GDCParams:
     """Parameters of GDC. Defaults are the equations as the paper prints them (preset `paper`).
 
+    model
+        "weighted" is the paper's calibration; "hierarchical" is that of the preset `default`, in which base classes are
+        the prior of a class mean (`fewcal.class_prior`). It has the parameters of `HIERARCHICAL`, the other has all but
+        sharpness, floor and scatter.
     Gaussianization (eq. 1-3)
         beta, kind, eps; center, l2, whiten: after the power transform; transform_base.
     Neighbours and weights (eq. 6-8)
@@ -55,7 +61,19 @@ class GDCParams:
     fewcal.errors.InputError: alpha1=-1 is out of range; use a number ≥ 0
     """
 
-    beta: float = parameter(0.5, "power of the Gaussianization", low=-10, high=10, search=SearchRange(0.0, 2.0, 0.25))
+    model: str = parameter(
+        "weighted",
+        "how base classes calibrate: as weighted neighbours (the paper), or as the prior of a hierarchical model",
+        choices=("weighted", "hierarchical"),
+    )
+    beta: float | str = parameter(
+        0.5,
+        "power of the Gaussianization; auto: the gentlest that makes base classes Gaussian",
+        low=-10,
+        high=10,
+        also=("auto",),
+        search=SearchRange(0.0, 2.0, 0.25),
+    )
     kind: str = parameter(
         "auto",
         "power transform; auto: Tukey's ladder if all base features are ≥ 0, else Yeo-Johnson",
@@ -93,7 +111,25 @@ class GDCParams:
         choices=DISTANCE_SCALES,
     )
     strength: float = parameter(
-        1.0, "multiplies every weight; 0 turns calibration off", low=0, search=SearchRange(0.1, 10.0, log=True)
+        1.0,
+        "multiplies every weight, 0 turns calibration off; hierarchical: examples that the neighbours are worth",
+        low=0,
+        search=SearchRange(0.1, 10.0, log=True),
+    )
+    sharpness: float = parameter(
+        2.0, "hierarchical: how fast weights fall with distance", low=0, search=SearchRange(0.5, 8.0, log=True)
+    )
+    floor: float = parameter(
+        1.0,
+        "hierarchical: added to the variances of the base means, in units of their mean",
+        low=1e-6,
+        search=SearchRange(0.1, 10.0, log=True),
+    )
+    scatter: float = parameter(
+        10.0,
+        "hierarchical: ridge of the support's own scatter, in OAS ridges; large: it does not count",
+        low=1e-3,
+        search=SearchRange(1.0, 100.0, log=True),
     )
     shot_decay: float = parameter(0.0, "weights are divided by K^shot_decay, K shots", low=0, high=1)
     trust: float | str = parameter(
@@ -143,6 +179,10 @@ class GDCParams:
         if isinstance(self.head, Mapping):
             object.__setattr__(self, "head", self.trainer)
         _ = self.trainer  # refuses a head that is none
+        if self.model == "hierarchical" and (isinstance(self.whiten, bool | str) or self.cov != "pooled"):
+            raise InputError(
+                f"model='hierarchical' goes with cov='pooled' and whiten a number, not {self.cov!r} and {self.whiten!r}"
+            )
         if self.whiten is not False and self.cov != "pooled":
             raise InputError(f"whiten={self.whiten!r} goes with cov='pooled', not cov={self.cov!r}")
         if self.trust == "auto" and self.whiten is False:

@@ -24,7 +24,7 @@ from fewcal._version import __version__
 from fewcal.calibrate import METRICS
 from fewcal.covariance import COVARIANCES
 from fewcal.errors import FewcalWarning, FileFormatError, InputError
-from fewcal.params import RENAMED, GDCParams
+from fewcal.params import HIERARCHICAL, RENAMED, GDCParams
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,8 @@ _DC = GDCParams(
     head="lbfgs",
 )
 
-_DEFAULT = GDCParams(
+# The default of the first release.
+_WHITENED = GDCParams(
     beta=1.0,
     center=True,
     l2=True,
@@ -114,6 +115,23 @@ _DEFAULT = GDCParams(
     shot_decay=2 / 3,
     trust="auto",
     query_strength=0.15,
+    cov="pooled",
+    alpha1=0.0,
+    alpha2_ratio=0.0,
+    head="closed_form",
+)
+
+_DEFAULT = GDCParams(
+    model="hierarchical",
+    beta="auto",
+    center=True,
+    l2=True,
+    whiten=3.0,
+    strength=4.0,
+    sharpness=2.0,
+    floor=1.0,
+    scatter=10.0,
+    trust="auto",
     cov="pooled",
     alpha1=0.0,
     alpha2_ratio=0.0,
@@ -168,7 +186,8 @@ def _all() -> dict[str, Preset]:
     def add(name: str, params: GDCParams, summary: str) -> None:
         out[name] = Preset(name, params, summary, _resolved(params))
 
-    add("default", _DEFAULT, "whitened GDC, closed form: one setting for all data, chosen on validation classes")
+    add("default", _DEFAULT, "the hierarchical model: what it needs to know follows from the bank; for all data")
+    add("whitened", _WHITENED, "whitened GDC, closed form, chosen on four feature sets: the default of version 0.1")
     add("paper", _PAPER, "the equations as printed, with the values of miniImageNet 5-way 1-shot")
     add("authors", _AUTHORS, "the authors' script, with the values of miniImageNet 5-way 1-shot")
     add(
@@ -194,7 +213,7 @@ def list_presets() -> list[str]:
     """Names of all presets.
 
     >>> [name for name in list_presets() if "/" not in name]
-    ['default', 'paper', 'authors', 'dc']
+    ['default', 'whitened', 'paper', 'authors', 'dc']
     """
     return list(_PRESETS)
 
@@ -229,6 +248,29 @@ def get_preset(name: str | os.PathLike[str]) -> GDCParams:
     fewcal.errors.InputError: preset ... is unknown; did you mean ...
     """
     return describe_preset(name).params
+
+
+def with_settings(params: GDCParams, settings: Mapping[str, Any]) -> GDCParams:
+    """Parameters with some of them replaced, as a user gave them.
+
+    Parameters of the weighted model (k, m, head …) mean nothing in the hierarchical one; given together with the preset
+    `default` they are those of `whitened`, with a warning.
+
+    >>> with_settings(get_preset("default"), {"strength": 2.0}).model
+    'hierarchical'
+    """
+    settings = current_names(settings, RENAMED)
+    foreign = [name for name in settings if name not in HIERARCHICAL]
+    known = {f.name for f in fields(params)}
+    if params.model == "hierarchical" and "model" not in settings and foreign and set(foreign) <= known:
+        warnings.warn(
+            f"{', '.join(foreign)}: not a parameter of the hierarchical model, so preset 'whitened' is used in its "
+            "place; name that preset to say so yourself",
+            FewcalWarning,
+            stacklevel=3,
+        )
+        params = _WHITENED
+    return params.with_changes(**settings)
 
 
 # ---- preset files ---------------------------------------------------------------------------------------------------

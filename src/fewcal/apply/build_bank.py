@@ -24,6 +24,7 @@ from fewcal.features.extract import bank_source
 from fewcal.features.sources.pictures import picture_files
 from fewcal.gaussianize import Gaussianization, GaussianizationFitter, fit_gaussianization
 from fewcal.params import GDCParams
+from fewcal.power_choice import PowerChoice, PowerSample
 from fewcal.presets import get_preset
 
 T = TypeVar("T")
@@ -62,16 +63,17 @@ def build_bank(
         return bank_from_parts(parts, get_preset(preset), rank=rank, dtype=dtype, device=device, scheduler=scheduler)
     split = FeatureSet.load(source, ["base"]).split("base") if source.is_dir() else load_split(source, labelled=True)
     labels = split.require_labels()
-    transform = None
+    transform, power = None, None
     if preset is not None:
         p = get_preset(preset)
         if not p.transform_base:
             raise InputError(f"preset {preset!r} takes base rows as they are: build the bank without --preset")
         rows = torch.from_numpy(split.float32())
-        transform = fit_gaussianization(rows, p.beta, p.kind, p.center, p.l2, p.eps).to(pick_device(device))
+        power = _power(p, lambda: PowerSample().update(rows, labels.tolist()))
+        transform = fit_gaussianization(rows, power.beta, p.kind, p.center, p.l2, p.eps).to(pick_device(device))
     elif rank is not None:
         raise InputError("--rank drops the rows, so the space must be fixed: give --preset as well")
-    bank = BaseBank(rank, dtype, transform)
+    bank = BaseBank(rank, dtype, transform, power)
     bank.fit(split.features, [split.classes[i] for i in labels], device=device)
     bank.source = bank_source(split)
     return bank
@@ -90,9 +92,20 @@ def bank_facts(bank: BaseBank) -> JSONObject:
         "kept": kept,
         "explained share": f"{float(explained.min()):.3f} to {float(explained.max()):.3f}" if bank.rank else None,
         "transform": bank.transform.settings() if bank.transform is not None else "raw",
+        "power": power_facts(bank.power_choice()),
         "fingerprint": bank.fingerprint,
         "source": bank.source,
     }
+
+
+def power_facts(choice: PowerChoice) -> str:
+    """The power that the preset default takes, in words.
+
+    >>> power_facts(PowerChoice(0.5, {1.0: 16.8, 0.75: 9.4, 0.5: 4.9}))
+    'β = 0.5 (within-class kurtosis 16.8 at β = 1, 9.4 at β = 0.75, 4.9 at β = 0.5)'
+    """
+    tried = ", ".join(f"{kurtosis:.1f} at β = {beta:g}" for beta, kurtosis in choice.kurtosis.items())
+    return f"β = {choice.beta:g}" + (f" (within-class kurtosis {tried})" if tried else " (given)")
 
 
 def find_parts(folder: Path) -> list[Path]:
@@ -130,13 +143,14 @@ def bank_from_parts(
     """
     if not parts:
         raise InputError("no parts were given; a bank needs at least one file of base rows")
-    settings = (params.beta, params.kind, params.center, params.l2, params.eps)
+    power = _power(params, lambda: _merged(_map(_sample_part, parts, scheduler)))
+    settings = (power.beta, params.kind, params.center, params.l2, params.eps)
     fitter = GaussianizationFitter(*settings)
     for one in _map(_fit_part, parts, scheduler, settings):
         fitter.merge(one)
     transform = fitter.finish()
     if scheduler is None:
-        bank = BaseBank(rank, dtype, transform.to(pick_device(device)))
+        bank = BaseBank(rank, dtype, transform.to(pick_device(device)), power)
         for part in parts:
             bank.partial_fit(*_rows(part), device=device)
         return bank.check()
@@ -145,6 +159,25 @@ def bank_from_parts(
         whole = bank if whole is None else whole.merge(bank)
     assert whole is not None
     return whole.check()
+
+
+def _power(params: GDCParams, sample: Callable[[], PowerSample]) -> PowerChoice:
+    """β as given, or chosen from rows that are only gathered where it is not."""
+    if isinstance(params.beta, str):
+        return sample().choose(params.kind, params.eps)
+    return PowerChoice(params.beta)
+
+
+def _sample_part(part: Path) -> PowerSample:
+    features, labels = _rows(part)
+    return PowerSample().update(torch.from_numpy(features), labels)
+
+
+def _merged(samples: Iterable[PowerSample]) -> PowerSample:
+    whole = PowerSample()
+    for sample in samples:
+        whole.merge(sample)
+    return whole
 
 
 def _rows(part: Path) -> tuple[np.ndarray, list[str]]:

@@ -14,6 +14,7 @@ from fewcal.bank.moments import Moments
 from fewcal.bank.storage import FactorStore, RowStore
 from fewcal.errors import InputError
 from fewcal.gaussianize import Gaussianization
+from fewcal.power_choice import PowerChoice
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16}
 
@@ -34,6 +35,8 @@ class BankParts:
         Where rank > 0.
     source : str or None
         Where the rows came from.
+    power : PowerChoice or None
+        How β of the transform was chosen, where it was.
     """
 
     rank: int | None = None
@@ -44,6 +47,7 @@ class BankParts:
     rows: RowStore | None = None
     factors: FactorStore | None = None
     source: str | None = None
+    power: PowerChoice | None = None
 
     def __post_init__(self) -> None:
         rank, dtype = self.rank, self.dtype
@@ -54,7 +58,7 @@ class BankParts:
 
     def emptied(self) -> BankParts:
         """The settings alone."""
-        return BankParts(self.rank, self.dtype, self.transform, source=self.source)
+        return BankParts(self.rank, self.dtype, self.transform, source=self.source, power=self.power)
 
     def shared(self) -> BankParts:
         """The same parts for a second bank; whichever of the two changes first makes a copy."""

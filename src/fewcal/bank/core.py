@@ -22,7 +22,8 @@ from fewcal.bank.io import fingerprint, read_bank, write_bank
 from fewcal.bank.moments import Moments
 from fewcal.bank.spaces import SpaceKey, least_used, transformed, whitened, whitening_matrix
 from fewcal.errors import InputError
-from fewcal.gaussianize import Gaussianization
+from fewcal.gaussianize import DEFAULT_EPS, Gaussianization
+from fewcal.power_choice import PowerChoice, choose_power
 
 
 class BaseBank:
@@ -40,6 +41,8 @@ class BaseBank:
     transform : Gaussianization or None
         Applied to every row on its way in. Without it a bank is raw, and `transformed` can derive any transformed bank
         from its rows. It is needed where rows are not kept.
+    power : PowerChoice or None
+        How β of the transform was chosen, to be remembered with it.
 
     Attributes
     ----------
@@ -65,9 +68,13 @@ class BaseBank:
     """
 
     def __init__(
-        self, rank: int | None = None, dtype: str | None = None, transform: Gaussianization | None = None
+        self,
+        rank: int | None = None,
+        dtype: str | None = None,
+        transform: Gaussianization | None = None,
+        power: PowerChoice | None = None,
     ) -> None:
-        self._set(BankParts(rank, dtype, transform))
+        self._set(BankParts(rank, dtype, transform, power=power))
 
     @classmethod
     def from_parts(cls, parts: BankParts, unwhitened: BaseBank | None = None) -> BaseBank:
@@ -390,6 +397,18 @@ class BaseBank:
             return space
         return self.memo.get(replace(key, whiten=float(whiten)), lambda: space.whitened(float(whiten)))
 
+    def power_choice(self, kind: str = "auto", eps: float = DEFAULT_EPS) -> PowerChoice:
+        """β that makes the base classes Gaussian, and the kurtosis that it was chosen by (`fewcal.power_choice`).
+
+        A bank that was built with a transform has the β of that; one without rows can only have 1.
+        """
+        if self.transform is not None:
+            return self.parts.power or PowerChoice(self.transform.beta)
+        rows = self.parts.rows
+        if rows is None:
+            return PowerChoice(1.0)
+        return self.memo.get(("power", kind, eps), lambda: choose_power(*rows.sample(), kind, eps))
+
     def whitened(self, shrink: float) -> BaseBank:
         r"""The bank in the space whitened by its pooled covariance, where plain distance is the right distance.
 
@@ -418,7 +437,7 @@ class BaseBank:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the bank as safetensors. The file appears under its name only when it is complete."""
-        return write_bank(self.parts, self.fingerprint, Path(path))
+        return write_bank(replace(self.parts, power=self.power_choice()), self.fingerprint, Path(path))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, device: str | torch.device | None = None) -> BaseBank:
@@ -426,4 +445,6 @@ class BaseBank:
         parts, known = read_bank(Path(path))
         out = cls.from_parts(parts)
         out.memo.get("fingerprint", lambda: known)
+        if (power := parts.power) is not None:
+            out.memo.get(("power", "auto", DEFAULT_EPS), lambda: power)
         return out if device is None else out.to(device)

@@ -19,6 +19,7 @@ from fewcal.bank.moments import Moments
 from fewcal.bank.storage import FactorStore, RowCheck, RowStore
 from fewcal.errors import FileFormatError, InputError
 from fewcal.gaussianize import Gaussianization
+from fewcal.power_choice import PowerChoice
 
 FORMAT = "fewcal-bank"
 FORMAT_VERSION = 1
@@ -56,6 +57,7 @@ def described(parts: BankParts, known_as: str) -> tuple[dict[str, object], dict[
         "fingerprint": known_as,
         "source": parts.source,
         "transform": None,
+        "power": None if parts.power is None else [parts.power.beta, list(parts.power.kurtosis.items())],
     }
     if parts.transform is not None:
         meta["transform"] = parts.transform.settings()
@@ -117,7 +119,9 @@ def restored(meta: Mapping[str, Any], tensors: Mapping[str, Tensor], check: RowC
     if s is not None:
         mean, whitening = tensors.get("transform.mean"), tensors.get("transform.whitening")
         transform = Gaussianization(s["kind"], s["beta"], s["eps"], mean, s["l2"], whitening)
-    return BankParts(rank, meta["dtype"], transform, classes, moments, rows, factors, meta["source"])
+    power = meta.get("power")  # banks of version 0.1 have none
+    chosen = None if power is None else PowerChoice(float(power[0]), {float(b): float(k) for b, k in power[1]})
+    return BankParts(rank, meta["dtype"], transform, classes, moments, rows, factors, meta["source"], chosen)
 
 
 class _RowCheck:

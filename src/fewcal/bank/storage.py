@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fewcal.bank.moments import Moments
+from fewcal.power_choice import SAMPLED_CLASSES, SAMPLED_ROWS
 
 # Classes decomposed together hold about this many numbers: 64 MB.
 _BATCH_NUMBERS = 1 << 24
@@ -87,6 +88,13 @@ class RowStore:
         """Rows of some classes less their means, zero-padded to one length, `(U, P, D)`."""
         pieces = [self.of_class(i).float() - means[i] for i in classes]
         return torch.nn.utils.rnn.pad_sequence(pieces, batch_first=True)
+
+    def sample(self) -> tuple[Tensor, Tensor]:
+        """A few rows of evenly spaced classes, `(R, D)`, and the numbers of their classes, `(R,)`."""
+        chosen = torch.linspace(0, len(self._pieces) - 1, min(len(self._pieces), SAMPLED_CLASSES)).long().tolist()
+        some = [self.of_class(i)[:SAMPLED_ROWS].float() for i in chosen]
+        sizes = torch.tensor([len(rows) for rows in some], device=some[0].device)
+        return torch.cat(some), torch.repeat_interleave(torch.arange(len(some), device=sizes.device), sizes)
 
     def tensors(self) -> list[list[Tensor]]:
         """Every tensor in it, for size accounting."""

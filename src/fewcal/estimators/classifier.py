@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from copy import copy
 from dataclasses import fields
 from typing import Self, cast
-from warnings import warn
+from warnings import catch_warnings, simplefilter, warn
 
 import numpy as np
 import torch
@@ -20,14 +20,13 @@ from fewcal._utils.arrays import as_features, pick_device
 from fewcal._utils.parameters import warn_renamed
 from fewcal._utils.randomness import TaskRandom
 from fewcal.bank import BaseBank
+from fewcal.domain_match import off_scale
 from fewcal.errors import FewcalWarning, InputError
-from fewcal.estimators.bankless import plain_discriminant
 from fewcal.estimators.explain import Explanation, SupportAnalysis, no_bank_explanation
 from fewcal.estimators.incremental import IncrementalMixin
 from fewcal.estimators.inputs import (
     DEPRECATED,
     PLAIN,
-    as_tensor,
     capped,
     check_rows,
     check_support,
@@ -37,12 +36,16 @@ from fewcal.estimators.inputs import (
     resolve_params,
     seed_from,
 )
-from fewcal.gaussianize import Gaussianization, fit_gaussianization
+from fewcal.gaussianize import fit_gaussianization
 from fewcal.heads.base import Head, TaskBatch
-from fewcal.methods.gdc import GDC
+from fewcal.methods import Bankless, Method
+from fewcal.methods.base import RowMap
+from fewcal.methods.gdc import Explainable, gdc_method
 from fewcal.params import GDCParams
 
 FIELDS = tuple(f.name for f in fields(GDCParams))
+# Below this say of the base classes `fit` tells that they are of little use.
+_LITTLE_TRUST = 0.5
 
 
 class GDCClassifier(IncrementalMixin, ClassifierMixin, BaseEstimator):
@@ -57,6 +60,10 @@ class GDCClassifier(IncrementalMixin, ClassifierMixin, BaseEstimator):
     preset : str, path or GDCParams, default="default"
         Where parameters come from that are not given here: a name (`fewcal.list_presets()`) or a preset file as
         `fewcal tune` writes it.
+    model : {"weighted", "hierarchical"}, default=None
+        The paper's calibration, or that of the preset `default`.
+    sharpness, floor, scatter : default=None
+        Of the hierarchical model, beside beta, kind, eps, whiten, strength and trust.
     beta, kind, eps, center, l2, whiten, transform_base : default=None
         Gaussianization. This and every following parameter is that of `GDCParams`; `None` takes it from the preset.
     metric, delta, k, m, distance_scale, distance_scale_of, strength, shot_decay, trust, query_strength : default=None
@@ -91,13 +98,11 @@ class GDCClassifier(IncrementalMixin, ClassifierMixin, BaseEstimator):
 
     Notes
     -----
-    Without base classes (`bank=None`) there is nothing to calibrate with. The classifier is then a linear discriminant
-    on the features as they are, with equal priors and the pooled within-class covariance of the support S plus a ridge,
-    S + (3·D/ν)·(tr S/D)·I, where ν is the number of rows less the number of classes. With one row per class ν = 0 and
-    this is the nearest class mean; the more rows, the nearer to the full discriminant. Probabilities are tempered by
-    leave-one-out. Of the parameters, `beta`, `kind`, `eps`, `center` and `l2` transform the features before, if any of
-    them is given (`beta=1` where it is not); give `l2=True` for features of a neural network. The others have no
-    effect, and a warning says so.
+    Without base classes (`bank=None`), and where a bank does not help, `fewcal.methods.bankless` answers: rows of unit
+    length, a linear discriminant with the scatter of the support, and logistic regression. Of the parameters, `beta`,
+    `kind`, `eps`, `center` and `l2` transform the features before, if any of them is given (`beta=1` where it is not);
+    the others have no effect there, and a warning says so. When a bank is not used or has little say, `fit` warns once
+    and `explain()` tells why.
 
     Probabilities are the softmax of the decision values.
 
@@ -123,7 +128,8 @@ class GDCClassifier(IncrementalMixin, ClassifierMixin, BaseEstimator):
     support_: tuple[np.ndarray, np.ndarray]
     params_: GDCParams | None
     _head: Head
-    _transform: Gaussianization
+    _transform: RowMap
+    _unused: str | None
     _analysis: SupportAnalysis | None
 
     def __init__(
@@ -131,7 +137,8 @@ class GDCClassifier(IncrementalMixin, ClassifierMixin, BaseEstimator):
         bank: BaseBank | str | os.PathLike[str] | tuple[ArrayLike, ArrayLike] | None = None,
         preset: str | GDCParams = "default",
         *,
-        beta: float | None = None,
+        model: str | None = None,
+        beta: float | str | None = None,
         kind: str | None = None,
         eps: float | None = None,
         center: bool | None = None,
@@ -145,6 +152,9 @@ class GDCClassifier(IncrementalMixin, ClassifierMixin, BaseEstimator):
         distance_scale: float | bool | None = None,
         distance_scale_of: str | None = None,
         strength: float | None = None,
+        sharpness: float | None = None,
+        floor: float | None = None,
+        scatter: float | None = None,
         shot_decay: float | None = None,
         trust: float | str | None = None,
         query_strength: float | None = None,
@@ -189,56 +199,74 @@ class GDCClassifier(IncrementalMixin, ClassifierMixin, BaseEstimator):
         self.support_ = (X, y)
         given = given_params(self, FIELDS)
         params = resolve_params(self.preset, given)
+        self.params_, self._analysis, self._unused = None, None, None
+        method: Method
         if self.bank is None:
-            self._learn_plain(X, codes, given)
-            return self
-        seed = seed_from(self.random_state)
-        bank = copy(resolve_bank(self.bank, self.device))  # as it is now, should it grow later
-        device = bank.device
-        if "k" not in given and isinstance(self.preset, str) and params.k > len(bank):
-            params = capped(params, len(bank), quiet=self.preset in ("default", "auto"), preset=self.preset)
-        x = as_features(X, "X", dim=bank.dim, device=device)
-        method = GDC(params)
-        method.prepare(bank)
-        transform = method.gaussianization
-        assert transform is not None
-        with torch.no_grad():
-            support, labels = transform(x, "X")[None], torch.from_numpy(codes).to(device)[None]
-        head = method.fit(TaskBatch(support, labels, len(self.classes_), TaskRandom(seed, device=device)))
-        if device.type != "cpu":
-            transform, head = transform.to("cpu"), head.to("cpu")
-        self.params_, self._transform, self._head = params, transform, head
-        self._analysis = SupportAnalysis(method, support, labels, self.classes_.tolist())
+            x, method = as_features(X, "X", device=pick_device(self.device)), self._plain(X, given)
+        else:
+            bank = copy(resolve_bank(self.bank, self.device))  # as it is now, should it grow later
+            x = as_features(X, "X", dim=bank.dim, device=bank.device)
+            if words := off_scale(x, bank):
+                warn(words, FewcalWarning, stacklevel=3)
+            if "k" not in given and isinstance(self.preset, str) and params.k > len(bank):
+                params = capped(params, len(bank), quiet=self.preset in ("default", "auto"), preset=self.preset)
+            method, self._unused = self._prepared(params, bank)
+        support, labels = method.row_map(x, "X")[None], torch.from_numpy(codes).to(x.device)[None]
+        random = TaskRandom(seed_from(self.random_state), device=x.device)
+        batch = TaskBatch(support, labels, len(self.classes_), random)
+        self._transform, self._head = method.row_map, method.fit(batch)
+        if x.device.type != "cpu":
+            self._transform, self._head = self._transform.to("cpu"), self._head.to("cpu")
+        if isinstance(method, Explainable):
+            self.params_ = method.params
+            self._analysis = SupportAnalysis(method, support, labels, self.classes_.tolist())
+            self._warn_of_distrust(float(method.trust(batch).share[0]))
         return self
 
-    def _learn_plain(self, X: np.ndarray, codes: np.ndarray, given: Mapping[str, object]) -> None:
-        """Without base classes: a transform, if one was given, and a discriminant."""
+    def _plain(self, X: np.ndarray, given: Mapping[str, object]) -> Bankless:
+        """The method without base classes, behind a transform if one was given."""
         if idle := [name for name in given if name not in PLAIN]:
             warn(
                 f"bank=None: without base classes {', '.join(idle)} have no effect; give a bank to calibrate",
                 FewcalWarning,
                 stacklevel=4,
             )
-        x = as_tensor(X)
-        self._transform = Gaussianization("none")
-        if any(name in PLAIN for name in given):
-            p = GDCParams(beta=1.0).with_changes(**{name: given[name] for name in PLAIN if name in given})
-            self._transform = fit_gaussianization(x, p.beta, p.kind, p.center, p.l2, p.eps)
-        self.params_, self._analysis = None, None
-        self._head = plain_discriminant(self._transform(x, "X").double().numpy(), codes)
+        if not any(name in PLAIN for name in given):
+            return Bankless()
+        p = GDCParams(beta=1.0).with_changes(**{name: given[name] for name in PLAIN if name in given})
+        if isinstance(p.beta, str):
+            raise InputError(
+                f"beta={p.beta!r} is chosen from base classes, and there are none; give a number or a bank"
+            )
+        return Bankless(fit_gaussianization(as_features(X, "X"), p.beta, p.kind, p.center, p.l2, p.eps))
+
+    def _prepared(self, params: GDCParams, bank: BaseBank) -> tuple[Method, str | None]:
+        """The method made ready, and why it does without the bank, where it does."""
+        with catch_warnings(record=True) as told:
+            simplefilter("always", FewcalWarning)
+            method = gdc_method(params).prepare(bank)
+        for one in told:
+            warn(one.message, one.category, stacklevel=4)
+        return method, None if isinstance(method, Explainable) else str(told[-1].message)
+
+    def _warn_of_distrust(self, trust: float) -> None:
+        if trust < _LITTLE_TRUST and isinstance(self.preset, str) and self.trust is None:
+            warn(
+                f"the base classes have a say of {trust:.0%} only: they are few, or resemble your classes little; "
+                "explain() tells more, and base classes of the same domain would help",
+                FewcalWarning,
+                stacklevel=4,
+            )
 
     def _logits(self, X: ArrayLike) -> np.ndarray:
         check_is_fitted(self)
         rows = check_rows(self, X, reset=False)
+        x = as_features(rows, "X", device=pick_device(self.device))
         with torch.no_grad():
             transform, head = self._transform, self._head
-            if self.params_ is None:
-                out = head.logits(transform(as_tensor(rows), "X").double()[None])[0]
-            else:
-                x = as_features(rows, "X", device=pick_device(self.device))
-                if x.device.type != "cpu":
-                    transform, head = transform.to(x.device), head.to(x.device)
-                out = head.logits(transform(x, "X")[None])[0]
+            if x.device.type != "cpu":
+                transform, head = transform.to(x.device), head.to(x.device)
+            out = head.logits(transform(x, "X")[None])[0]
         return out.double().cpu().numpy()
 
     def decision_function(self, X: ArrayLike) -> np.ndarray:
@@ -264,11 +292,12 @@ class GDCClassifier(IncrementalMixin, ClassifierMixin, BaseEstimator):
         """
         check_is_fitted(self)
         if self._analysis is None:
-            raise InputError("'none of these' is judged against base classes, and there are none; give a bank")
+            why = f" in use ({self._unused})" if self._unused else "; give a bank"
+            raise InputError(f"'none of these' is judged against base classes, and there are none{why}")
         test = self._analysis.outlier_test
         x = as_features(check_rows(self, X, reset=False), "X")
         with torch.no_grad():
-            return test.pvalue(self._transform(x, "X")).numpy()
+            return test.pvalue(self._analysis.in_bank(self._transform(x, "X"))).numpy()
 
     def other_class_share(self, X: ArrayLike) -> np.ndarray:
         """The old name of `outlier_pvalue`, for this release."""
@@ -278,4 +307,6 @@ class GDCClassifier(IncrementalMixin, ClassifierMixin, BaseEstimator):
     def explain(self) -> Explanation:
         """Which base classes spoke for each support point and class, how much, and whether they can help."""
         check_is_fitted(self)
-        return no_bank_explanation() if self._analysis is None else self._analysis.explanation
+        if self._analysis is not None:
+            return self._analysis.explanation
+        return no_bank_explanation(self._unused) if self._unused else no_bank_explanation()

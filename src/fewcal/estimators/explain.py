@@ -23,7 +23,7 @@ from fewcal.calibrate import distances as distances_of
 from fewcal.domain_match import simulated_rows
 from fewcal.heads.base import TaskBatch
 from fewcal.heads.linear import class_means
-from fewcal.methods.gdc import GDC
+from fewcal.methods.gdc import Explainable
 from fewcal.rejection import OutlierTest
 
 if TYPE_CHECKING:
@@ -153,12 +153,9 @@ class Explanation:
         return "\n".join(lines)
 
 
-def no_bank_explanation() -> Explanation:
-    """For a classifier without base classes."""
-    words = (
-        "no base classes were given (bank=None), so nothing was calibrated: this is the plain discriminant on the "
-        "support rows; give a bank to calibrate"
-    )
+def no_bank_explanation(why: str = "no base classes were given (bank=None); give a bank to calibrate") -> Explanation:
+    """For a classifier without base classes, or with a bank that is not used."""
+    words = f"nothing was calibrated, answers come from your examples alone: {why}"
     return Explanation([], [], "none", float("nan"), float("nan"), 0.0, [words])
 
 
@@ -169,7 +166,7 @@ class SupportAnalysis:
 
     Parameters
     ----------
-    method : GDC
+    method : Explainable
         Prepared.
     support : Tensor (1, S, D)
         In the method's space.
@@ -178,7 +175,7 @@ class SupportAnalysis:
         Names of the classes 0..N−1.
     """
 
-    def __init__(self, method: GDC, support: Tensor, labels: Tensor, classes: list[Hashable]) -> None:
+    def __init__(self, method: Explainable, support: Tensor, labels: Tensor, classes: list[Hashable]) -> None:
         self._method, self._support, self._labels, self._classes = method, support, labels, classes
 
     @cached_property
@@ -190,19 +187,29 @@ class SupportAnalysis:
     def outlier_test(self) -> OutlierTest:
         """The test of queries against base examples, on the CPU."""
         with torch.no_grad():
-            centroids = class_means(self._support, self._labels, len(self._classes))[0]
+            centroids = class_means(self._method.in_bank(self._support), self._labels, len(self._classes))[0]
             return OutlierTest.from_bank(centroids, self._method.bank).to("cpu")
 
+    @cached_property
+    def offset(self) -> Tensor:
+        """What brings rows of the method, `(R, ≥ D)`, into the space of the bank, `(D,)`."""
+        return self._method.in_bank(torch.zeros_like(self._support[0, 0])).cpu()
+
+    def in_bank(self, x: Tensor) -> Tensor:
+        """Rows in the space of the bank."""
+        return x[..., : len(self.offset)] + self.offset
+
     def __getstate__(self) -> dict[str, object]:
-        return {"explanation": self.explanation, "outlier_test": self.outlier_test}
+        return {"explanation": self.explanation, "outlier_test": self.outlier_test, "offset": self.offset}
 
 
-def explain_calibration(method: GDC, support: Tensor, labels: Tensor, classes: list[Hashable]) -> Explanation:
+def explain_calibration(method: Explainable, support: Tensor, labels: Tensor, classes: list[Hashable]) -> Explanation:
     """Explain a prepared method on the support `(1, S, D)` of one task, in its space, with `labels (1, S)`."""
     batch = TaskBatch(support, labels, len(classes), TaskRandom(0))
     with torch.no_grad():
         found = method.calibration(batch)
         trust, outside = method.trust(batch)
+    support = method.in_bank(support)
     typical = _typical_distance(method.bank)
     points = _explain_points(method.bank, found, support[0], [classes[code] for code in labels[0].tolist()], typical)
     moved = class_means(found.mean - support, labels, len(classes))[0].norm(dim=1).tolist()
@@ -214,8 +221,8 @@ def explain_calibration(method: GDC, support: Tensor, labels: Tensor, classes: l
     if outside is not None and bool(outside.all()):
         warnings.insert(
             0,
-            "the support resembles no base class, so neither calibration nor whitening was used: the plain nearest "
-            "centroid answers; add base classes of the same domain",
+            "the support resembles no base class, so the base classes were not used: answers come from your examples "
+            "alone; add base classes of the same domain",
         )
     return Explanation(
         points, by_class, method.params.metric, typical, _far_distance(method.bank), float(trust), warnings

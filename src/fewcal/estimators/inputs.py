@@ -20,7 +20,7 @@ from fewcal._utils.arrays import check_finite, pick_device
 from fewcal.bank import BaseBank
 from fewcal.errors import FewcalWarning, InputError
 from fewcal.params import RENAMED, GDCParams
-from fewcal.presets import get_preset
+from fewcal.presets import get_preset, with_settings
 
 # The value of a parameter under its old name that nobody gave, as in scikit-learn.
 DEPRECATED = "deprecated"
@@ -123,7 +123,7 @@ def resolve_params(preset: object, given: dict[str, object]) -> GDCParams:
     if not given:
         return base
     # Grids made with NumPy hold its scalars, which are not Python's.
-    return base.with_changes(**{f: v.item() if isinstance(v, np.generic) else v for f, v in given.items()})
+    return with_settings(base, {f: v.item() if isinstance(v, np.generic) else v for f, v in given.items()})
 
 
 def capped(params: GDCParams, n_classes: int, *, quiet: bool, preset: object) -> GDCParams:

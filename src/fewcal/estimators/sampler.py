@@ -192,7 +192,7 @@ class GDCSampler(BaseOverSampler):
                 f"preset={self.preset!r} has {', '.join(what)}, and points cannot be mapped back to features from "
                 "there; use preset=None or GDCParams without it"
             )
-        if not 0 <= params.beta <= 2:
+        if isinstance(params.beta, str) or not 0 <= params.beta <= 2:
             raise InputError(f"beta={params.beta!r} has no inverse for every sampled point; use a power from 0 to 2")
         return params
 

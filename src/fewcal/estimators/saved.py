@@ -61,7 +61,7 @@ class SavedFit:
 def moments_only(bank: BaseBank, params: GDCParams) -> BaseBank:
     """What is left of a bank when it has been seen through the transform of `params`: means and pooled covariance."""
     p = params
-    space = bank.transformed(beta=p.beta, kind=p.kind, center=p.center, l2=p.l2, eps=p.eps, moments=True)
+    space = bank.transformed(beta=float(p.beta), kind=p.kind, center=p.center, l2=p.l2, eps=p.eps, moments=True)
     return BaseBank.from_parts(replace(space.parts, rank=0, rows=None, factors=None))
 
 

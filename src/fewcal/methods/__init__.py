@@ -9,9 +9,11 @@ from fewcal.methods.registry import METHODS, make_method, parse_methods, parse_s
 # isort: off
 from fewcal.methods.ncm import NearestCentroid
 from fewcal.methods.simpleshot import SimpleShot
-from fewcal.methods.logistic import GaussianizedLogisticRegression, LogisticRegression
+from fewcal.methods.logistic import GaussianizedLogisticRegression, LogisticRegression, UnitLogisticRegression
 from fewcal.methods.cosine import CosineClassifier
+from fewcal.methods.lda import PooledLDA
 from fewcal.methods.dc import DC
+from fewcal.methods.bankless import Bankless
 from fewcal.methods.gdc import GDC
 # isort: on
 
@@ -19,14 +21,17 @@ __all__ = [
     "DC",
     "GDC",
     "METHODS",
+    "Bankless",
     "CosineClassifier",
     "GaussianizedLogisticRegression",
     "Head",
     "LogisticRegression",
     "Method",
     "NearestCentroid",
+    "PooledLDA",
     "SimpleShot",
     "TaskBatch",
+    "UnitLogisticRegression",
     "make_method",
     "parse_methods",
     "parse_settings",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
+import torch
 from torch import Tensor
 
 from fewcal._utils.names import nearest_names
@@ -15,7 +16,17 @@ from fewcal.errors import InputError
 from fewcal.gaussianize import Gaussianization
 from fewcal.heads.base import Head, Shared, TaskBatch
 
-__all__ = ["Head", "Method", "Shared", "TaskBatch", "require_raw"]
+__all__ = ["Head", "Method", "RowMap", "Shared", "TaskBatch", "require_raw"]
+
+
+class RowMap(Protocol):
+    """A fitted map of features `(R, D)` into the space of a method."""
+
+    def __call__(self, x: Tensor, name: str = "X") -> Tensor:
+        """Map rows; `name` is what errors call them."""
+
+    def to(self, device: torch.device | str) -> RowMap:
+        """The same on `device`."""
 
 
 class Method(ABC):
@@ -59,9 +70,14 @@ class Method(ABC):
             raise InputError(f"method {self.name!r} needs base classes; give a bank")
         return self
 
+    @property
+    def row_map(self) -> RowMap:
+        """What maps raw features into the space in which `fit` and the head work."""
+        return self.gaussianization or Gaussianization("none")
+
     def transform(self, x: Tensor, name: str = "X") -> Tensor:
         """Map raw features `(R, D)` into the space in which `fit` and the head work."""
-        return x if self.gaussianization is None else self.gaussianization(x, name)
+        return self.row_map(x, name)
 
     def precompute(self, z: Tensor) -> Tensor | None:
         """What the method can say of each row `z (R, D)` whatever task it is in, `(R, K)`; None for nothing.

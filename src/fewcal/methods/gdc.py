@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import fields
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from fewcal.bank import BaseBank
 from fewcal.calibrate import Calibration, Calibrator, uses_gather
 from fewcal.covariance import CalibratedCovariance, ShrunkCovariance, shares, shrink_covariance
 from fewcal.domain_match import (
+    Trust,
     domain_match,
     domain_match_of,
     nearest_base_cosine,
@@ -29,30 +30,16 @@ from fewcal.heads.calibrated import Calibrated, sampled_bytes
 from fewcal.heads.composite import QueryCalibratedHead, with_fallback
 from fewcal.heads.linear import class_sizes
 from fewcal.methods.base import Head, Method, TaskBatch, require_raw
+from fewcal.methods.hierarchical import HierarchicalGDC
 from fewcal.methods.registry import register_method
 from fewcal.params import GDCParams
-from fewcal.presets import get_preset
+from fewcal.presets import get_preset, with_settings
 
 # Rows looked at together; fixed, so that what is precomputed of a row depends on the split alone.
 _PRECOMPUTED_ROWS = 2048
 _SPACE_FIELDS = ("beta", "kind", "eps", "center", "l2")
 # Methods that differ in other fields alone share calibration and covariance.
 _CALIBRATION_FIELDS = tuple(f.name for f in fields(GDCParams) if f.name not in ("n", "n_per", "head", "C"))
-
-
-class Trust(NamedTuple):
-    """How far the base classes are trusted in each task of a batch.
-
-    Attributes
-    ----------
-    share : Tensor (T,)
-        What all weights are multiplied by, 0 to 1.
-    out_of_domain : Tensor (T,) bool or None
-        Tasks left to the plain nearest centroid; `None` where no task can be.
-    """
-
-    share: Tensor
-    out_of_domain: Tensor | None
 
 
 @register_method
@@ -74,7 +61,7 @@ class GDC(Method):
     def make(cls, preset: object, settings: Mapping[str, JSON]) -> Method:
         """GDC with a preset (a name, a file or `GDCParams`; None for the default) and `settings` on top of it."""
         params = preset if isinstance(preset, GDCParams) else get_preset("default" if preset is None else str(preset))
-        return cls(params.with_changes(**settings), cap_k="k" not in settings)
+        return gdc_method(with_settings(params, settings), cap_k="k" not in settings)
 
     @property
     def settings(self) -> dict[str, JSON]:
@@ -86,6 +73,9 @@ class GDC(Method):
         bank.check()
         if self.cap_k:
             self.params = self.params.with_changes(k=min(self.params.k, len(bank)))
+        if self.params.beta == "auto":
+            chosen = bank.power_choice(self.params.kind, self.params.eps)
+            self.params = self.params.with_changes(beta=chosen.beta)
         p = self.params
         space: dict[str, Any] = {f: getattr(p, f) for f in _SPACE_FIELDS}
         # Rows in the new space are for class covariances; without transform_base only the transform is taken from it.
@@ -110,6 +100,10 @@ class GDC(Method):
     @property
     def intraop_parallel(self) -> bool:
         return not self.params.trainer.samples and not self.bank.is_whitened
+
+    def in_bank(self, x: Tensor) -> Tensor:
+        """Rows in the space of the bank, which is that of the method."""
+        return x
 
     # ---- how much the base classes may say --------------------------------------------------------------------------
 
@@ -193,3 +187,12 @@ class GDC(Method):
         rows = dim if p.cov == "pooled" else int(self.bank.counts.min())
         rows *= p.k if p.cov == "independent" else 1
         return sampled_bytes(n_support, n_classes, dim, rows, p.n, p.n_per)
+
+
+# Methods that can say which base classes did what.
+Explainable = GDC | HierarchicalGDC
+
+
+def gdc_method(params: GDCParams, cap_k: bool = False) -> Explainable:
+    """The method of the model that the parameters name; `cap_k` is for the weighted one."""
+    return HierarchicalGDC(params) if params.model == "hierarchical" else GDC(params, cap_k)

@@ -1,15 +1,18 @@
-"""Logistic regression on the support set alone, raw or Gaussianized.
+"""Logistic regression on the support set alone: raw, Gaussianized, or on centred unit-length rows.
 
 The "no method" baseline of Yang, Liu, Xu (ICLR 2021) and of the GDC paper's ablation.
 """
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 from fewcal._utils.types import JSON
 from fewcal.bank import BaseBank
+from fewcal.gaussianize import Gaussianization
 from fewcal.heads.lbfgs import lbfgs_head
 from fewcal.heads.linear import LinearHead
-from fewcal.methods.base import Method, TaskBatch
+from fewcal.methods.base import Method, RowMap, TaskBatch
 from fewcal.methods.registry import register_method
 
 
@@ -50,3 +53,23 @@ class GaussianizedLogisticRegression(LogisticRegression):
         assert bank is not None
         self.set_space(bank.transformed(beta=self.beta, moments=True).transform, bank)
         return self
+
+
+@register_method
+class UnitLogisticRegression(LogisticRegression):
+    """The same on rows centred on the base mean and scaled to unit length; without base classes on unit-length rows."""
+
+    name = "lr_l2"
+
+    def prepare(self, bank: BaseBank | None) -> Method:
+        if bank is not None:
+            self.set_space(bank.transformed(beta=1.0, center=True, l2=True, moments=True).transform, bank)
+        return self
+
+    @property
+    def space(self) -> Hashable:
+        return "unit" if self.gaussianization is None else super().space
+
+    @property
+    def row_map(self) -> RowMap:
+        return self.gaussianization or Gaussianization("none", l2=True)

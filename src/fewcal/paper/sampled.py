@@ -27,7 +27,7 @@ SCALED = get_preset("paper").with_changes(
 SCALED_SAMPLED = SCALED.with_changes(head="lbfgs", n=50)
 PRINTED = get_preset("paper")
 # The default with its samples drawn: the closed form is what n → ∞ gives.
-SAMPLED = get_preset("default").with_changes(head="lbfgs")
+SAMPLED = get_preset("whitened").with_changes(head="lbfgs")
 
 
 def base_of(features: FeatureSet) -> FeatureSplit:

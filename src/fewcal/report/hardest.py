@@ -17,7 +17,7 @@ from fewcal.errors import InputError
 from fewcal.estimators.explain import Explanation, explain_calibration
 from fewcal.heads.base import TaskBatch
 from fewcal.heads.linear import class_means
-from fewcal.methods.gdc import GDC
+from fewcal.methods.gdc import Explainable, gdc_method
 from fewcal.params import RENAMED, GDCParams
 from fewcal.render import figures
 from fewcal.render.figures import TaskView
@@ -77,7 +77,7 @@ def explain_tasks(group: Group, name: str, tasks: Sequence[int]) -> list[Explain
         truth = order.repeat_interleave(spec.query)
         confusion = np.zeros((spec.way, spec.way), int)
         np.add.at(confusion, (truth.numpy(), answer.numpy()), 1)
-        plane = _plane(support, labels, query, calibrated)
+        plane = _plane(method.in_bank(support), labels, method.in_bank(query), calibrated)
         view: TaskView = {
             **plane,
             "labels": labels.tolist(),
@@ -120,13 +120,13 @@ def best_explainable(group: Group) -> str | None:
     return max(able, key=lambda name: methods[name].accuracy, default=None)
 
 
-def _rebuilt(settings: Mapping[str, object]) -> GDC | None:
+def _rebuilt(settings: Mapping[str, object]) -> Explainable | None:
     """GDC as it was used, or `None` for another method or a head that is known by its description alone."""
     if settings.get("method") != "gdc":
         return None
     known = {f.name for f in fields(GDCParams)} | set(RENAMED)
     try:
-        return GDC(GDCParams().with_changes(**{k: v for k, v in settings.items() if k in known}))
+        return gdc_method(GDCParams().with_changes(**{k: v for k, v in settings.items() if k in known}))
     except InputError:
         return None
 

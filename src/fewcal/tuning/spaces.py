@@ -230,7 +230,7 @@ def default_space(
 
     >>> from fewcal.presets import get_preset
     >>> space = default_space(100)
-    >>> space.values(get_preset("default").with_changes(whiten=3.0))["k"]
+    >>> space.values(get_preset("whitened").with_changes(whiten=3.0))["k"]
     16
     """
     from fewcal.heads import HEADS
@@ -249,7 +249,7 @@ def default_space(
     )
     pooled = (*field_axes("whiten"), Axis("trust", choices=("auto", 1.0)), *field_axes("query_strength"))
     by_class = field_axes("alpha1", "alpha2_ratio")
-    fixed = get_preset("default").with_changes(cov_weights="bases-only", head=heads[0])
+    fixed = get_preset("whitened").with_changes(cov_weights="bases-only", head=heads[0])
 
     def axes(picked: Picks) -> Sequence[Axis]:
         more: tuple[Axis, ...] = ()

@@ -14,7 +14,7 @@ from fewcal.episodes import EpisodeSpec, sample_episodes
 from fewcal.errors import FewcalWarning
 from fewcal.evaluation.engine import Engine, Job
 from fewcal.methods import Method
-from fewcal.methods.gdc import GDC
+from fewcal.methods.gdc import gdc_method
 from fewcal.params import GDCParams
 from fewcal.presets import get_preset
 from fewcal.tuning.spaces import Picks, Space
@@ -59,7 +59,7 @@ class TrialRunner:
 
         On a GPU all tasks are computed at once in any case, since a few take as long as all.
         """
-        ready = method if isinstance(method, Method) else GDC(method, cap_k=True)
+        ready = method if isinstance(method, Method) else gdc_method(method, cap_k=True)
         first = self.tasks if first is None or self.engine.device.type == "cuda" else min(first, self.tasks)
         borders = [0, *range(first, self.tasks, then or self.tasks), self.tasks]
         per_task = self.engine.job.spec.way * self.engine.job.spec.query
@@ -77,8 +77,8 @@ class TrialRunner:
 
 def start_points(space: Space, bank: BaseBank) -> list[Picks]:
     """Trials to begin with: presets that lie in the space, so that a search cannot end below them on its tasks."""
-    default = get_preset("default")
-    seen = bank.transformed(beta=default.beta, center=default.center, l2=default.l2, moments=True)
+    default = get_preset("whitened")
+    seen = bank.transformed(beta=float(default.beta), center=default.center, l2=default.l2, moments=True)
     k = min(default.k, len(bank))
     whiten = float(np.clip(whitening_shrinkage(seen, k), 0.05, 1000.0))
     shrunk = default.with_changes(

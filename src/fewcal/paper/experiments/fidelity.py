@@ -1,6 +1,6 @@
 """The fidelity study: what each question that the paper leaves open costs or brings, one at a time.
 
-Three presets (`paper`, `authors`, `default`) are starting points; each question is answered otherwise than the preset
+Three presets (`paper`, `authors`, `whitened`) are starting points; each question is answered otherwise than the preset
 answers it, everything else unchanged, on the same tasks. `paper` and `authors` have the values of appendix F for the
 dataset. They are studied at unit scale (centred, L2) in closed form, where they work on any features; questions that
 only have a meaning at the features' own scale, with sampled points or with little shrinkage are asked there.
@@ -25,7 +25,7 @@ from fewcal.paper.settings import gdc, paper_params, unit_scale
 from fewcal.params import GDCParams
 from fewcal.presets import get_preset
 
-PRESETS = ("paper", "authors", "default")
+PRESETS = ("paper", "authors", "whitened")
 # Where a question is asked: closed form at unit scale or at the features' own scale, or with points drawn.
 UNIT, OWN, DRAWN = "unit scale", "own scale", "sampled, L-BFGS"
 # With α1 in the thousands Σ'ₛ is almost a·I and Σ' hardly counts: questions about Σ' are asked once more where it does.
@@ -90,7 +90,7 @@ ANSWERS: tuple[Answer, ...] = (
     Answer("Σ'ₛ not positive semi-definite", "clip eigenvalues", {"psd": "eigen"}, DRAWN),
     Answer("head", "closed form instead of sampled points", {"head": "closed_form"}, DRAWN),
 )
-# For `default`, which answers some of them by not asking: no α, no samples, one covariance for all.
+# For `whitened`, which answers some of them by not asking: no α, no samples, one covariance for all.
 DEFAULT_ANSWERS: tuple[Answer, ...] = (
     Answer("distance in the weight", "plain Euclidean", {"metric": "euclidean"}),
     Answer("distance in the weight", "in units of the bank", {"distance_scale_of": "bank", "distance_scale": 0.7}),
@@ -117,8 +117,8 @@ def starting_point(preset: str, dataset: str, shot: int, at: str = UNIT) -> GDCP
     >>> starting_point("authors", "cub", 1).l2, starting_point("authors", "cub", 1, OWN).l2
     (True, False)
     """
-    if preset == "default":
-        return get_preset("default")
+    if preset == "whitened":
+        return get_preset("whitened")
     params = paper_params(dataset, shot, preset)
     if at == OWN:
         return params.with_changes(psd="clip", head="closed_form")
@@ -145,7 +145,7 @@ def variants(preset: str, dataset: str, shot: int, features: FeatureSet) -> list
     smallest, dim = int(base.rows_per_class().min()), base.dimension
     negative = bool((base.features < 0).any())
     out = []
-    for answer in DEFAULT_ANSWERS if preset == "default" else ANSWERS:
+    for answer in DEFAULT_ANSWERS if preset == "whitened" else ANSWERS:
         start = starting_point(preset, dataset, shot, answer.at)
         change = answer.change
         if (
@@ -250,7 +250,7 @@ def show_fidelity(records: Records[FidelityRecord]) -> Section:
         ]
         start: list[list[Value]] = [
             [
-                f"`{preset}`, {at}" if preset != "default" else "`default`",
+                f"`{preset}`, {at}" if preset != "whitened" else "`whitened`",
                 *(_level(records[c], f"{preset}, {at}") for c in columns),
             ]
             for at in places
@@ -300,7 +300,7 @@ def _largest(records: Records[FidelityRecord]) -> str:
     moved: dict[str, list[float]] = {}
     for record in records.values():
         for row in record["rows"]:
-            if row["preset"] != "default":
+            if row["preset"] != "whitened":
                 gain = difference(record, row["variant"], row["reference"])
                 moved.setdefault(f"{row['question']}: {row['answer']} ({row['at']})", []).append(gain.difference)
     order = sorted(moved.items(), key=lambda item: -float(np.mean(np.abs(item[1]))))

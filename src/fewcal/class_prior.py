@@ -1,0 +1,210 @@
+r"""What the base classes say of a class before its examples are seen: a hierarchical Gaussian model.
+
+Rows of a class scatter around its mean, class means around each other (the two-covariance model of probabilistic
+discriminant analysis), and near base classes know more of a class than far ones, which is GDC's idea:
+
+    x | μ ~ N(μ, s·I)                             after whitening, s = tr S_w / D
+    μ     ~ N(p, s / κ_j)   in direction j        κ_j = s/ψ_j + κ0
+    p     = Σ_c w_c M_c,    w = softmax(−τ ‖x̄ − M_c‖² / u)
+
+ψ_j are the eigenvalues of the covariance of the base means M_c (less their sampling noise), with a floor of `floor`
+times their average; directions are its eigenvectors. κ0 is the number of examples that the neighbours are worth, u the
+mean squared length of the base means, so that nothing depends on the scale of the features. With K examples of mean x̄
+
+    E[μ | x̄] = (K x̄ + κ_j p) / (K + κ_j),     var[x | x̄] = s (K + κ_j + 1) / (K + κ_j).
+
+This is eq. 5 with other weights: the more examples, the less the base classes say. Softmax weights are the posterior
+probabilities that the class was drawn near each base class; 1/(1 + d^m) of eq. 8 decays without regard to how many
+others are nearer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fewcal.bank import BaseBank
+from fewcal.bank.build import BankParts
+from fewcal.bank.moments import Moments
+from fewcal.gaussianize import Gaussianization
+
+# Examples that stand for held-out base classes when similarity is measured, and classes they are of, at most.
+_EXAMPLES = 2048
+
+
+@dataclass(frozen=True, eq=False)
+class ClassPrior:
+    """The prior of a bank, in a space of its own: whitened rows of unit length, in the eigenbasis of the base means.
+
+    Attributes
+    ----------
+    transform : Gaussianization
+        Maps raw features into the space.
+    origin : Tensor (D,)
+        The mean of the base means there.
+    means : Tensor (C, D)
+        M, the base means less the origin.
+    unit : float
+        u.
+    psi : Tensor (D,)
+        ψ_j / s.
+    within : float
+        tr S_w: the mean squared distance of rows from the mean of their class.
+    along : float
+        The within-class variance along the directions in which base means differ.
+    deviation : Tensor (D, D)
+        E with EᵀE = S_w.
+    similarity : float
+        x·p of examples of base classes, their own class left out of p: what a task of this domain looks like.
+    """
+
+    transform: Gaussianization
+    origin: Tensor
+    means: Tensor
+    unit: float
+    psi: Tensor
+    within: float
+    along: float
+    deviation: Tensor
+    similarity: float = 0.0
+
+    def neighbours(self, x: Tensor, sharpness: float, own: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """w `(*B, C)` of points `x (*B, D)` and their products with the base means; `own (*B)` is left out."""
+        product = x @ self.means.T
+        score = sharpness / self.unit * (2 * product - torch.linalg.vecdot(self.means, self.means))
+        if own is not None:
+            score = score.scatter(-1, own[..., None], -torch.inf)
+        return torch.softmax(score, dim=-1), product
+
+    def resemblance(self, x: Tensor, sharpness: float, own: Tensor | None = None) -> Tensor:
+        """x·p `(*B)` of points `x (*B, D)` less the origin."""
+        weights, product = self.neighbours(x, sharpness, own)
+        return (weights * product).sum(dim=-1)
+
+    def to(self, device: torch.device | str) -> ClassPrior:
+        """The same on another device."""
+        tensors = {f: getattr(self, f).to(device) for f in ("transform", "origin", "means", "psi", "deviation")}
+        return replace(self, **tensors)
+
+
+def reliability(bank: BaseBank) -> float:
+    """The share of the variance of the base means that is not sampling noise, 0 to 1."""
+
+    def make() -> float:
+        noise = float(bank.pooled_eigen()[0].double().sum()) * float((1 / bank.counts.double()).mean())
+        between = float(bank.centred_means()[2].double().sum()) / max(len(bank) - 1, 1)
+        return max(0.0, 1 - noise / between) if between > 0 else 0.0
+
+    return bank.memo.get("means reliability", make)
+
+
+def fit_class_prior(bank: BaseBank, ridge: float, floor: float, sharpness: float) -> ClassPrior:
+    """The prior of a bank of centred rows of unit length; its moments suffice.
+
+    Parameters
+    ----------
+    bank : BaseBank
+    ridge : float
+        λ of the whitening (S_w + λ·(tr S_w / D)·I)^(−1/2). It is divided by the squared reliability of the base means:
+        where they are noise, so is much of the covariance.
+    floor : float
+        Added to ψ, in units of its mean.
+    sharpness : float
+        τ.
+    """
+    values, vectors = (t.double() for t in bank.pooled_eigen())
+    trusted = max(reliability(bank), 0.01)
+    gain = (values + ridge / trusted**2 * values.mean()).clamp(min=1e-30).rsqrt()
+    counts = bank.counts.double()
+    moved, scattered = bank.means.double() @ (vectors * gain), values * gain.square()
+    # Rows become unit vectors one by one; what that does to their moments is known on average.
+    share = bank.moments.degrees_of_freedom / counts.sum()
+    length = (scattered.sum() * share + (counts / counts.sum()) @ moved.square().sum(dim=1)).sqrt()
+    moved, scattered = moved / length, scattered / length.square()
+    within, d = max(float(scattered.sum()), 1e-30), bank.dim
+    centred = moved - moved.mean(dim=0)
+    spectrum, rotation = torch.linalg.eigh(centred.T @ centred / max(len(bank) - 1, 1))
+    psi = (spectrum - within / d * (1 / counts).mean()).clamp(min=0)
+    means = centred @ rotation
+    between = means.square().sum(dim=0)
+    base = bank.transform or Gaussianization("none")
+    whitening = (vectors * gain) @ rotation
+    prior = ClassPrior(
+        transform=replace(base, whitening=whitening.float()),
+        origin=(moved.mean(dim=0) @ rotation).float(),
+        means=means.float(),
+        unit=max(float(between.sum()) / len(bank), 1e-12),
+        psi=((psi + floor * psi.mean()) * d / within).clamp(min=1e-6).float(),
+        within=within,
+        along=max(float((scattered @ rotation.square()) @ between / between.sum().clamp(min=1e-30)), 1e-30),
+        # A symmetric root: unlike eigenvectors it is the same on every device, and so are the examples drawn with it.
+        deviation=((vectors * values.sqrt()) @ vectors.T @ whitening / length).float(),
+    )
+    return replace(prior, similarity=_held_out_similarity(prior, sharpness))
+
+
+def _held_out_similarity(prior: ClassPrior, sharpness: float) -> float:
+    """Mean resemblance of base examples without their own class; drawn from N(M_c, S_w), so that no rows are needed."""
+    classes = len(prior.means)
+    if classes < 2:
+        return prior.unit
+    own = torch.arange(_EXAMPLES) * max(classes // _EXAMPLES, 1) % classes
+    noise = torch.randn(_EXAMPLES, len(prior.deviation), generator=torch.Generator().manual_seed(0))
+    noise, own = noise.to(prior.deviation), own.to(prior.deviation.device)
+    found = [
+        prior.resemblance(prior.means[at] + part @ prior.deviation, sharpness, at)
+        for part, at in zip(noise.split(256), own.split(256), strict=True)
+    ]
+    return max(float(torch.cat(found).mean()), 0.1 * prior.unit)
+
+
+@dataclass(frozen=True, eq=False)
+class Posterior:
+    """What is known of the classes of a batch of tasks once their examples are seen.
+
+    Attributes
+    ----------
+    mean : Tensor (T, N, D)
+        E[μ | x̄].
+    precision : Tensor (D,)
+        s / var[x | x̄] in each direction, of a class with the average number of examples, so that scores are linear.
+    worth : Tensor (D,)
+        Examples that the prior is worth in each direction.
+    """
+
+    mean: Tensor
+    precision: Tensor
+    worth: Tensor
+
+
+def posterior(prior: ClassPrior, means: Tensor, shots: Tensor, *, sharpness: float, strength: float) -> Posterior:
+    """The posterior of class means, given those of their examples.
+
+    Parameters
+    ----------
+    means : Tensor (T, N, D)
+        x̄ of each class, less the origin.
+    shots : Tensor (T, N)
+        K of each class.
+    sharpness, strength : float
+        τ and κ0.
+    """
+    weights, _ = prior.neighbours(means, sharpness)
+    worth = 1 / prior.psi + strength
+    k = shots[..., None].to(means.dtype)
+    average = float(shots.to(means.dtype).mean()) + worth
+    return Posterior((k * means + worth * (weights @ prior.means)) / (k + worth), average / (average + 1), worth)
+
+
+def prior_bank(prior: ClassPrior, bank: BaseBank) -> BaseBank:
+    """The bank in the space of its prior, moments alone; explanations and outlier tests look at it."""
+    moments = Moments(
+        counts=bank.counts,
+        means=prior.means + prior.origin,
+        scatter=prior.deviation.T @ prior.deviation * bank.moments.degrees_of_freedom,
+        within_scatter=prior.within * (bank.counts - 1).double(),
+    )
+    parts = BankParts(0, transform=prior.transform, classes=list(bank.classes), moments=moments, source=bank.source)
+    return BaseBank.from_parts(parts, unwhitened=bank)

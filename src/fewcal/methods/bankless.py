@@ -1,0 +1,124 @@
+"""The best classifier without base classes: what answers when there is no bank, and when a bank does not help.
+
+On rows of unit length. At one shot the nearest class mean, after most of the support's mean was taken away from all
+rows; with more shots the mean of two linear classifiers that err differently: the discriminant with the scatter of the
+support (`fewcal.heads.discriminant`) and logistic regression.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fewcal.gaussianize import Gaussianization, l2_normalise
+from fewcal.heads.base import Head
+from fewcal.heads.discriminant import Discriminant, squared_separation
+from fewcal.heads.lbfgs import lbfgs_head
+from fewcal.heads.linear import LinearHead, class_means
+from fewcal.methods.base import Method, RowMap, TaskBatch
+from fewcal.methods.registry import register_method
+
+# Ridge of the support's scatter in OAS ridges, the guess of γ times the squared separation of the class means, with
+# more shots and with one, and the share of the support's mean that is taken away at one shot. The same for all data,
+# chosen on validation classes (benchmarks/accuracy/choices.py).
+RIDGE, SHARPNESS, ONE_SHOT_SHARPNESS, CENTRED = 25.0, 8.0, 9.5, 0.8
+C = 1.0
+# Features from which on rows are taken for embeddings, whose direction says all.
+_EMBEDDING = 32
+
+
+@register_method
+class Bankless(Method):
+    """No base classes: unit-length rows, a discriminant with the support's scatter and logistic regression."""
+
+    name = "bankless"
+
+    def __init__(self, before: Gaussianization | None = None) -> None:
+        self.before = before
+
+    @property
+    def space(self) -> Hashable:
+        return "unit" if self.before is None else ("unit", id(self.before))
+
+    @property
+    def row_map(self) -> RowMap:
+        return UnitRows(self.before)
+
+    def fit(self, batch: TaskBatch) -> Head:
+        return bankless_head(batch.support, batch.labels, batch.n_classes)
+
+
+@dataclass(frozen=True, eq=False)
+class UnitRows:
+    """Rows of unit length; with few features, which are no embedding and whose length says something, as they are.
+
+    `before` is a transform that comes first.
+    """
+
+    before: Gaussianization | None = None
+
+    def __call__(self, x: Tensor, name: str = "X") -> Tensor:
+        """Map rows `(R, D)`."""
+        x = x if self.before is None else self.before(x, name)
+        return l2_normalise(x) if x.shape[-1] >= _EMBEDDING else x
+
+    def to(self, device: torch.device | str) -> UnitRows:
+        """The same on `device`."""
+        return self if self.before is None else UnitRows(self.before.to(device))
+
+
+def bankless_head(support: Tensor, labels: Tensor, n_classes: int) -> Head:
+    """The classifier for support rows `(T, S, D)` of `UnitRows` with labels `(T, S)`."""
+    with torch.no_grad():
+        if support.shape[1] == n_classes and support.shape[2] >= _EMBEDDING:
+            return _one_shot(support, labels, n_classes)
+        means = class_means(support, labels, n_classes)
+        plain = Discriminant(support, labels, means, means.new_ones(means.shape[2]), 0.0, RIDGE)
+        discriminant = plain.head(SHARPNESS / squared_separation(means))
+        return _average(discriminant, _logistic(support, labels, n_classes))
+
+
+def _logistic(support: Tensor, labels: Tensor, n_classes: int) -> LinearHead:
+    """Logistic regression, in the span of the rows: its weights lie there, and rows are often fewer than features."""
+    if support.shape[1] >= support.shape[2]:
+        return lbfgs_head(support, labels, n_classes, C=C)
+    basis = torch.linalg.qr(support.mT).Q  # (T, D, S)
+    head = lbfgs_head(support @ basis, labels, n_classes, C=C)
+    return LinearHead(head.weight @ basis.mT, head.bias)
+
+
+@dataclass(frozen=True, eq=False)
+class CentredHead(Head):
+    """A head on rows that are moved by `centre (T, 1, D)` and scaled to unit length again."""
+
+    head: LinearHead
+    centre: Tensor
+
+    def logits(self, x: Tensor, precomputed: Tensor | None = None) -> Tensor:
+        """Scores `(T, Q, N)` of unit-length rows `x (T, Q, D)`."""
+        return self.head.logits(l2_normalise(x - self.centre))
+
+    def to(self, device: torch.device | str) -> CentredHead:
+        return CentredHead(self.head.to(device), self.centre.to(device))
+
+
+def _one_shot(support: Tensor, labels: Tensor, n_classes: int) -> CentredHead:
+    centre = CENTRED * support.mean(dim=1, keepdim=True)
+    means = class_means(l2_normalise(support - centre), labels, n_classes)
+    gamma = (ONE_SHOT_SHARPNESS / squared_separation(means))[:, None]
+    head = LinearHead(2 * gamma[..., None] * means, -gamma * torch.linalg.vecdot(means, means))
+    return CentredHead(head, centre)
+
+
+def _average(a: LinearHead, b: LinearHead) -> LinearHead:
+    """The mean of two heads, the second scaled so that the weights of both are equally long around their mean."""
+
+    def length(head: LinearHead) -> Tensor:
+        centred = head.weight - head.weight.mean(dim=1, keepdim=True)
+        return torch.linalg.vector_norm(centred, dim=(1, 2)).clamp(min=1e-12)
+
+    scale = (length(a) / length(b))[:, None]
+    return LinearHead((a.weight + scale[..., None] * b.weight) / 2, (a.bias + scale * b.bias) / 2)

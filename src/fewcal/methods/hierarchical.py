@@ -1,0 +1,225 @@
+r"""GDC as a hierarchical Gaussian model, the `default`: everything that it needs to know follows from the bank.
+
+1. β of the power transform is the gentlest that makes base classes Gaussian (`fewcal.power_choice`).
+2. Rows are centred, scaled to unit length, whitened with the pooled covariance and scaled again.
+3. The base means and the near ones among them are the prior of a class mean, its examples the likelihood
+   (`fewcal.class_prior`): eq. 5 with weights that fall with the number of examples.
+4. The posterior predictive classifies, together with the scatter of the support (`fewcal.heads.discriminant`): with one
+   example the base classes have most of the say, with many the examples.
+
+How far the base classes are trusted is judged before: a bank whose means are noise is not used at all
+(`fewcal.methods.bankless` answers), nor is one of few classes; between that and full trust, and where base classes do
+not resemble those of the task, the two classifiers share the answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from warnings import warn
+
+import torch
+from torch import Tensor
+
+from fewcal._utils.types import JSON
+from fewcal.bank import BaseBank
+from fewcal.calibrate import Calibration, distances
+from fewcal.class_prior import ClassPrior, fit_class_prior, posterior, prior_bank, reliability
+from fewcal.domain_match import Trust
+from fewcal.errors import FewcalWarning
+from fewcal.gaussianize import Gaussianization
+from fewcal.heads.base import Head
+from fewcal.heads.discriminant import Discriminant
+from fewcal.heads.linear import LinearHead, class_means, class_sizes
+from fewcal.methods.bankless import Bankless, UnitRows, bankless_head
+from fewcal.methods.base import Method, RowMap, TaskBatch
+from fewcal.params import GDCParams
+
+# Below this reliability the base means are taken for noise and the bank is not used.
+LEAST_RELIABILITY = 0.25
+# Base classes up to which they have no say as neighbours, and from which they have all of it.
+FEW_CLASSES, ENOUGH_CLASSES = 20, 60
+# Resemblance of the support to its neighbours, as a share of that of held-out base classes: none and all of the say.
+_UNLIKE, _LIKE = 0.5, 0.8
+# Rows looked at together.
+_AT_ONCE = 2048
+# Base classes that an explanation names for a support point, at most.
+_EXPLAINED = 16
+
+
+class HierarchicalGDC(Method):
+    """The hierarchical model with `GDCParams(model="hierarchical")`.
+
+    Rows in its space are those of the model, and behind them the same rows as the bank-less classifier sees them.
+    """
+
+    name = "gdc"
+    needs_bank = True
+    prior: ClassPrior
+    bank: BaseBank
+
+    def __init__(self, params: GDCParams) -> None:
+        self.params = params
+
+    @property
+    def settings(self) -> dict[str, JSON]:
+        return self.params.as_dict()
+
+    def prepare(self, bank: BaseBank | None) -> Method:
+        super().prepare(bank)
+        assert bank is not None
+        bank.check()
+        p = self.params
+        beta = bank.power_choice(p.kind, p.eps).beta if p.beta == "auto" else float(p.beta)
+        self.params = p = p.with_changes(beta=beta)
+        space = bank.transformed(beta=beta, kind=p.kind, eps=p.eps, center=True, l2=True, moments=True)
+        if p.trust == "auto" and (why := ignored(space)):
+            warn(f"the bank is not used: {why}; answers come from your examples alone", FewcalWarning, stacklevel=2)
+            return Bankless()
+        key = ("class prior", float(p.whiten), p.floor, p.sharpness)
+        self.prior = space.memo.get(key, lambda: fit_class_prior(space, float(p.whiten), p.floor, p.sharpness))
+        self.bank = space.memo.get((*key, "bank"), lambda: prior_bank(self.prior, space))
+        self.set_space(self.prior.transform, bank, *key)
+        return self
+
+    @property
+    def row_map(self) -> RowMap:
+        return PairedRows(self.prior.transform, self.prior.origin)
+
+    def in_bank(self, x: Tensor) -> Tensor:
+        """Rows `(*B, D)` in the space of the bank, of rows `(*B, 2D)` in that of the method."""
+        return self._centred(x) + self.prior.origin
+
+    def _centred(self, x: Tensor) -> Tensor:
+        return x[..., : len(self.prior.origin)]
+
+    def precompute(self, z: Tensor) -> Tensor | None:
+        """How much each row resembles its neighbours among the base classes, `(R, 1)`: what trust is judged by."""
+        if self.params.trust != "auto":
+            return None
+        parts = [self.prior.resemblance(self._centred(part), self.params.sharpness) for part in z.split(_AT_ONCE)]
+        return torch.cat(parts)[:, None]
+
+    def trust(self, batch: TaskBatch) -> Trust:
+        """The say of the base classes in each task."""
+        p = self.params
+        if p.trust != "auto":
+            return Trust(batch.support.new_full((len(batch.support),), float(p.trust)), None)
+        if batch.precomputed is None:
+            like = self.prior.resemblance(self._centred(batch.support), p.sharpness)
+        else:
+            like = batch.precomputed[..., 0]
+        ratio = ((like.mean(dim=1) / self.prior.similarity - _UNLIKE) / (_LIKE - _UNLIKE)).clamp(0, 1)
+        return Trust(enough_classes(len(self.prior.means)) * ratio, ratio <= 0)
+
+    def calibration(self, batch: TaskBatch) -> Calibration:
+        """What the prior does to each support point, in the terms of eq. 5: its nearest base classes and their shares.
+
+        The share of the prior in a posterior mean differs by direction; its average over directions is told.
+        """
+        p, k = self.params, min(_EXPLAINED, len(self.bank))
+        support = self._centred(batch.support)
+        weights, _ = self.prior.neighbours(support, p.sharpness)
+        worth = 1 / self.prior.psi + p.strength
+        shots = class_sizes(batch.labels)[..., None].to(support.dtype)
+        moved = (shots * support + worth * (weights @ self.prior.means)) / (shots + worth)
+        share = (worth / (shots + worth)).mean(dim=-1, keepdim=True) * self.trust(batch).share[:, None, None]
+        top, index = weights.topk(k, dim=-1)
+        top = share * top / top.sum(dim=-1, keepdim=True)
+        every = distances(self.in_bank(batch.support), self.bank) / self.prior.unit
+        return Calibration(index, every.gather(-1, index), top / (1 - share), moved + self.prior.origin)
+
+    def fit(self, batch: TaskBatch) -> Head:
+        p = self.params
+        with torch.no_grad():
+            support = self._centred(batch.support)
+            own = class_means(support, batch.labels, batch.n_classes)
+            shots = torch.nn.functional.one_hot(batch.labels, batch.n_classes).sum(dim=1)
+            found = posterior(self.prior, own, shots, sharpness=p.sharpness, strength=p.strength)
+            worth = float(found.worth.mean())
+            parts = Discriminant(support, batch.labels, found.mean, found.precision, worth, p.scatter)
+            return blended(parts.head(self.confidence), batch, self.trust(batch).share)
+
+    @property
+    def confidence(self) -> float:
+        """The guess of γ: how fast probabilities rise with scores.
+
+        In a world of round classes it would be 1/(2·variance). Real ones are longer where classes differ, and novel
+        classes scatter more than base classes do: the powers were fitted on validation classes of all feature sets.
+        """
+        within, along = self.prior.within, self.prior.along
+        return 2.1 * (within / (2 * along)) ** 0.65 * within**0.3
+
+    def task_bytes(self, n_support: int, n_classes: int, dim: int) -> int:
+        return 4 * (12 * n_support * dim + 4 * n_support * min(n_support, dim) + n_classes * len(self.prior.means))
+
+
+@dataclass(frozen=True, eq=False)
+class PairedRows:
+    """Rows as the model sees them, less the origin, and behind them as the bank-less classifier does: `(R, 2D)`."""
+
+    model: Gaussianization
+    origin: Tensor
+
+    def __call__(self, x: Tensor, name: str = "X") -> Tensor:
+        """Map rows."""
+        return torch.cat([self.model(x, name) - self.origin, UnitRows()(x)], dim=-1)
+
+    def to(self, device: torch.device | str) -> PairedRows:
+        """The same on `device`."""
+        return PairedRows(self.model.to(device), self.origin.to(device))
+
+
+@dataclass(frozen=True, eq=False)
+class BlendedHead(Head):
+    """Log-probabilities of two heads, mixed by trust `(T,)`; rows hold those of the first and of the second.
+
+    `plain` is None where every task trusts the base classes fully.
+    """
+
+    head: LinearHead
+    plain: Head | None
+    trust: Tensor
+
+    def logits(self, x: Tensor, precomputed: Tensor | None = None) -> Tensor:
+        """Scores `(T, Q, N)` of rows `x (T, Q, 2D)`."""
+        d = x.shape[-1] // 2
+        scores = self.head.logits(x[..., :d])
+        if self.plain is None:
+            return scores
+        g = self.trust[:, None, None]
+        plain = torch.log_softmax(self.plain.logits(x[..., d:]), dim=-1)
+        return g * torch.log_softmax(scores, dim=-1) + (1 - g) * plain
+
+    def to(self, device: torch.device | str) -> BlendedHead:
+        return BlendedHead(self.head.to(device), self.plain and self.plain.to(device), self.trust.to(device))
+
+
+def blended(head: LinearHead, batch: TaskBatch, trust: Tensor) -> BlendedHead:
+    """The head of the base classes and that of the support alone, each with its say."""
+    d = batch.support.shape[-1] // 2
+    plain = None
+    if bool((trust < 1).any()):
+        plain = bankless_head(batch.support[..., d:], batch.labels, batch.n_classes)
+    return BlendedHead(head, plain, trust)
+
+
+def enough_classes(classes: int) -> float:
+    """The say of base classes by their number: with few, the nearest are not near.
+
+    >>> enough_classes(20), enough_classes(40), enough_classes(100)
+    (0.0, 0.5, 1.0)
+    """
+    return min(1.0, max(0.0, (classes - FEW_CLASSES) / (ENOUGH_CLASSES - FEW_CLASSES)))
+
+
+def ignored(bank: BaseBank) -> str | None:
+    """Why a bank is of no use, in plain words; None where it is."""
+    if len(bank) <= FEW_CLASSES:
+        return f"{len(bank)} base classes are too few for near ones among them (from {ENOUGH_CLASSES} on all is well)"
+    share = reliability(bank)
+    if share < LEAST_RELIABILITY:
+        return (
+            f"its base classes hardly differ (only {100 * share:.0f}% of the variance of their means is more than "
+            "chance; are their labels right?)"
+        )
+    return None

@@ -1,0 +1,117 @@
+r"""The power β that the data ask for: the gentlest that makes features Gaussian within their class.
+
+Calibration models every class as a Gaussian, and the power transform (eq. 1-3) is there to make it one. How far a class
+is from that is told by the kurtosis of the deviations r from its mean,
+
+    κ = median over features of  E[r⁴] / E[r²]²     (a normal distribution has 3),
+
+taken where the method works: after the power, centring and scaling to unit length. A power that is too strong costs as
+much as one that is missing, so the largest β in `POWERS` with κ ≤ `GAUSSIAN_KURTOSIS` is taken, or the smallest where
+none suffices. The same holds for features of any sign with Yeo-Johnson's powers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from fewcal.errors import InputError
+from fewcal.gaussianize import DEFAULT_EPS, fit_gaussianization
+
+POWERS = (1.0, 0.75, 0.5)
+GAUSSIAN_KURTOSIS = 7.0
+# What the choice is made from, at most: so many classes, so many rows of each. It bounds time and memory.
+SAMPLED_CLASSES, SAMPLED_ROWS = 256, 32
+
+
+@dataclass(frozen=True)
+class PowerChoice:
+    """A power and what it was chosen by.
+
+    Attributes
+    ----------
+    beta : float
+    kurtosis : dict of float by float
+        κ after each power that was looked at; empty where a power was given and not chosen.
+    """
+
+    beta: float
+    kurtosis: dict[float, float] = field(default_factory=dict)
+
+
+def within_class_kurtosis(z: Tensor, codes: Tensor) -> float:
+    """κ of rows `z (R, D)` with classes `codes (R,)`.
+
+    >>> x = torch.randn(4000, 3, generator=torch.Generator().manual_seed(0))
+    >>> round(within_class_kurtosis(x, torch.arange(4000) % 2))
+    3
+    """
+    counts = torch.bincount(codes).clamp(min=1).to(z.dtype)
+    means = z.new_zeros(len(counts), z.shape[1]).index_add_(0, codes, z) / counts[:, None]
+    squares = (z - means[codes]).double().square()
+    variance = squares.mean(dim=0)
+    varies = variance > 1e-12 * variance.amax()  # a constant feature has no shape
+    if not bool(varies.any()):
+        return 3.0
+    return float((squares.square().mean(dim=0)[varies] / variance[varies].square()).median())
+
+
+def choose_power(x: Tensor, codes: Tensor, kind: str = "auto", eps: float = DEFAULT_EPS) -> PowerChoice:
+    """β for base rows `x (R, D)` of classes `codes (R,)`.
+
+    >>> heavy = torch.randn(600, 8, generator=torch.Generator().manual_seed(0)).abs() ** 3
+    >>> choose_power(heavy, torch.arange(600) % 4).beta
+    0.5
+    >>> choose_power(torch.randn(600, 8, generator=torch.Generator().manual_seed(0)), torch.arange(600) % 4).beta
+    1.0
+    """
+    kurtosis: dict[float, float] = {}
+    for beta in POWERS:
+        z = fit_gaussianization(x, beta, kind, center=True, l2=True, eps=eps)(x)
+        kurtosis[beta] = within_class_kurtosis(z, codes)
+        if kurtosis[beta] <= GAUSSIAN_KURTOSIS:
+            break
+    return PowerChoice(beta, kurtosis)
+
+
+class PowerSample:
+    """Labelled base rows to choose β from, gathered chunk by chunk: a few of each class, of so many classes.
+
+    >>> sample = PowerSample().update(torch.tensor([[1.0], [2.0]]), ["ant", "bee"])
+    >>> len(sample.update(torch.tensor([[3.0]]), ["ant"])), sample.choose().beta
+    (3, 1.0)
+    """
+
+    def __init__(self) -> None:
+        self.rows: dict[Hashable, list[Tensor]] = {}
+
+    def __len__(self) -> int:
+        return sum(len(rows) for rows in self.rows.values())
+
+    def update(self, x: Tensor, labels: Sequence[Hashable]) -> PowerSample:
+        """Take in rows `(R, D)` with their classes."""
+        for i, label in enumerate(labels):
+            known = self.rows.get(label)
+            if known is None and len(self.rows) < SAMPLED_CLASSES:
+                known = self.rows[label] = []
+            if known is not None and len(known) < SAMPLED_ROWS:
+                known.append(x[i].detach().float().cpu().clone())
+        return self
+
+    def merge(self, other: PowerSample) -> PowerSample:
+        """Take in what another sample holds."""
+        for label, rows in other.rows.items():
+            self.update(torch.stack(rows), [label] * len(rows))
+        return self
+
+    def choose(self, kind: str = "auto", eps: float = DEFAULT_EPS) -> PowerChoice:
+        """β for the rows seen so far."""
+        if not self.rows:
+            raise InputError("no base rows were given; the power is chosen on base data")
+        codes = torch.repeat_interleave(
+            torch.arange(len(self.rows)), torch.tensor([len(r) for r in self.rows.values()])
+        )
+        return choose_power(torch.cat([torch.stack(rows) for rows in self.rows.values()]), codes, kind, eps)

@@ -1,0 +1,386 @@
+"""The hierarchical model behind the preset `default`, against plain float64 references written from its equations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from torch import Tensor
+
+from fewcal import BaseBank, GDCClassifier, Protocol, evaluate
+from fewcal._utils.randomness import TaskRandom
+from fewcal.class_prior import fit_class_prior, posterior, reliability
+from fewcal.errors import FewcalWarning, InputError
+from fewcal.features.synthetic import make_features
+from fewcal.heads import discriminant
+from fewcal.heads.discriminant import Discriminant, fit_gamma, oas_ridge, squared_separation
+from fewcal.heads.linear import class_means
+from fewcal.methods import TaskBatch, make_method
+from fewcal.methods.bankless import Bankless
+from fewcal.methods.hierarchical import HierarchicalGDC, enough_classes
+from fewcal.power_choice import PowerSample, choose_power, within_class_kurtosis
+from fewcal.presets import get_preset, with_settings
+
+
+def rows(classes: int = 70, each: int = 20, dim: int = 40, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Base rows of classes that differ, and their labels."""
+    rng = np.random.default_rng(seed)
+    centres = rng.normal(size=(classes, dim))
+    labels = np.repeat(np.arange(classes), each)
+    return (centres[labels] + rng.normal(size=(len(labels), dim))).astype(np.float32), labels
+
+
+@pytest.fixture(scope="module")
+def bank() -> BaseBank:
+    return BaseBank().fit(*rows())
+
+
+def support(way: int = 4, shot: int = 3, dim: int = 40, seed: int = 9) -> tuple[Tensor, Tensor]:
+    """Support rows `(1, S, D)` and labels `(1, S)`."""
+    x, y = rows(way, shot, dim, seed)
+    return torch.from_numpy(x)[None], torch.from_numpy(y)[None]
+
+
+# ---- the power ------------------------------------------------------------------------------------------------------
+
+
+def test_kurtosis_of_known_distributions() -> None:
+    rng = np.random.default_rng(0)
+    codes = torch.arange(60000) % 3
+    shift = 5.0 * codes[:, None].float()  # class means do not count
+    for draw, expected in ((rng.normal, 3.0), (rng.laplace, 6.0), (lambda size: rng.uniform(-1, 1, size), 1.8)):
+        x = torch.from_numpy(draw(size=(60000, 5))).float() + shift
+        assert within_class_kurtosis(x, codes) == pytest.approx(expected, rel=0.05)
+
+
+def test_a_constant_feature_has_no_kurtosis() -> None:
+    assert within_class_kurtosis(torch.ones(10, 2), torch.arange(10) % 2) == 3.0
+
+
+def test_heavy_tails_ask_for_a_power_and_normal_features_do_not() -> None:
+    rng = np.random.default_rng(0)
+    codes = torch.arange(4000) % 20
+    normal = torch.from_numpy(rng.normal(size=(4000, 30))).float()
+    assert choose_power(normal, codes).beta == 1.0
+    heavy = choose_power(normal.abs() ** 4, codes)
+    assert heavy.beta < 1.0
+    assert list(heavy.kurtosis.values()) == sorted(heavy.kurtosis.values(), reverse=True)
+
+
+def test_a_sample_gathered_in_chunks_chooses_as_the_whole() -> None:
+    x, y = rows(12, 20)
+    x = np.abs(x) ** 3
+    whole = PowerSample().update(torch.from_numpy(x), y.tolist()).choose()
+    halves = [PowerSample().update(torch.from_numpy(x[part]), y[part].tolist()) for part in (y < 6, y >= 6)]
+    assert halves[0].merge(halves[1]).choose() == whole
+    assert BaseBank().fit(x, y).power_choice() == whole
+
+
+def test_a_bank_remembers_its_power_in_its_file(tmp_path: Path) -> None:
+    x, y = rows(12, 20)
+    bank = BaseBank().fit(np.abs(x) ** 3, y)
+    loaded = BaseBank.load(bank.save(tmp_path / "bank.safetensors"))
+    assert loaded.power_choice() == bank.power_choice()
+    assert bank.power_choice().kurtosis
+    grown = loaded.partial_fit(np.abs(x), y + 100)  # other rows, another choice
+    assert grown.power_choice() != bank.power_choice()
+
+
+def test_a_sample_of_nothing_is_refused() -> None:
+    with pytest.raises(InputError, match="no base rows"):
+        PowerSample().choose()
+
+
+# ---- the prior ------------------------------------------------------------------------------------------------------
+
+
+def test_posterior_is_that_of_the_equations(bank: BaseBank) -> None:
+    space = bank.transformed(center=True, l2=True, moments=True)
+    prior = fit_class_prior(space, ridge=3.0, floor=1.0, sharpness=2.0)
+    own = torch.randn(2, 3, 40, generator=torch.Generator().manual_seed(0)) * 0.3
+    shots = torch.tensor([[1, 2, 5], [4, 4, 4]])
+    found = posterior(prior, own, shots, sharpness=2.0, strength=4.0)
+    means, psi = prior.means.double().numpy(), prior.psi.double().numpy()
+    for t in range(2):
+        for n in range(3):
+            x, k = own[t, n].double().numpy(), float(shots[t, n])
+            score = -2.0 * np.square(x - means).sum(axis=1) / prior.unit
+            w = np.exp(score - score.max())
+            p = (w / w.sum()) @ means
+            kappa = 1 / psi + 4.0
+            np.testing.assert_allclose(found.mean[t, n], (k * x + kappa * p) / (k + kappa), rtol=1e-4, atol=1e-5)
+    kappa = 1 / psi + 4.0 + 20 / 6
+    np.testing.assert_allclose(found.precision, kappa / (kappa + 1), rtol=1e-5)
+
+
+def test_with_many_examples_the_base_classes_say_nothing(bank: BaseBank) -> None:
+    prior = fit_class_prior(bank.transformed(center=True, l2=True, moments=True), 3.0, 1.0, 2.0)
+    own = torch.randn(1, 2, 40, generator=torch.Generator().manual_seed(0))
+    found = posterior(prior, own, torch.full((1, 2), 10**7), sharpness=2.0, strength=4.0)
+    torch.testing.assert_close(found.mean, own, rtol=1e-3, atol=1e-3)
+
+
+def test_on_top_of_a_base_class_the_prior_mean_is_that_class(bank: BaseBank) -> None:
+    prior = fit_class_prior(bank.transformed(center=True, l2=True, moments=True), 3.0, 1.0, 2.0)
+    weights, _ = prior.neighbours(prior.means, sharpness=200.0)
+    assert bool((weights.argmax(dim=1) == torch.arange(len(bank))).all())
+    assert float(weights.amax(dim=1).min()) > 0.99
+
+
+def test_reliability_is_the_share_of_the_means_that_is_no_noise() -> None:
+    x, y = rows(200, 10)
+    true = BaseBank().fit(x, y)
+    shuffled = BaseBank().fit(x, np.random.default_rng(0).permutation(y))
+    assert reliability(shuffled) < 0.1
+    assert reliability(true) == pytest.approx(1 / 1.1, abs=0.03)  # means vary by 1, of which 1/10 more is noise
+
+
+def test_the_prior_needs_moments_alone() -> None:
+    x, y = rows()
+    transform = BaseBank().fit(x, y).transformed(center=True, l2=True).transform
+    whole = fit_class_prior(BaseBank().fit(x, y).transformed(center=True, l2=True), 3.0, 1.0, 2.0)
+    moments = fit_class_prior(BaseBank(0, transform=transform).fit(x, y), 3.0, 1.0, 2.0)
+    assert moments.similarity == pytest.approx(whole.similarity, rel=1e-3)
+    torch.testing.assert_close(moments.psi, whole.psi, rtol=1e-3, atol=1e-4)
+
+
+# ---- the discriminant -----------------------------------------------------------------------------------------------
+
+
+def dense_precision(r: np.ndarray, metric: np.ndarray, nu: float) -> np.ndarray:
+    return np.linalg.inv(np.diag(1 / metric) + r.T @ r / nu)
+
+
+def oas_reference(r: np.ndarray, metric: np.ndarray, freedom: int) -> float:
+    scatter = (r * np.sqrt(metric)).T @ (r * np.sqrt(metric)) / freedom
+    d = len(metric)
+    t1, t2 = np.trace(scatter), np.trace(scatter @ scatter)
+    share = ((1 - 2 / d) * t2 + t1**2) / ((freedom + 1 - 2 / d) * (t2 - t1**2 / d))
+    share = np.clip(share, 1e-3, 0.999)
+    return float(share / (1 - share) * freedom * t1 / d)
+
+
+@pytest.mark.parametrize(("shot", "dim"), [(3, 40), (30, 8)])  # fewer rows than features, and more
+def test_discriminant_against_dense_algebra(shot: int, dim: int) -> None:
+    x, y = support(4, shot, dim)
+    own = class_means(x, y, 4)
+    metric = torch.linspace(0.5, 1.0, dim)
+    parts = Discriminant(x, y, own, metric, 0.0, ridge=10.0)
+    head = parts.head(2.0)
+    r = (x - own[0][y[0]])[0].double().numpy()
+    v = metric.double().numpy()
+    p = dense_precision(r, v, 10.0 * oas_reference(r, v, 4 * shot - 4))
+    m = own[0].double().numpy()
+    expected = m @ p
+    got = head.weight[0].double().numpy()
+    ratio = (got * expected).sum() / (expected**2).sum()  # 2γ
+    np.testing.assert_allclose(got, ratio * expected, rtol=2e-3, atol=2e-4 * np.abs(got).max())
+    np.testing.assert_allclose(head.bias[0].numpy(), -ratio / 2 * (expected * m).sum(axis=1), rtol=2e-3)
+
+
+@pytest.mark.parametrize(("shot", "dim"), [(3, 40), (30, 8)])
+def test_left_out_rows_are_scored_as_if_they_had_not_been_there(
+    shot: int, dim: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, y = (t.double() if t.is_floating_point() else t for t in support(3, shot, dim))
+    own = class_means(x, y, 3)
+    metric = torch.linspace(0.5, 1.0, dim, dtype=torch.float64)
+    prior = torch.randn(1, 3, dim, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    means = (shot * own + 2.0 * prior) / (shot + 2.0)
+    parts = Discriminant(x, y, means, metric, 2.0, ridge=10.0)
+    seen: list[Tensor] = []
+    monkeypatch.setattr(discriminant, "fit_gamma", lambda scores, *rest: (seen.append(scores), rest[-1])[1])
+    parts.head(1.0)
+    v = metric.numpy()
+    nu = 10.0 * oas_reference((x - own[0][y[0]])[0].numpy(), v, 3 * shot - 3)
+    for i in (0, shot, 3 * shot - 1):
+        keep = np.arange(3 * shot) != i
+        rest, codes = x[0, keep].numpy(), y[0, keep].numpy()
+        m = np.stack([rest[codes == c].mean(axis=0) for c in range(3)])
+        count = np.bincount(codes)[:, None]
+        mu = (count * m + 2.0 * prior[0].numpy()) / (count + 2.0)
+        p = dense_precision(rest - m[codes], v, nu)
+        expected = 2 * x[0, i].numpy() @ p @ mu.T - np.einsum("nd,de,ne->n", mu, p, mu)
+        np.testing.assert_allclose(seen[0][0, i].numpy(), expected, rtol=1e-6, atol=1e-8)
+
+
+def test_gamma_follows_the_rows_that_were_left_out() -> None:
+    labels, shots = torch.zeros(1, 40, dtype=torch.int64), torch.full((1, 40), 40.0)
+    ahead = torch.zeros(1, 40, 2)
+    ahead[..., 1] = -1.0  # right by a margin of 1, always
+    sure = fit_gamma(ahead, labels, shots, torch.ones(1))
+    ahead[:, :20, 1] = 1.0  # wrong half the time
+    doubtful = fit_gamma(ahead, labels, shots, torch.ones(1))
+    assert float(doubtful) < 0.5 < 1.5 < float(sure)
+    twice = fit_gamma(ahead, labels, torch.full((1, 40), 2.0), torch.ones(1))
+    assert float(twice) == pytest.approx(1.0)  # of two rows one left out says nothing
+
+
+def test_one_shot_is_the_nearest_mean() -> None:
+    x, y = support(4, 1)
+    own = class_means(x, y, 4)
+    head = Discriminant(x, y, own, torch.ones(40), 0.0, 10.0).head(3.0)
+    q = torch.randn(1, 20, 40, generator=torch.Generator().manual_seed(1))
+    expected = torch.softmax(-3.0 * torch.cdist(q, own).square(), dim=-1)
+    torch.testing.assert_close(torch.softmax(head.logits(q), dim=-1), expected, rtol=1e-3, atol=1e-5)
+
+
+def test_oas_ridge_and_separation_by_hand() -> None:
+    r = np.random.default_rng(0).normal(size=(30, 5))
+    gram = torch.from_numpy(r.T @ r)
+    got = oas_ridge(gram.trace()[None], gram.square().sum()[None], torch.tensor([30.0]), 5)
+    assert float(got) == pytest.approx(oas_reference(r, np.ones(5), 30), rel=1e-6)
+    assert squared_separation(torch.tensor([[[0.0], [3.0], [6.0]]])).item() == pytest.approx((9 + 9 + 36) / 3)
+
+
+# ---- the method -----------------------------------------------------------------------------------------------------
+
+
+def task_batch(method: HierarchicalGDC | Bankless, way: int = 5, shot: int = 3, tasks: int = 4) -> TaskBatch:
+    x = torch.stack([support(way, shot, seed=50 + t)[0][0] for t in range(tasks)])
+    labels = torch.arange(way).repeat_interleave(shot).expand(tasks, -1)
+    z = method.transform(x.reshape(-1, 40)).view(tasks, way * shot, -1)
+    return TaskBatch(z, labels, way, TaskRandom(0, range(tasks)))
+
+
+def prepared(bank: BaseBank, **changes: float) -> HierarchicalGDC:
+    method = HierarchicalGDC(get_preset("default").with_changes(**changes)).prepare(bank)
+    assert isinstance(method, HierarchicalGDC)
+    return method
+
+
+def test_a_batch_answers_as_its_tasks_alone(bank: BaseBank) -> None:
+    method = prepared(bank)
+    whole = task_batch(method)
+    q = whole.support.flip(1)
+    together = method.fit(whole).logits(q)
+    for t in range(4):
+        one = TaskBatch(whole.support[t : t + 1], whole.labels[t : t + 1], 5, TaskRandom(0, [t]))
+        torch.testing.assert_close(method.fit(one).logits(q[t : t + 1])[0], together[t], rtol=1e-4, atol=1e-4)
+
+
+def test_without_trust_the_bankless_classifier_answers(bank: BaseBank) -> None:
+    method = prepared(bank, trust=0.0)
+    batch = task_batch(method)
+    plain = Bankless()
+    other = task_batch(plain)
+    got = torch.softmax(method.fit(batch).logits(batch.support), dim=-1)
+    expected = torch.softmax(plain.fit(other).logits(other.support), dim=-1)
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["shuffled", "few"])
+def test_a_useless_bank_is_not_used_and_that_is_said(kind: str) -> None:
+    x, y = rows(20 if kind == "few" else 80)
+    if kind == "shuffled":
+        y = np.random.default_rng(0).permutation(y)
+    s, labels = (t[0].numpy() for t in support())
+    with pytest.warns(FewcalWarning, match="the bank is not used") as told:
+        clf = GDCClassifier(BaseBank().fit(x, y)).fit(s, labels)
+    assert len(told) == 1
+    q = rows(4, 10, seed=9)[0]
+    expected = GDCClassifier().fit(s, labels).predict_proba(q)
+    np.testing.assert_allclose(clf.predict_proba(q), expected, atol=1e-6)
+    assert "not used" in str(clf.explain())
+    with pytest.raises(InputError, match="none in use"):
+        clf.outlier_pvalue(q)
+
+
+def test_base_classes_of_another_domain_lose_their_say(bank: BaseBank) -> None:
+    away = bank.means.mean(dim=0) + 9 * torch.linalg.eigh(torch.cov(bank.means.T))[1][:, 0]  # where no base class is
+    far = (away + 0.1 * torch.randn(4, 40, generator=torch.Generator().manual_seed(0))).numpy()
+    with pytest.warns(FewcalWarning, match="have a say of"):
+        clf = GDCClassifier(bank).fit(far, np.arange(4))
+    assert clf.explain().trust < 0.5
+
+
+def test_enough_classes_rises_with_their_number() -> None:
+    shares = [enough_classes(n) for n in range(0, 200, 5)]
+    assert shares == sorted(shares)
+    assert shares[0] == 0
+    assert shares[-1] == 1
+
+
+def test_unequal_shots(bank: BaseBank) -> None:
+    x, y = (t[0].numpy() for t in support(3, 5))
+    keep = [0, 5, 6, 10, 11, 12, 13, 14]
+    clf = GDCClassifier(bank).fit(x[keep], y[keep])
+    p = clf.predict_proba(x)
+    np.testing.assert_allclose(p.sum(axis=1), 1, rtol=1e-6)
+    assert (clf.predict(x) == y).mean() > 0.8
+
+
+def test_explanation_shares_add_up(bank: BaseBank) -> None:
+    x, y = (t[0].numpy() for t in support(3, 2))
+    clf = GDCClassifier(bank).fit(x, y)
+    found = clf.explain()
+    for c in found.classes:
+        assert c.support_share + sum(c.shares) == pytest.approx(1, abs=1e-5)
+    assert found.trust == pytest.approx(1.0, abs=0.5)
+    assert clf.params_ is not None
+    assert clf.params_.beta == bank.power_choice().beta
+
+
+def test_a_scaler_before_the_classifier_is_noticed() -> None:
+    rng = np.random.default_rng(0)
+    x, y = rows(80)
+    x = np.abs(x) + 1
+    bank = BaseBank().fit(x, y)
+    few = np.abs(rows(4, 3, seed=5)[0]) + 1
+    labels = np.repeat(np.arange(4), 3)
+    with pytest.warns(FewcalWarning, match="same preprocessing"):
+        make_pipeline(StandardScaler(), GDCClassifier(bank)).fit(few, labels)
+    signed = BaseBank().fit(x - x.mean(), y)
+    with pytest.warns(FewcalWarning, match="times as long"):
+        GDCClassifier(signed).fit(50 * rng.normal(size=(12, 40)), labels)
+    with pytest.warns(FewcalWarning, match="times as long"):
+        GDCClassifier(bank).fit(few / 10, labels)
+
+
+def test_rows_of_the_banks_own_scale_are_not_remarked_upon(bank: BaseBank, recwarn: pytest.WarningsRecorder) -> None:
+    x, y = (t[0].numpy() for t in support(4, 2))
+    GDCClassifier(bank).fit(x, y)
+    assert not [w for w in recwarn if "preprocessing" in str(w.message)]
+
+
+def test_parameters_of_the_weighted_model_take_the_preset_whitened() -> None:
+    with pytest.warns(FewcalWarning, match="preset 'whitened' is used"):
+        params = with_settings(get_preset("default"), {"k": 4})
+    assert params == get_preset("whitened").with_changes(k=4)
+    assert with_settings(get_preset("default"), {"strength": 1.0, "beta": 0.5}).model == "hierarchical"
+    with pytest.raises(InputError, match="no parameter"):
+        with_settings(get_preset("default"), {"kk": 4})
+
+
+def test_a_hierarchical_model_without_whitening_is_refused() -> None:
+    with pytest.raises(InputError, match="model='hierarchical' goes with"):
+        get_preset("default").with_changes(whiten=False)
+
+
+def test_the_default_beats_the_plain_baselines_where_base_classes_are_related() -> None:
+    features = make_features(base=100, val=0, novel=20, rows=40, dim=64)
+    results = evaluate(["simpleshot", "lr_l2", "bankless", "gdc"], features, Protocol(tasks=100))
+    accuracy = {name: results.accuracy(name).mean() for name in results.correct}
+    assert accuracy["gdc"] > max(v for name, v in accuracy.items() if name != "gdc")
+
+
+def test_lda_is_fishers_with_the_shrunk_base_covariance(bank: BaseBank) -> None:
+    method = make_method("lda").prepare(bank)
+    x, y = support(4, 2)
+    z = method.transform(x[0])[None]
+    head = method.fit(TaskBatch(z, y, 4, TaskRandom(0)))
+    base = method.transform(torch.from_numpy(rows()[0])).double().numpy()
+    labels = rows()[1]
+    means = np.stack([base[labels == c].mean(axis=0) for c in range(70)])
+    centred = base - means[labels]
+    freedom, d = len(base) - 70, 40
+    s = centred.T @ centred / freedom
+    t1, t2 = np.trace(s), np.trace(s @ s)
+    share = min(0.99, ((1 - 2 / d) * t2 + t1**2) / ((freedom + 1 - 2 / d) * (t2 - t1**2 / d)))
+    sigma = (1 - share) * s + share * t1 / d * np.eye(d)
+    m = class_means(z, y, 4)[0].double().numpy()
+    np.testing.assert_allclose(head.weight[0], m @ np.linalg.inv(sigma), rtol=1e-3, atol=1e-3)
