@@ -244,7 +244,7 @@ def one_task(
     `(Q, N)`, which are None where the average covariance has no inverse. Under `trust="auto"` the bank's held-out
     similarity is taken from `p["held_out"]`, because it is a simulation.
     """
-    unknown = set(p) - _KNOWN - {"held_out"}
+    unknown = set(p) - _KNOWN - {"held_out", "model", "sharpness", "floor", "scatter"}  # the last are of another model
     if unknown:
         raise KeyError(f"the reference does not know {unknown}")
     base = [np.asarray(rows, dtype=np.float64) for rows in base]

@@ -121,9 +121,11 @@ def test_strangers_are_none_of_these(album: Path, bank: Path) -> None:
     odd.mkdir()
     picture((250, 240, 20), 7).save(odd / "yellow.png")
     picture(HUES["sky"], 8).save(odd / "sky.png")
-    known, stranger = classify(album / "photos", odd, colours(), bank=bank, reject=0.5).table["p_other"]
+    known, stranger = classify(album / "photos", odd, colours(), bank=bank, preset="whitened", reject=0.5).table[
+        "p_other"
+    ]
     assert known < stranger
-    answers = classify(album / "photos", odd, colours(), bank=bank, reject=(known + stranger) / 2)
+    answers = classify(album / "photos", odd, colours(), bank=bank, preset="whitened", reject=(known + stranger) / 2)
     assert answers.table["prediction"].tolist() == ["sky", "none of these"]
     assert answers.truth is None
     assert answers.accuracy is None

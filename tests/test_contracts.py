@@ -237,7 +237,7 @@ def test_old_names_work_for_one_release_and_name_the_new_one(old: str, new: str,
 
 def test_trials_of_an_old_study_are_read() -> None:
     space = default_space(20)
-    values = space.values(get_preset("default").with_changes(whiten=3.0))
+    values = space.values(get_preset("whitened").with_changes(whiten=3.0))
     assert values is not None
     before = {{v: k for k, v in RENAMED.items()}.get(k, k): v for k, v in values.items()}
     assert set(RENAMED) <= set(before)
@@ -247,7 +247,8 @@ def test_trials_of_an_old_study_are_read() -> None:
 
 def test_a_run_from_before_is_loaded_and_continued(tmp_path: Path) -> None:
     features, protocol = make_features(base=9, val=0, novel=5, rows=12, dim=8), Protocol(tasks=3, query=3)
-    now = evaluate("gdc", features, protocol, out=tmp_path / "run")
+    methods = {"gdc": make_method("gdc", "whitened")}
+    now = evaluate(methods, features, protocol, out=tmp_path / "run")
     file = tmp_path / "run" / "config.json"
     text = file.read_text()
     for old, new in RENAMED.items():
@@ -261,9 +262,9 @@ def test_a_run_from_before_is_loaded_and_continued(tmp_path: Path) -> None:
         np.savez(kept, **plain)
     assert load_run(tmp_path / "run").settings["gdc"]["unit"] == now.settings["gdc"]["distance_scale"]
     with pytest.warns(FewcalWarning, match="unit is now called distance_scale"):
-        again = evaluate("gdc", features, protocol, out=tmp_path / "run", resume=True)
+        again = evaluate(methods, features, protocol, out=tmp_path / "run", resume=True)
     np.testing.assert_array_equal(again.accuracy("gdc"), now.accuracy("gdc"))
-    other = {"gdc": make_method("gdc", distance_scale=2.0)}
+    other = {"gdc": make_method("gdc", "whitened", distance_scale=2.0)}
     with pytest.warns(FewcalWarning), pytest.raises(InputError, match=r"holds another run: methods\.gdc"):
         evaluate(other, features, protocol, out=tmp_path / "run", resume=True)
 
@@ -292,7 +293,7 @@ def test_auto_is_default_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_the_old_name_of_the_outlier_pvalue() -> None:
-    fitted = GDCClassifier(WORLD.bank()).fit(WORLD.support[0], WORLD.labels[0])
+    fitted = GDCClassifier(WORLD.bank(), "whitened").fit(WORLD.support[0], WORLD.labels[0])
     with pytest.warns(FewcalWarning, match="other_class_share is now called outlier_pvalue"):
         old = fitted.other_class_share(WORLD.query[0])
     np.testing.assert_array_equal(old, fitted.outlier_pvalue(WORLD.query[0]))
@@ -306,7 +307,7 @@ def test_explanation_and_outliers_are_computed_when_asked_for(monkeypatch: pytes
     for owner, name in ((explain_module, "explain_calibration"), (OutlierTest, "from_bank")):
         true = getattr(owner, name)
         monkeypatch.setattr(owner, name, lambda *a, _n=name, _t=true: (calls.append(_n), _t(*a))[1])
-    fitted = GDCClassifier(WORLD.bank()).fit(WORLD.support[0], WORLD.labels[0])
+    fitted = GDCClassifier(WORLD.bank(), "whitened").fit(WORLD.support[0], WORLD.labels[0])
     fitted.predict(WORLD.query[0])
     assert calls == []
     assert fitted.explain() is fitted.explain()
@@ -350,5 +351,5 @@ def test_a_fit_on_a_cold_bank_stays_on_its_way() -> None:
 
 
 def test_methods_are_listed_in_the_order_of_their_import() -> None:
-    assert list(METHODS) == ["ncm", "simpleshot", "lr", "lr-gauss", "cosine", "dc", "gdc"]
+    assert list(METHODS) == ["ncm", "simpleshot", "lr", "lr-gauss", "lr_l2", "cosine", "lda", "dc", "bankless", "gdc"]
     assert all(cls.name == name for name, cls in METHODS.items())

@@ -64,7 +64,7 @@ def unit_bases(base: list[np.ndarray]) -> list[np.ndarray]:
 @pytest.mark.parametrize("shot", [1, 3])
 def test_default_is_the_reference_where_bases_help(related, shot: int) -> None:
     bank, base, novel, labels = related
-    method = GDC(get_preset("default"))
+    method = GDC(get_preset("whitened"))
     method.prepare(bank)
     support, y, query = tasks(novel, labels, shot)
     z, q = method.transform(support[0])[None], method.transform(query[0])[None]
@@ -115,7 +115,7 @@ def test_held_out_similarity_is_the_simulated_one(related) -> None:
 
 def test_trust_falls_with_distance_from_the_bases(related) -> None:
     bank, _, novel, labels = related
-    method = GDC(get_preset("default"))
+    method = GDC(get_preset("whitened"))
     method.prepare(bank)
     support, _, _ = tasks(novel, labels, 1)
     near = method.transform(support[0])[None]
@@ -131,7 +131,7 @@ def test_few_classes_switch_calibration_off(related) -> None:
     _, base, novel, labels = related
     rows = np.concatenate(base[:20])
     few = BaseBank().fit(rows, np.repeat(np.arange(20), 12))
-    method = make_method("gdc")
+    method = make_method("gdc", "whitened")
     method.prepare(few)
     support, y, _ = tasks(novel, labels, 1)
     z = method.transform(support[0])[None]
@@ -152,7 +152,7 @@ def test_shuffled_labels_leave_the_plain_classifier(related) -> None:
     _, base, novel, labels = related
     rows = np.concatenate(base)
     shuffled = BaseBank().fit(rows, np.random.default_rng(1).permutation(np.repeat(np.arange(72), 12)))
-    plain, gdc = make_method("simpleshot"), make_method("gdc")
+    plain, gdc = make_method("simpleshot"), make_method("gdc", "whitened")
     agree = []
     for seed in range(20):
         support, y, query = tasks(novel, labels, 1, seed)
@@ -168,7 +168,7 @@ def test_shuffled_labels_leave_the_plain_classifier(related) -> None:
 def test_strength_zero_is_whitening_alone(related) -> None:
     bank, _, novel, labels = related
     support, y, _ = tasks(novel, labels, 1)
-    method = GDC(get_preset("default").with_changes(strength=0.0))
+    method = GDC(get_preset("whitened").with_changes(strength=0.0))
     method.prepare(bank)
     z = method.transform(support[0])[None]
     assert torch.equal(method.calibration(TaskBatch(z, y, 5, TaskRandom(0))).mean, z)
@@ -176,7 +176,7 @@ def test_strength_zero_is_whitening_alone(related) -> None:
 
 def test_more_shots_move_the_means_less(related) -> None:
     bank, _, novel, labels = related
-    method = GDC(get_preset("default"))
+    method = GDC(get_preset("whitened"))
     method.prepare(bank)
     support, y, _ = tasks(novel, labels, 3)
     z = method.transform(support[0])[None]
@@ -222,7 +222,7 @@ def test_unwhitening_leads_back_to_unit_vectors(related) -> None:
 def test_out_of_domain_tasks_are_answered_by_the_plain_classifier(related) -> None:
     """Tasks that resemble no base class get SimpleShot's answers; the others of the batch keep their own."""
     bank, _, novel, labels = related
-    gdc, plain = make_method("gdc"), make_method("simpleshot")
+    gdc, plain = make_method("gdc", "whitened"), make_method("simpleshot")
     gdc.prepare(bank)
     plain.prepare(bank)
     centre = bank.transformed(beta=1.0, center=True, l2=True).transform.mean
@@ -240,6 +240,6 @@ def test_out_of_domain_tasks_are_answered_by_the_plain_classifier(related) -> No
     assert torch.equal(answers(gdc)[1].argmax(-1), answers(plain)[1].argmax(-1))
     assert not torch.equal(answers(gdc)[0].argmax(-1), answers(plain)[0].argmax(-1))
 
-    fitted = GDCClassifier(bank=bank).fit(support[1].numpy(), y[1].numpy())
-    assert "the plain nearest centroid answers" in str(fitted.explain())
-    assert "the plain" not in str(GDCClassifier(bank=bank).fit(support[0].numpy(), y[0].numpy()).explain())
+    fitted = GDCClassifier(bank, "whitened").fit(support[1].numpy(), y[1].numpy())
+    assert "base classes were not used" in str(fitted.explain())
+    assert "were not used" not in str(GDCClassifier(bank, "whitened").fit(support[0].numpy(), y[0].numpy()).explain())

@@ -106,7 +106,7 @@ def test_one_shot_unequal_shots_and_label_types(bank: BaseBank) -> None:
 @pytest.mark.filterwarnings("error")  # one row for each class is no reason to suspect a regression
 def test_hundreds_of_classes() -> None:
     world = make_world(5, tasks=1, ways=300, shots=1, queries=1, dim=24, spread=0.1)
-    clf = GDCClassifier(world.bank(), "whitened").fit(world.support[0], world.labels[0])
+    clf = GDCClassifier(world.bank(), "whitened", k=9, trust=1.0).fit(world.support[0], world.labels[0])
     assert clf.predict_proba(world.query[0]).shape == (300, 300)
     assert clf.score(world.query[0], world.query_labels[0]) > 0.9
     assert "more classes" in str(clf.explain())
@@ -189,7 +189,7 @@ def test_k_of_a_preset_is_capped(bank: BaseBank) -> None:
     X, y, _, _ = task()
     with warnings.catch_warnings():
         warnings.simplefilter("error", FewcalWarning)
-        assert GDCClassifier(bank, "whitened", k=9).fit(X, y).params_.k <= len(bank)
+        assert GDCClassifier(bank, "whitened", k=9, trust=1.0).fit(X, y).params_.k <= len(bank)
     with pytest.warns(FewcalWarning, match="asks for k=10 base classes and the bank has 9; k=9 is used"):
         clf = GDCClassifier(bank, "paper/dogs/1shot", head="lbfgs", n=10, alpha2_ratio=0).fit(X, y)
     assert clf.params_.k == 9

@@ -40,7 +40,7 @@ def some_methods() -> dict[str, Method]:
         "simpleshot": make_method("simpleshot"),
         "lr": make_method("lr"),
         "dc": make_method("dc", n=12),
-        "gdc": make_method("gdc"),
+        "gdc": make_method("gdc", "whitened"),
         "sampled": GDC(SAMPLED),
         "sgd": GDC(SAMPLED.with_changes(head="sgd")),
     }
@@ -270,7 +270,7 @@ def test_names_as_text_list_or_mapping(features: FeatureSet) -> None:
 
 
 def test_the_callers_methods_are_left_alone_and_travel_light(features: FeatureSet, tmp_path) -> None:
-    methods = {"gdc": make_method("gdc")}
+    methods = {"gdc": make_method("gdc", "whitened")}
     before = pickle.dumps(methods)
     first = evaluate(methods, features, PROTOCOL, out=tmp_path / "run")
     assert pickle.dumps(methods) == before, "a prepared bank would be shipped with every block"
@@ -461,7 +461,11 @@ def test_two_threads_prepare_a_job_once(features: FeatureSet, monkeypatch: pytes
 
 
 def test_features_are_mapped_once_for_each_space(features: FeatureSet) -> None:
-    methods = {"a": make_method("gdc"), "b": make_method("gdc", m=1.5), "ncm": make_method("ncm")}
+    methods = {
+        "a": make_method("gdc", "whitened"),
+        "b": make_method("gdc", "whitened", m=1.5),
+        "ncm": make_method("ncm"),
+    }
     ready = Engine(job(features, methods=methods))
     assert len(ready.features) == 2
     assert ready.methods["a"].space == ready.methods["b"].space != ready.methods["ncm"].space

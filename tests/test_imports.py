@@ -53,8 +53,8 @@ print(len(r.correct))
 # Imports go down only, those inside functions too. Groups of a layer stand side by side and do not see each other.
 LAYERS: list[list[set[str]]] = [
     [{"_version", "errors", "_utils", "render"}],
-    [{"gaussianize", "bank"}, {"features"}, {"episodes"}],
-    [{"calibrate", "covariance", "factor_gaussian", "domain_match", "rejection"}],
+    [{"gaussianize", "power_choice", "bank"}, {"features"}, {"episodes"}],
+    [{"calibrate", "class_prior", "covariance", "factor_gaussian", "domain_match", "rejection"}],
     [{"heads", "params", "presets"}],
     [{"methods"}],
     [{"evaluation"}, {"estimators"}],

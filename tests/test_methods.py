@@ -396,7 +396,7 @@ def test_make_method_takes_presets_and_parameters() -> None:
     assert make_method("gdc", PLAIN).settings == PLAIN.as_dict()
     assert make_method("lr", C=3.0).settings == {"C": 3.0}
     assert make_method("lr-gauss", C=3.0, beta=0.2).settings == {"C": 3.0, "beta": 0.2}
-    assert list(METHODS) == ["ncm", "simpleshot", "lr", "lr-gauss", "cosine", "dc", "gdc"]
+    assert list(METHODS) == ["ncm", "simpleshot", "lr", "lr-gauss", "lr_l2", "cosine", "lda", "dc", "bankless", "gdc"]
 
 
 @pytest.mark.parametrize("name", ["dc", "gdc"])

@@ -20,6 +20,7 @@ from fewcal.episodes import sample_episodes
 from fewcal.errors import InputError
 from fewcal.evaluation import Protocol, evaluate
 from fewcal.features import FeatureSet
+from fewcal.methods import Method, make_method
 from fewcal.render import Cell, Page
 from fewcal.render.page import image_uri
 from fewcal.report.groups import group_runs
@@ -28,6 +29,13 @@ from fewcal.report.run_report import run_report
 from small_features import feature_set, save_features, split
 
 PROTOCOL = Protocol(way=3, shot=2, query=5, tasks=30, seed=1)
+
+
+def weighted(*names: str) -> dict[str, Method]:
+    """Methods by name, and GDC with weighted neighbours, which calibrates with few base classes too."""
+    return {name: make_method(name) for name in names} | {"gdc": make_method("gdc", "whitened")}
+
+
 # The smallest PNG: one pixel.
 PNG = bytes.fromhex(
     "89504e470d0a1a0a0000000d4948445200000001000000010802000000907753de0000000c49444154789c63f8ffff3f0005fe02fe0def46b8"
@@ -44,9 +52,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Two runs on the same tasks, one on others, and their features."""
     folder = tmp_path_factory.mktemp("runs")
     fs = feature_set()
-    evaluate("ncm,gdc", fs, PROTOCOL, out=folder / "first")
+    evaluate(weighted("ncm"), fs, PROTOCOL, out=folder / "first")
     evaluate("simpleshot,gdc:dc", fs, PROTOCOL, out=folder / "second")
-    evaluate("ncm,gdc", fs, Protocol(way=3, shot=1, query=5, tasks=20), out=folder / "other")
+    evaluate(weighted("ncm"), fs, Protocol(way=3, shot=1, query=5, tasks=20), out=folder / "other")
     fs.save(folder / "features")
     return {p.name: p for p in folder.iterdir()}
 
@@ -217,7 +225,7 @@ def test_runs_on_the_same_tasks_are_together(runs: dict[str, Path]) -> None:
 def test_features_explain_only_runs_that_all_used_them(runs: dict[str, Path], tmp_path: Path) -> None:
     fs = feature_set()
     other = FeatureSet(split("c", 9, 20, 7), None, fs.novel)
-    evaluate("gdc", other, PROTOCOL, out=tmp_path / "bases")
+    evaluate(weighted(), other, PROTOCOL, out=tmp_path / "bases")
     (group,) = group_runs([runs["first"], tmp_path / "bases"], features=[runs["features"]])
     assert list(group.summary.methods) == ["ncm", "first/gdc", "bases/gdc"]
     assert group.features is None
@@ -302,7 +310,7 @@ def test_a_report_says_what_cannot_be_explained(runs: dict[str, Path], tmp_path:
     tasks = sample_episodes(
         novel.require_labels(), protocol.spec, range(40, 44), novel.classes
     )  # others than the first
-    evaluate("gdc", own, protocol, out=tmp_path / "list", episodes=tasks)
+    evaluate(weighted(), own, protocol, out=tmp_path / "list", episodes=tasks)
     (tmp_path / "list" / "environment.json").write_text("[]")
     html = run_report([tmp_path / "list"], features=[runs["features"]]).render()
     assert "cannot be redrawn" in html

@@ -295,8 +295,8 @@ def test_resume_with_other_parameters_or_features_is_refused(features: FeatureSe
     from fewcal.methods import parse_methods
 
     folder = interrupted(features, tmp_path / "run")
-    with pytest.raises(InputError, match=r"methods.gdc.k is"):
-        evaluate(parse_methods("ncm,gdc", None, ["k=2"]), features, PROTOCOL, out=folder, resume=True)
+    with pytest.raises(InputError, match=r"methods.gdc.strength is"):
+        evaluate(parse_methods("ncm,gdc", None, ["strength=2"]), features, PROTOCOL, out=folder, resume=True)
     other = FeatureSet(features.base, features.val, split("n", 7, 20, seed=9))
     with pytest.raises(InputError, match=r"features.novel is"):
         evaluate(METHODS, other, PROTOCOL, out=folder, resume=True)

@@ -322,7 +322,7 @@ def test_a_bank_from_parts_is_the_bank_of_all_rows(tmp_path) -> None:
     from fewcal.presets import get_preset
 
     x, y = rows(10, 9, 6)
-    params = get_preset("default")
+    params = get_preset("whitened")
     parts = write_parts(tmp_path, x, y)
     bank = bank_from_parts(parts, params, rank=6)
     raw = BaseBank().fit(x, [f"class {c:02d}" for c in y])

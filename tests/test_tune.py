@@ -107,12 +107,12 @@ def test_every_point_of_a_space_is_valid_and_finds_its_way_back(name: str, seed:
 
 def test_the_default_space_holds_the_default_preset_and_distance_grows_with_difference() -> None:
     space = default_space(100)
-    here = space.values(get_preset("default").with_changes(whiten=3.0))
+    here = space.values(get_preset("whitened").with_changes(whiten=3.0))
     assert here is not None
     near, far = here | {"m": here["m"] + 0.25}, here | {"m": 0.0, "beta": 0.0, "l2": False}
     assert 0 < space.distance(here, near) < space.distance(here, far) <= 1
-    assert space.values(get_preset("default")) is None  # "auto" is no point of a log scale
-    assert space.values(get_preset("default").with_changes(whiten=3.0, beta=0.3)) is None
+    assert space.values(get_preset("whitened")) is None  # "auto" is no point of a log scale
+    assert space.values(get_preset("whitened").with_changes(whiten=3.0, beta=0.3)) is None
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_a_space_is_one_function(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     @spaces.search_space("strengths", "how strongly base classes count", heads=("closed_form",))
     def strengths(n_classes: int, heads: Any) -> Space:
         return Space(
-            "strengths", get_preset("default").with_changes(head=heads[0], k=min(4, n_classes)), lambda _: axes
+            "strengths", get_preset("whitened").with_changes(head=heads[0], k=min(4, n_classes)), lambda _: axes
         )
 
     axes = spaces.field_axes("strength")
@@ -191,7 +191,7 @@ def runner(search: Search = QUICK) -> TrialRunner:
 
 
 def test_a_trial_has_the_accuracy_that_evaluate_gives() -> None:
-    params = get_preset("default").with_changes(k=4, whiten=2.0)
+    params = get_preset("whitened").with_changes(k=4, whiten=2.0)
     found = runner().accuracy(params)
     protocol = Protocol(5, 1, 5, 20, 0, "val")
     expected = evaluate({"gdc": GDC(params)}, feature_set(), protocol).accuracy("gdc")
@@ -202,7 +202,7 @@ def test_a_trial_has_the_accuracy_that_evaluate_gives() -> None:
     ("first", "then", "sizes"), [(None, None, [20]), (3, 10, [3, 10, 7]), (10, 5, [10, 5, 5]), (100, 10, [20])]
 )
 def test_chunks_change_nothing(first: int | None, then: int | None, sizes: list[int]) -> None:
-    r, params = runner(), get_preset("default")
+    r, params = runner(), get_preset("whitened")
     parts = list(r.run(params, first, then))
     assert [len(p) for p in parts] == sizes
     np.testing.assert_array_equal(np.concatenate(parts), r.accuracy(params))
@@ -212,7 +212,7 @@ def test_spaces_of_the_bank_do_not_pile_up() -> None:
     r = runner()
     for beta in np.linspace(0.3, 1.7, 12):
         r.bank.forget_spaces(1)
-        r.accuracy(get_preset("default").with_changes(beta=float(beta)))
+        r.accuracy(get_preset("whitened").with_changes(beta=float(beta)))
     assert len({key.beta for key in r.bank.memo if isinstance(key, SpaceKey)}) == 1
     r.bank.forget_spaces()
     assert not [key for key in r.bank.memo if isinstance(key, SpaceKey)]
@@ -286,7 +286,7 @@ def test_parameters_that_the_features_refuse_end_a_trial_and_not_the_search() ->
 
 
 def finalist(number: int, accuracy: np.ndarray, m: float) -> Finalist:
-    values = default_space(20).values(get_preset("default").with_changes(whiten=3.0, m=m)) or {}
+    values = default_space(20).values(get_preset("whitened").with_changes(whiten=3.0, m=m)) or {}
     return Finalist(number, values, default_space(20).params(values), 0.5, accuracy)
 
 

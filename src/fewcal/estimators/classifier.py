@@ -110,11 +110,11 @@ class GDCClassifier(IncrementalMixin, ClassifierMixin, BaseEstimator):
     --------
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)
-    >>> centres = rng.random((12, 32)) * 4
+    >>> centres = rng.random((72, 32)) * 4
     >>> rows = lambda classes, n: np.concatenate([centres[c] + rng.random((n, 32)) for c in classes])
-    >>> bank = BaseBank().fit(rows(range(10), 30), np.repeat(np.arange(10), 30))
-    >>> clf = GDCClassifier(bank).fit(rows([10, 11], 1), ["cat", "dog"])
-    >>> clf.predict(rows([10, 11], 2)).tolist()
+    >>> bank = BaseBank().fit(rows(range(70), 30), np.repeat(np.arange(70), 30))
+    >>> clf = GDCClassifier(bank).fit(rows([70, 71], 1), ["cat", "dog"])
+    >>> clf.predict(rows([70, 71], 2)).tolist()
     ['cat', 'cat', 'dog', 'dog']
     >>> clf.explain().points[0].label
     'cat'
@@ -210,7 +210,7 @@ class GDCClassifier(IncrementalMixin, ClassifierMixin, BaseEstimator):
                 warn(words, FewcalWarning, stacklevel=3)
             if "k" not in given and isinstance(self.preset, str) and params.k > len(bank):
                 params = capped(params, len(bank), quiet=self.preset in ("default", "auto"), preset=self.preset)
-            method, self._unused = self._prepared(params, bank)
+            method = self._prepared(params, bank)
         support, labels = method.row_map(x, "X")[None], torch.from_numpy(codes).to(x.device)[None]
         random = TaskRandom(seed_from(self.random_state), device=x.device)
         batch = TaskBatch(support, labels, len(self.classes_), random)
@@ -218,7 +218,8 @@ class GDCClassifier(IncrementalMixin, ClassifierMixin, BaseEstimator):
         if x.device.type != "cpu":
             self._transform, self._head = self._transform.to("cpu"), self._head.to("cpu")
         if isinstance(method, Explainable):
-            self.params_ = method.params
+            self.params_, self._unused = method.params, method.unused
+        if isinstance(method, Explainable) and method.unused is None:
             self._analysis = SupportAnalysis(method, support, labels, self.classes_.tolist())
             self._warn_of_distrust(float(method.trust(batch).share[0]))
         return self
@@ -240,14 +241,14 @@ class GDCClassifier(IncrementalMixin, ClassifierMixin, BaseEstimator):
             )
         return Bankless(fit_gaussianization(as_features(X, "X"), p.beta, p.kind, p.center, p.l2, p.eps))
 
-    def _prepared(self, params: GDCParams, bank: BaseBank) -> tuple[Method, str | None]:
-        """The method made ready, and why it does without the bank, where it does."""
+    def _prepared(self, params: GDCParams, bank: BaseBank) -> Method:
+        """The method made ready, with its warnings as those of `fit`."""
         with catch_warnings(record=True) as told:
             simplefilter("always", FewcalWarning)
             method = gdc_method(params).prepare(bank)
         for one in told:
             warn(one.message, one.category, stacklevel=4)
-        return method, None if isinstance(method, Explainable) else str(told[-1].message)
+        return method
 
     def _warn_of_distrust(self, trust: float) -> None:
         if trust < _LITTLE_TRUST and isinstance(self.preset, str) and self.trust is None:

@@ -52,6 +52,7 @@ class GDC(Method):
 
     name = "gdc"
     needs_bank = True
+    unused: str | None = None  # a bank that it is given is always used
 
     def __init__(self, params: GDCParams, cap_k: bool = False) -> None:
         self.params = params

@@ -14,6 +14,7 @@ not resemble those of the task, the two classifiers share the answer.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from warnings import warn
 
@@ -30,7 +31,7 @@ from fewcal.gaussianize import Gaussianization
 from fewcal.heads.base import Head
 from fewcal.heads.discriminant import Discriminant
 from fewcal.heads.linear import LinearHead, class_means, class_sizes
-from fewcal.methods.bankless import Bankless, UnitRows, bankless_head
+from fewcal.methods.bankless import UnitRows, bankless_head
 from fewcal.methods.base import Method, RowMap, TaskBatch
 from fewcal.params import GDCParams
 
@@ -56,6 +57,8 @@ class HierarchicalGDC(Method):
     needs_bank = True
     prior: ClassPrior
     bank: BaseBank
+    # Why the bank is not used, where it is not; then the method is the bank-less classifier.
+    unused: str | None = None
 
     def __init__(self, params: GDCParams) -> None:
         self.params = params
@@ -72,9 +75,11 @@ class HierarchicalGDC(Method):
         beta = bank.power_choice(p.kind, p.eps).beta if p.beta == "auto" else float(p.beta)
         self.params = p = p.with_changes(beta=beta)
         space = bank.transformed(beta=beta, kind=p.kind, eps=p.eps, center=True, l2=True, moments=True)
-        if p.trust == "auto" and (why := ignored(space)):
-            warn(f"the bank is not used: {why}; answers come from your examples alone", FewcalWarning, stacklevel=2)
-            return Bankless()
+        self.unused = ignored(space) if p.trust == "auto" else None
+        if self.unused is not None:
+            words = f"the bank is not used: {self.unused}; answers come from your examples alone"
+            warn(words, FewcalWarning, stacklevel=2)
+            return self
         key = ("class prior", float(p.whiten), p.floor, p.sharpness)
         self.prior = space.memo.get(key, lambda: fit_class_prior(space, float(p.whiten), p.floor, p.sharpness))
         self.bank = space.memo.get((*key, "bank"), lambda: prior_bank(self.prior, space))
@@ -82,7 +87,13 @@ class HierarchicalGDC(Method):
         return self
 
     @property
+    def space(self) -> Hashable:
+        return super().space if self.unused is None else "unit"
+
+    @property
     def row_map(self) -> RowMap:
+        if self.unused is not None:
+            return UnitRows()
         return PairedRows(self.prior.transform, self.prior.origin)
 
     def in_bank(self, x: Tensor) -> Tensor:
@@ -94,7 +105,7 @@ class HierarchicalGDC(Method):
 
     def precompute(self, z: Tensor) -> Tensor | None:
         """How much each row resembles its neighbours among the base classes, `(R, 1)`: what trust is judged by."""
-        if self.params.trust != "auto":
+        if self.params.trust != "auto" or self.unused is not None:
             return None
         parts = [self.prior.resemblance(self._centred(part), self.params.sharpness) for part in z.split(_AT_ONCE)]
         return torch.cat(parts)[:, None]
@@ -130,6 +141,8 @@ class HierarchicalGDC(Method):
 
     def fit(self, batch: TaskBatch) -> Head:
         p = self.params
+        if self.unused is not None:
+            return bankless_head(batch.support, batch.labels, batch.n_classes)
         with torch.no_grad():
             support = self._centred(batch.support)
             own = class_means(support, batch.labels, batch.n_classes)
@@ -150,7 +163,8 @@ class HierarchicalGDC(Method):
         return 2.1 * (within / (2 * along)) ** 0.65 * within**0.3
 
     def task_bytes(self, n_support: int, n_classes: int, dim: int) -> int:
-        return 4 * (12 * n_support * dim + 4 * n_support * min(n_support, dim) + n_classes * len(self.prior.means))
+        neighbours = 0 if self.unused is not None else n_classes * len(self.prior.means)
+        return 4 * (12 * n_support * dim + 4 * n_support * min(n_support, dim) + neighbours)
 
 
 @dataclass(frozen=True, eq=False)

@@ -43,6 +43,10 @@ class ExplainedTask:
     view: TaskView
 
 
+class NothingToExplain(InputError):
+    """A method that did without the base classes."""
+
+
 def explain_tasks(group: Group, name: str, tasks: Sequence[int]) -> list[ExplainedTask]:
     """Compute tasks of a run again with one of its methods, which must be GDC, and explain them."""
     features, results = group.features, group.results
@@ -58,6 +62,10 @@ def explain_tasks(group: Group, name: str, tasks: Sequence[int]) -> list[Explain
     assert method is not None
     bank = BaseBank().fit(base.features, np.array(base.classes, dtype=object)[base.require_labels()])
     method.prepare(bank)
+    if method.unused is not None:
+        raise NothingToExplain(
+            f"{name} did not use the base classes ({method.unused}), so that there is nothing to explain"
+        )
     spec = results.protocol.spec
     order = torch.arange(spec.way)
     out = []
@@ -149,12 +157,17 @@ def show_hardest(page: Page, group: Group, level: int, hardest: int) -> None:
             "The tasks of this run come from a list of their own, which the run does not keep; they cannot be redrawn."
         )
         return
+    try:
+        tasks = explain_tasks(group, name, group.hardest(hardest, name).tolist())
+    except NothingToExplain as error:
+        page.text(f"{error}.")
+        return
     page.text(
         f"The hardest tasks for {name}, computed again. Shares say what the calibrated mean of a class is made of: "
         "its own examples and its nearest base classes. Moved is how far that took it, 1 being the typical distance "
         "between neighbouring base classes."
     )
-    for explained in explain_tasks(group, name, group.hardest(hardest, name).tolist()):
+    for explained in tasks:
         _show_task(page, group, level, name, explained)
 
 
