@@ -290,7 +290,7 @@ def test_predict_may_answer_none_of_these(fewcal, files: Path, tmp_path: Path) -
     told = {}
     for share in (0.01, 0.2):
         out = tmp_path / f"{share}.parquet"
-        assert fewcal(*predict(files, out, *bank, "--reject", share, "-q")).code == 0
+        assert fewcal(*predict(files, out, *bank, "--preset", "whitened", "--reject", share, "-q")).code == 0
         table = pq.read_table(out).to_pydict()
         other = np.array(table["p_other"])
         assert ((other >= 0) & (other <= 1)).all()
@@ -303,7 +303,7 @@ def test_predict_may_answer_none_of_these(fewcal, files: Path, tmp_path: Path) -
 
 
 def test_explain(fewcal, files: Path, tmp_path: Path) -> None:
-    given = ("--support", files / "S.npz", "--bank", files / "bank.safetensors")
+    given = ("--support", files / "S.npz", "--bank", files / "bank.safetensors", "--preset", "whitened")
     answer = fewcal("explain", *given, "--json", tmp_path / "e.json")
     assert answer.code == 0
     story = json.loads((tmp_path / "e.json").read_text())
@@ -342,15 +342,15 @@ def refused(answer: Answer, *parts: str, code: int = 2) -> None:
         (["--preset", "papr"], "preset 'papr' is unknown; did you mean 'paper'?"),
         (["--set", "aplha1=3"], "GDC has no parameter 'aplha1'; did you mean 'alpha1'"),
         (["--set", "alpha1"], "--set 'alpha1' is not key=value"),
-        (["--set", "k=0"], "k=0 is out of range"),
-        (["--set", "k=99"], "99"),
+        (["--preset", "whitened", "--set", "k=0"], "k=0 is out of range"),
+        (["--preset", "whitened", "--set", "k=99"], "99"),
         (["--set", "dc.k=many"], "method 'dc': k='many' must be a whole number"),
-        (["--set", "lda.k=1"], "--set names method 'lda'"),
+        (["--set", "qda.k=1"], "--set names method 'qda'"),
         (["--reference", "svm"], "--reference 'svm' is not among the methods"),
         (["--resume"], "--resume needs --out"),
         (["--device", "gpu"], "device='gpu' is not a device"),
         (["--n-jobs", "0"], "n_jobs=0 has no meaning"),
-        (["--scheduler", "local:none"], "neither an address nor local:N"),
+        (["--preset", "whitened", "--scheduler", "local:none"], "neither an address nor local:N"),
         (["--task-list", "a.npz", "--save-tasks", "b.npz"], "--task-list and --save-tasks exclude each other"),
         (["--task-list", "nowhere.npz"], "nowhere.npz does not exist"),
         (["--nope"], "No such option: --nope; see `fewcal evaluate --help`"),

@@ -51,7 +51,7 @@ def module_switches(work: Callable[[], object]) -> Counter[str]:
 
 def fit_on_a_cold_bank() -> Callable[[], object]:
     """A fit of five classes with one row each, on a bank from which nothing has been derived yet."""
-    features = make_features(base=40, val=0, novel=5, rows=20, dim=16)
+    features = make_features(base=80, val=0, novel=5, rows=20, dim=16)
     base, novel = features.split("base"), features.split("novel")
     bank = BaseBank().fit(base.features, base.require_labels())
     support = np.unique(novel.require_labels(), return_index=True)[1]

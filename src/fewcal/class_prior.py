@@ -107,16 +107,14 @@ def fit_class_prior(bank: BaseBank, ridge: float, floor: float, sharpness: float
     ----------
     bank : BaseBank
     ridge : float
-        λ of the whitening (S_w + λ·(tr S_w / D)·I)^(−1/2). It is divided by the squared reliability of the base means:
-        where they are noise, so is much of the covariance.
+        λ of the whitening (S_w + λ·(tr S_w / D)·I)^(−1/2).
     floor : float
         Added to ψ, in units of its mean.
     sharpness : float
         τ.
     """
     values, vectors = (t.double() for t in bank.pooled_eigen())
-    trusted = max(reliability(bank), 0.01)
-    gain = (values + ridge / trusted**2 * values.mean()).clamp(min=1e-30).rsqrt()
+    gain = (values + ridge * values.mean()).clamp(min=1e-30).rsqrt()
     counts = bank.counts.double()
     moved, scattered = bank.means.double() @ (vectors * gain), values * gain.square()
     # Rows become unit vectors one by one; what that does to their moments is known on average.

@@ -62,7 +62,7 @@ def within_class_kurtosis(z: Tensor, codes: Tensor) -> float:
 def choose_power(x: Tensor, codes: Tensor, kind: str = "auto", eps: float = DEFAULT_EPS) -> PowerChoice:
     """β for base rows `x (R, D)` of classes `codes (R,)`.
 
-    >>> heavy = torch.randn(600, 8, generator=torch.Generator().manual_seed(0)).abs() ** 3
+    >>> heavy = torch.randn(600, 64, generator=torch.Generator().manual_seed(0)).abs() ** 3
     >>> choose_power(heavy, torch.arange(600) % 4).beta < 1
     True
     >>> choose_power(torch.randn(600, 8, generator=torch.Generator().manual_seed(0)), torch.arange(600) % 4).beta

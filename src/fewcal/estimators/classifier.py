@@ -310,4 +310,4 @@ class GDCClassifier(IncrementalMixin, ClassifierMixin, BaseEstimator):
         check_is_fitted(self)
         if self._analysis is not None:
             return self._analysis.explanation
-        return no_bank_explanation(self._unused) if self._unused else no_bank_explanation()
+        return no_bank_explanation(f"the bank is not used, {self._unused}") if self._unused else no_bank_explanation()

@@ -73,12 +73,20 @@ class UnitRows:
 def bankless_head(support: Tensor, labels: Tensor, n_classes: int) -> Head:
     """The classifier for support rows `(T, S, D)` of `UnitRows` with labels `(T, S)`."""
     with torch.no_grad():
-        if support.shape[1] == n_classes and support.shape[2] >= _EMBEDDING:
+        if support.shape[2] < _EMBEDDING:  # rows of any length: the same at every scale
+            scale = support.abs().amax(dim=(1, 2), keepdim=True).clamp(min=1e-30)
+            head = _discriminant_and_logistic(support / scale, labels, n_classes)
+            return LinearHead(head.weight / scale, head.bias)
+        if support.shape[1] == n_classes:
             return _one_shot(support, labels, n_classes)
-        means = class_means(support, labels, n_classes)
-        plain = Discriminant(support, labels, means, means.new_ones(means.shape[2]), 0.0, RIDGE)
-        discriminant = plain.head(SHARPNESS / squared_separation(means))
-        return _average(discriminant, _logistic(support, labels, n_classes))
+        return _discriminant_and_logistic(support, labels, n_classes)
+
+
+def _discriminant_and_logistic(support: Tensor, labels: Tensor, n_classes: int) -> LinearHead:
+    means = class_means(support, labels, n_classes)
+    plain = Discriminant(support, labels, means, means.new_ones(means.shape[2]), 0.0, RIDGE)
+    discriminant = plain.head(SHARPNESS / squared_separation(means))
+    return _average(discriminant, _logistic(support, labels, n_classes))
 
 
 def _logistic(support: Tensor, labels: Tensor, n_classes: int) -> LinearHead:

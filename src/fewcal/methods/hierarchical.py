@@ -56,7 +56,7 @@ class HierarchicalGDC(Method):
     name = "gdc"
     needs_bank = True
     prior: ClassPrior
-    bank: BaseBank
+    _centred_space: BaseBank
     # Why the bank is not used, where it is not; then the method is the bank-less classifier.
     unused: str | None = None
 
@@ -75,16 +75,24 @@ class HierarchicalGDC(Method):
         beta = bank.power_choice(p.kind, p.eps).beta if p.beta == "auto" else float(p.beta)
         self.params = p = p.with_changes(beta=beta)
         space = bank.transformed(beta=beta, kind=p.kind, eps=p.eps, center=True, l2=True, moments=True)
-        self.unused = ignored(space) if p.trust == "auto" else None
+        share = reliability(space)
+        self.unused = why_ignored(len(space), share) if p.trust == "auto" else None
         if self.unused is not None:
             words = f"the bank is not used: {self.unused}; answers come from your examples alone"
             warn(words, FewcalWarning, stacklevel=2)
             return self
         key = ("class prior", float(p.whiten), p.floor, p.sharpness)
-        self.prior = space.memo.get(key, lambda: fit_class_prior(space, float(p.whiten), p.floor, p.sharpness))
-        self.bank = space.memo.get((*key, "bank"), lambda: prior_bank(self.prior, space))
+        ridge = float(p.whiten) / max(share, 0.01) ** 2  # where base means are noisy, so is much of their covariance
+        self.prior = space.memo.get(key, lambda: fit_class_prior(space, ridge, p.floor, p.sharpness))
+        self._centred_space = space
         self.set_space(self.prior.transform, bank, *key)
         return self
+
+    @property
+    def bank(self) -> BaseBank:
+        """The bank in the space of the prior, for explanations and outlier tests."""
+        space = self._centred_space
+        return space.memo.get(("bank of", self.prior), lambda: prior_bank(self.prior, space))
 
     @property
     def space(self) -> Hashable:
@@ -226,11 +234,14 @@ def enough_classes(classes: int) -> float:
     return min(1.0, max(0.0, (classes - FEW_CLASSES) / (ENOUGH_CLASSES - FEW_CLASSES)))
 
 
-def ignored(bank: BaseBank) -> str | None:
-    """Why a bank is of no use, in plain words; None where it is."""
-    if len(bank) <= FEW_CLASSES:
-        return f"{len(bank)} base classes are too few for near ones among them (from {ENOUGH_CLASSES} on all is well)"
-    share = reliability(bank)
+def why_ignored(classes: int, share: float) -> str | None:
+    """Why a bank of so many classes, whose means are this reliable, is of no use, in plain words; None where it is.
+
+    >>> why_ignored(100, 0.9), why_ignored(5, 0.9)
+    (None, '5 base classes are too few for near ones among them (from 60 on all is well)')
+    """
+    if classes <= FEW_CLASSES:
+        return f"{classes} base classes are too few for near ones among them (from {ENOUGH_CLASSES} on all is well)"
     if share < LEAST_RELIABILITY:
         return (
             f"its base classes hardly differ (only {100 * share:.0f}% of the variance of their means is more than "

@@ -63,9 +63,7 @@ def explain_tasks(group: Group, name: str, tasks: Sequence[int]) -> list[Explain
     bank = BaseBank().fit(base.features, np.array(base.classes, dtype=object)[base.require_labels()])
     method.prepare(bank)
     if method.unused is not None:
-        raise NothingToExplain(
-            f"{name} did not use the base classes ({method.unused}), so that there is nothing to explain"
-        )
+        raise NothingToExplain(f"{name} did not use the base classes ({method.unused}); there is nothing to explain")
     spec = results.protocol.spec
     order = torch.arange(spec.way)
     out = []
