@@ -37,7 +37,8 @@ def register(app: typer.Typer) -> None:
 Methods = Annotated[
     str,
     typer.Option(
-        help="Comma-separated: ncm, simpleshot, lr, lr-gauss, lr_l2, cosine, lda, dc, bankless, gdc, gdc:PRESET. 'all' for all.",
+        help="Comma-separated: ncm, simpleshot, lr, lr-gauss, lr_l2, cosine, lda, dc, bankless, gdc, gdc:PRESET. "
+        "'all' for all.",
         autocompletion=complete_method,
     ),
 ]
