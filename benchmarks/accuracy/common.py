@@ -69,7 +69,9 @@ def parse_cells(text: str) -> list[Cell]:
     for part in text.split(","):
         way, cross, shot = part.strip().partition("x")
         if not (cross and way.isdigit() and shot.isdigit() and int(way) > 1 and int(shot) > 0):
-            raise InputError(f"--cells has {part!r}; write cells as WAYxSHOT with commas between them, such as 5x1,20x5")
+            raise InputError(
+                f"--cells has {part!r}; write cells as WAYxSHOT with commas between them, such as 5x1,20x5"
+            )
         cells.append(Cell(int(way), int(shot)))
     return cells
 
@@ -104,7 +106,8 @@ def average(points: Iterable[Points]) -> Points:
     """
     known = list(points)
     return Points(
-        sum(p.mean for p in known) / len(known), math.sqrt(sum(p.half**2 for p in known if p.half == p.half)) / len(known)
+        sum(p.mean for p in known) / len(known),
+        math.sqrt(sum(p.half**2 for p in known if p.half == p.half)) / len(known),
     )
 
 
