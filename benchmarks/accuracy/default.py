@@ -3,8 +3,8 @@
     python benchmarks/accuracy/default.py FEATURES [MORE_FEATURES…] [--cells 5x1,5x5|all] [--tasks 1000] [--split novel]
 
 FEATURES is a feature folder or holds some; `make_sets.py` makes more. Cells are WAYxSHOT; `all` is 5 and 20 ways with
-1, 5, 10 and 20 shots, where classes and rows suffice. Cells of large support get fewer tasks, as the table says. `dc` is
-sampled and slow: it runs on the first `--dc-tasks` tasks and is compared on those. Choose on val; novel is for the
+1, 5, 10 and 20 shots, where classes and rows suffice. Cells of large support get fewer tasks, as the table says. `dc`
+is sampled and slow: it runs on the first `--dc-tasks` tasks and is compared on those. Choose on val; novel is for the
 final figure.
 """
 
