@@ -94,10 +94,28 @@ class Source:
 # Facets of debtags that say what a package is about. Others say how it is made or used (`role`, `implemented-in`,
 # `interface`, `use`, `scope`) and tell little that a one-line description would.
 FACETS = frozenset(
-    (
-        "accessibility admin biology culture devel field game hardware mail network office protocol science security "
-        "sound suite web works-with works-with-format x11"
-    ).split()
+    [
+        "accessibility",
+        "admin",
+        "biology",
+        "culture",
+        "devel",
+        "field",
+        "game",
+        "hardware",
+        "mail",
+        "network",
+        "office",
+        "protocol",
+        "science",
+        "security",
+        "sound",
+        "suite",
+        "web",
+        "works-with",
+        "works-with-format",
+        "x11",
+    ]
 )
 # Tags of these facets that are about everything and nothing.
 VAGUE = frozenset({"devel::library", "devel::doc", "devel::examples", "x11::application", "x11::library", "suite::gnu"})
@@ -150,10 +168,26 @@ DOCUMENTED += ["sklearn", "sqlalchemy", "sympy", "torch"]
 DEEPER = frozenset({"networkx.algorithms", "pandas.core", "sympy.physics", "torch.nn", "torch.distributed", "torch.ao"})
 # Modules of helpers, about anything.
 HELPERS = frozenset(
-    (
-        "tests test testing conftest utils util utilities misc compat common external extern contrib benchmarks "
-        "errors exc utils_test distutils"
-    ).split()
+    [
+        "tests",
+        "test",
+        "testing",
+        "conftest",
+        "utils",
+        "util",
+        "utilities",
+        "misc",
+        "compat",
+        "common",
+        "external",
+        "extern",
+        "contrib",
+        "benchmarks",
+        "errors",
+        "exc",
+        "utils_test",
+        "distutils",
+    ]
 )
 
 
