@@ -93,30 +93,13 @@ class Source:
 
 # Facets of debtags that say what a package is about. Others say how it is made or used (`role`, `implemented-in`,
 # `interface`, `use`, `scope`) and tell little that a one-line description would.
-FACETS = frozenset(
-    [
-        "accessibility",
-        "admin",
-        "biology",
-        "culture",
-        "devel",
-        "field",
-        "game",
-        "hardware",
-        "mail",
-        "network",
-        "office",
-        "protocol",
-        "science",
-        "security",
-        "sound",
-        "suite",
-        "web",
-        "works-with",
-        "works-with-format",
-        "x11",
-    ]
-)
+# fmt: off
+FACETS = frozenset({
+    "accessibility", "admin", "biology", "culture", "devel", "field", "game", "hardware", "mail", "network",
+    "office", "protocol", "science", "security", "sound", "suite", "web", "works-with", "works-with-format",
+    "x11",
+})
+# fmt: on
 # Tags of these facets that are about everything and nothing.
 VAGUE = frozenset({"devel::library", "devel::doc", "devel::examples", "x11::application", "x11::library", "suite::gnu"})
 
@@ -167,28 +150,12 @@ DOCUMENTED += ["sklearn", "sqlalchemy", "sympy", "torch"]
 # Packages of packages: the class is one level deeper.
 DEEPER = frozenset({"networkx.algorithms", "pandas.core", "sympy.physics", "torch.nn", "torch.distributed", "torch.ao"})
 # Modules of helpers, about anything.
-HELPERS = frozenset(
-    [
-        "tests",
-        "test",
-        "testing",
-        "conftest",
-        "utils",
-        "util",
-        "utilities",
-        "misc",
-        "compat",
-        "common",
-        "external",
-        "extern",
-        "contrib",
-        "benchmarks",
-        "errors",
-        "exc",
-        "utils_test",
-        "distutils",
-    ]
-)
+# fmt: off
+HELPERS = frozenset({
+    "tests", "test", "testing", "conftest", "utils", "util", "utilities", "misc", "compat", "common",
+    "external", "extern", "contrib", "benchmarks", "errors", "exc", "utils_test", "distutils",
+})
+# fmt: on
 
 
 @lru_cache(maxsize=1)
