@@ -1,0 +1,144 @@
+"""The accuracy benchmarks on small synthetic features: cells, paired differences, poor banks, one set left out."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fewcal.errors import InputError
+from fewcal.evaluation import Protocol, evaluate
+from fewcal.features import FeatureSet
+from fewcal.features.synthetic import make_features
+
+SCRIPTS = Path(__file__).parent.parent / "benchmarks" / "accuracy"
+sys.path.insert(0, str(SCRIPTS))
+
+import choices  # noqa: E402
+import common  # noqa: E402
+import default  # noqa: E402
+import make_sets  # noqa: E402
+import poor_banks  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def features() -> FeatureSet:
+    return make_features(base=64, val=8, novel=8, rows=24, dim=32)
+
+
+def test_cells_are_read_and_wrong_ones_refused() -> None:
+    assert [(c.way, c.shot) for c in common.parse_cells("5x1, 20x5")] == [(5, 1), (20, 5)]
+    assert len(common.parse_cells("all")) == 8
+    for text in ("5", "5x", "x1", "1x1", "5x0", "5x1,"):
+        with pytest.raises(InputError, match="WAYxSHOT"):
+            common.parse_cells(text)
+
+
+def test_a_cell_fits_where_classes_and_rows_suffice(features: FeatureSet) -> None:
+    novel = features.split("novel")
+    assert common.Cell(8, 9).fits(novel)
+    assert not common.Cell(9, 1).fits(novel)
+    assert not common.Cell(5, 10).fits(novel)  # 10 + 15 rows of 24
+
+
+def test_differences_are_paired_on_the_tasks_that_both_have() -> None:
+    a, b = np.array([0.9, 0.8, 0.1]), np.array([0.8, 0.6])
+    found = common.difference(a, b)
+    assert found.mean == pytest.approx(15.0)
+    assert common.average([found, common.Points(5.0, 0.0)]).mean == pytest.approx(10.0)
+
+
+def test_dc_runs_on_the_first_tasks_and_the_best_baseline_is_the_nearest(features: FeatureSet) -> None:
+    protocol = Protocol(way=5, shot=1, tasks=8)
+    found = default.run_cell(features, protocol, ["ncm", "simpleshot", "dc", "gdc"], 3, "cpu")
+    assert {name: len(a) for name, a in found.accuracy.items()} == {"ncm": 8, "simpleshot": 8, "gdc": 8, "dc": 3}
+    alone = evaluate("dc", features, protocol).accuracy("dc")
+    assert np.array_equal(found.accuracy["dc"], alone[:3])
+    assert all(found.gap(found.best).mean <= found.gap(name).mean for name in found.baselines)
+
+
+def test_the_summary_tells_the_worst_cell_and_the_goals_that_are_missed() -> None:
+    def cell(name: str, shot: int, plain: float, gdc: float, ece: float) -> default.CellResult:
+        accuracy = {"ncm": np.full(4, plain - 0.1), "simpleshot": np.full(4, plain), "gdc": np.full(4, gdc)}
+        return default.CellResult(name, common.Cell(5, shot), accuracy, ece)
+
+    good, poor = cell("cub-resnet12s", 1, 0.7, 0.75, 0.01), cell("cub-resnet12s", 5, 0.9, 0.91, 0.07)
+    assert (good.asked, poor.asked, cell("mine", 1, 0.5, 0.5, 0.0).asked) == (2.0, 1.8, None)
+    told = default.summary([good, poor])
+    assert "worst difference to the best baseline: +1.00 ± 0.00 (cub-resnet12s 5x5, simpleshot)" in told
+    assert "mean difference to ncm: +13.00 ± 0.00" in told
+    assert "largest calibration error: 0.070 (cub-resnet12s 5x5)" in told
+    assert "goals missed: cub-resnet12s 5x5 by 0.80 (of 2)" in told
+
+
+def test_poor_banks_are_what_they_say(features: FeatureSet) -> None:
+    base = features.split("base")
+    few = poor_banks.few_classes(base, 5)
+    assert len(few.classes) == 5
+    for code, name in enumerate(few.classes):
+        mine = few.float32()[few.require_labels() == code]
+        assert np.array_equal(mine, base.float32()[base.require_labels() == base.classes.index(name)])
+    mixed = poor_banks.shuffled_labels(base)
+    assert np.array_equal(mixed.float32(), base.float32())
+    assert (mixed.require_labels() != base.require_labels()).mean() > 0.9
+    noise = poor_banks.made_up(base)
+    assert np.allclose(noise.float32().mean(), base.float32().mean(), atol=0.2)
+    assert len(noise.classes) == poor_banks.MADE_UP_CLASSES
+
+
+@pytest.mark.filterwarnings("ignore::fewcal.errors.FewcalWarning")
+def test_trust_is_high_for_related_classes_and_zero_for_few(features: FeatureSet) -> None:
+    novel, protocol = features.split("novel"), Protocol(tasks=10)
+    full = poor_banks.mean_trust(features.split("base"), novel, protocol)
+    few = poor_banks.mean_trust(poor_banks.few_classes(features.split("base"), 5), novel, protocol)
+    assert full > 0.5
+    assert few == 0.0
+
+
+def test_a_set_of_the_same_extractor_is_found() -> None:
+    folders = [Path(name) for name in ("text-minilm", "text-wordllama", "pydoc-minilm", "a-resnet12", "b-resnet12")]
+    assert poor_banks.relative(folders[0], folders) == folders[2]
+    assert poor_banks.relative(folders[1], folders) is None
+    assert poor_banks.relative(folders[3], folders) is None  # each was trained on its own base classes
+
+
+def test_the_choice_does_not_see_the_set_that_is_left_out() -> None:
+    val = {
+        "one": {"default": 1.0, "whiten=6": 9.0},
+        "two": {"default": 1.0, "whiten=6": 0.0},
+        "three": {"default": 1.0, "whiten=6": 0.5},
+    }
+    assert choices.chosen_without("one", val) == "default"
+    assert choices.chosen_without("two", val) == "whiten=6"
+    even = {name: {"default": 1.0, "whiten=6": 1.0} for name in ("one", "two")}
+    assert choices.chosen_without("one", even) == "default"
+
+
+def test_settings_change_one_constant(features: FeatureSet) -> None:
+    powers = {1.0: 12.0, 0.75: 6.0, 0.5: 4.5}
+    assert [choices.power_at(powers, threshold) for threshold in (4.0, 5.0, 7.0, 1e9)] == [0.5, 0.5, 0.75, 1.0]
+    by_name = {str(s): s for s in choices.SETTINGS}
+    assert by_name["strength=8"].method(powers).settings["strength"] == 8.0
+    assert by_name["kurtosis=5"].method(powers).settings["beta"] == 0.5
+    assert by_name["default"].method(powers).settings["beta"] == "auto"
+    measured = choices.kurtosis_by_power(features.split("base"))
+    assert list(measured) == list(choices.POWERS)
+    found = choices.accuracies(
+        features, [by_name["default"], by_name["floor=3"]], [common.Cell(5, 1)], Protocol(tasks=4, split="val"), "cpu"
+    )
+    assert {name: len(a) for name, a in found[0].items()} == {"simpleshot": 4, "default": 4, "floor=3": 4}
+    assert choices.gains(found).keys() == {"default", "floor=3"}
+
+
+def test_sets_that_cannot_be_made_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_sets.debian_texts.cache_clear()
+    monkeypatch.setenv("PATH", str(tmp_path))  # no apt-cache here
+    assert make_sets.main(["--out", str(tmp_path / "sets"), "text-wordllama", "cub-efficientnet"]) == 1
+    told = capsys.readouterr().out
+    assert "text-wordllama: not made; descriptions of Debian's packages come from apt-cache" in told
+    assert "cub-efficientnet: not made; give the folder that holds images/cub_base.npz with --packs" in told
+    assert not (tmp_path / "sets").exists()
