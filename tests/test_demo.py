@@ -54,6 +54,21 @@ def test_it_prints_both_tables_with_paired_differences_and_ends_with_the_report(
     assert [p.name for p in (folder / "demo-report").iterdir()] == ["index.html"]
 
 
+def test_it_tells_what_happens_where_known_letters_do_not_help(made: tuple[Path, str]) -> None:
+    _, printed = made
+    lines = [line for line in printed.splitlines() if line.startswith("- ")]
+    assert [line.split(":")[0] for line in lines] == ["- 10 of the known letters", "- all, with shuffled labels"]
+    for line in lines:
+        figures = dict(part.split() for part in line.split(": ")[1].split("; ")[0].split(", "))
+        assert figures["gdc"] == figures["bankless"]  # not worse than without any
+        assert "the bank is not used" in line
+
+
+def test_the_median_task_is_the_first_of_the_lower_median() -> None:
+    assert demo.median_task(np.array([0.2, 0.8, 0.5, 0.5, 0.9])) == 2
+    assert demo.median_task(np.array([0.9, 0.1])) == 1
+
+
 def test_its_features_are_a_feature_set_with_three_splits(made: tuple[Path, str]) -> None:
     features = FeatureSet.load(made[0] / "features")
     assert list(features.splits()) == ["base", "val", "novel"]
@@ -81,10 +96,15 @@ def test_the_shown_task_is_the_one_that_was_evaluated(made: tuple[Path, str]) ->
     from fewcal.evaluation import Protocol, evaluate
 
     features = FeatureSet.load(made[0] / "features")
-    protocol = Protocol(shot=1, tasks=1, seed=0)
-    task = demo.solve_task(features, protocol)
+    protocol = Protocol(shot=1, tasks=6, seed=0)
+    results = evaluate("gdc", features, protocol)
+    number = demo.median_task(results.accuracy("gdc"))
+    task = demo.solve_task(features, protocol, number)
     right = (task.answers == np.arange(5)[:, None]).sum(axis=1)
-    assert right.tolist() == evaluate("gdc", features, protocol).correct["gdc"][0].tolist()
+    assert right.tolist() == results.correct["gdc"][number].tolist()
+    shown = (made[0] / "demo-report" / "index.html").read_text(encoding="utf-8")
+    assert f"number {number + 1} of 6, the first whose accuracy with gdc is the median" in shown
+    assert f"gdc answered {right.sum()} of 75 queries rightly" in shown
     assert [str(c.label) for c in task.explanation.classes] == sorted(task.names)
 
 

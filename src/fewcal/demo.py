@@ -1,5 +1,7 @@
 """`make demo`: letters of unseen scripts from one and five examples, every method on the same tasks, and a report.
 
+Beside it, what happens where the known letters cannot help: few of them, and labels that mean nothing.
+
 Pictures are drawn from fonts, features come from the small network in the package; nothing is downloaded.
 """
 
@@ -11,6 +13,7 @@ import math
 import os
 import sys
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -23,9 +26,9 @@ from fewcal._utils.atomic import atomic_path
 from fewcal._utils.terminal import ProgressBar
 from fewcal.bank import BaseBank
 from fewcal.episodes import sample_episodes
-from fewcal.errors import FewcalError, InputError
+from fewcal.errors import FewcalError, FewcalWarning, InputError
 from fewcal.evaluation import Protocol, Results, evaluate
-from fewcal.features import FeatureSet
+from fewcal.features import FeatureSet, FeatureSplit
 from fewcal.methods import parse_methods
 
 if TYPE_CHECKING:
@@ -34,34 +37,77 @@ if TYPE_CHECKING:
     from fewcal.render import Page
     from fewcal.render.page import Value
 
-METHODS = ("ncm", "simpleshot", "lr", "dc", "gdc")
-REFERENCE = "simpleshot"
+METHODS = ("ncm", "simpleshot", "lr_l2", "dc", "bankless", "gdc")
+REFERENCE, WITHOUT_BASES = "simpleshot", "bankless"
 # Its paper samples 750 points a class; 100 are as good on the validation letters, and eight times as fast.
 DC_POINTS = 100
 WHAT = {
     "ncm": "nearest centroid",
     "simpleshot": "nearest centroid after centring and normalising",
-    "lr": "logistic regression",
+    "lr_l2": "logistic regression on centred rows of unit length",
     "dc": f"distribution calibration, {DC_POINTS} sampled points a class",
+    "bankless": "the best that fewcal has without known letters: what gdc answers with where they do not help",
     "gdc": "generalized distribution calibration, the default preset",
 }
 SHOWN_QUERIES, SHOWN_BASES = 5, 5
+FEW_LETTERS = 10
 
 
 @dataclass(frozen=True, eq=False)
 class SolvedTask:
     """One task, its answers and what shaped them.
 
-    names: the N classes; support (N,) and query (N, Q) rows of the novel pictures; answers and confidence (N, Q), the
-    answer a position in `names`.
+    number: of the task; names: the N classes; support (N,) and query (N, Q) rows of the novel pictures; answers and
+    confidence (N, Q), the answer a position in `names`.
     """
 
+    number: int
     names: list[str]
     support: np.ndarray
     query: np.ndarray
     answers: np.ndarray
     confidence: np.ndarray
     explanation: Explanation
+
+
+@dataclass(frozen=True, eq=False)
+class PoorBank:
+    """Known letters that cannot help, the methods with them on the one-shot tasks, and what fewcal says of them."""
+
+    what: str
+    results: Results
+    warning: str
+
+
+def poor_banks(features: FeatureSet, protocol: Protocol) -> list[PoorBank]:
+    """A bank of few letters, and one of all letters with shuffled labels."""
+    base = features.split("base")
+    rng, labels = np.random.default_rng(protocol.seed), base.require_labels()
+    kept = np.sort(rng.permutation(len(base.classes))[:FEW_LETTERS])
+    rows = np.isin(labels, kept)
+    few = FeatureSplit.from_arrays(
+        base.float32()[rows], np.searchsorted(kept, labels[rows]), [base.classes[c] for c in kept]
+    )
+    mixed = FeatureSplit.from_arrays(base.float32(), rng.permutation(labels), list(base.classes))
+    found = []
+    for what, split in ((f"{len(kept)} of the known letters", few), ("all, with shuffled labels", mixed)):
+        poor = FeatureSet(base=split, novel=features.split("novel"))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            results = evaluate([REFERENCE, WITHOUT_BASES, "gdc"], poor, protocol)
+        told = [str(w.message) for w in caught if issubclass(w.category, FewcalWarning)]
+        found.append(PoorBank(what, results, told[0] if told else ""))
+    return found
+
+
+def median_task(accuracy: np.ndarray) -> int:
+    """The first task of median accuracy, of accuracies `(T,)`; of an even number the lower median.
+
+    >>> median_task(np.array([0.9, 0.4, 0.7, 0.7]))
+    2
+    """
+    middle = np.sort(accuracy)[(len(accuracy) - 1) // 2]
+    return int(np.flatnonzero(accuracy == middle)[0])
 
 
 def solve_task(features: FeatureSet, protocol: Protocol, task: int = 0) -> SolvedTask:
@@ -77,7 +123,7 @@ def solve_task(features: FeatureSet, protocol: Protocol, task: int = 0) -> Solve
     column = np.searchsorted(classifier.classes_, names)
     probabilities = classifier.predict_proba(novel.float32()[query.ravel()])[:, column].reshape(*query.shape, -1)
     return SolvedTask(
-        names, support, query, probabilities.argmax(axis=-1), probabilities.max(axis=-1), classifier.explain()
+        task, names, support, query, probabilities.argmax(axis=-1), probabilities.max(axis=-1), classifier.explain()
     )
 
 
@@ -85,9 +131,13 @@ def solve_task(features: FeatureSet, protocol: Protocol, task: int = 0) -> Solve
 
 
 def write_report(
-    path: Path, features: FeatureSet, pictures: dict[str, GlyphPictures], runs: Sequence[Results], task: SolvedTask
+    path: Path,
+    features: FeatureSet,
+    pictures: dict[str, GlyphPictures],
+    runs: Sequence[Results],
+    poor: Sequence[PoorBank],
 ) -> None:
-    """One HTML file: results, the task in pictures, what shaped its classes, and its samples in the plane."""
+    """One HTML file: results, poor banks, a task in pictures, what shaped its classes, and its samples in the plane."""
     from fewcal.render import Page
 
     base, novel = pictures["base"], pictures["novel"]
@@ -105,9 +155,11 @@ def write_report(
     for results in runs:
         _results_table(page, results)
     page.facts(WHAT)
+    _poor_banks(page, runs[0], poor)
+    task = solve_task(features, runs[0].protocol, median_task(runs[0].accuracy("gdc")))
     _task(page, pictures, task, runs[0])
     _neighbours(page, pictures, task)
-    _plane(page, features, runs[0].protocol)
+    _plane(page, features, runs[0].protocol, task.number)
     page.heading("Go on from here")
     page.items(
         [
@@ -145,18 +197,39 @@ def _points(value: float, half: float, sign: str = "") -> str:
     return f"{100 * value:{sign}.2f}" + ("" if math.isnan(half) else f" ± {100 * half:.2f}")
 
 
+def _poor_banks(page: Page, full: Results, poor: Sequence[PoorBank]) -> None:
+    page.heading("When the known letters do not help")
+    page.text(
+        "Unknown letters share strokes with known ones, so that the known ones tell where their other pictures will "
+        f"lie: that is what gdc gains above. {FEW_LETTERS} letters are too few for a near one among them, and letters "
+        "whose labels were shuffled have nothing in common with each other. fewcal notices, says so, and answers from "
+        "the examples alone. The same one-shot tasks:"
+    )
+    rows: list[list[Value]] = []
+    for what, results in (("all", full), *((bank.what, bank.results) for bank in poor)):
+        gap = results.summary(WITHOUT_BASES, class_intervals=False).difference("gdc", WITHOUT_BASES)
+        figures = [f"{100 * results.accuracy(name).mean():.2f}" for name in (REFERENCE, WITHOUT_BASES, "gdc")]
+        rows.append([what, *figures, _points(gap.difference, gap.ci95, "+"), f"{results.bins['gdc'].error():.3f}"])
+    columns = ["known letters", REFERENCE, WITHOUT_BASES, "gdc", f"gdc − {WITHOUT_BASES}", "calibration error of gdc"]
+    page.table(columns, rows, "accuracy in %, one example of each letter", sortable=False)
+    for bank in poor:
+        if bank.warning:
+            page.note(f"{bank.what}: {bank.warning}.", "warning")
+
+
 def _task(page: Page, pictures: dict[str, GlyphPictures], task: SolvedTask, results: Results) -> None:
     novel = pictures["novel"]
     truth = np.arange(len(task.names))[:, None]
     right = task.answers == truth
     page.heading("One task in pictures")
     page.text(
-        f"The first of the one-shot tasks, as it came. From the five support pictures alone gdc answered "
-        f"{int(right.sum())} of {right.size} queries rightly; the first {SHOWN_QUERIES} of each letter are shown."
+        f"The median one-shot task: number {task.number + 1} of {results.protocol.tasks}, the first whose accuracy with"
+        f" gdc is the median of all. From one picture of each of the five letters gdc answered {int(right.sum())} of "
+        f"{right.size} queries rightly; the first {SHOWN_QUERIES} of each letter are shown."
     )
     page.table(
         ["method", "right answers of this task"],
-        [[name, f"{int(count[0].sum())} of {right.size}"] for name, count in results.correct.items()],
+        [[name, f"{int(count[task.number].sum())} of {right.size}"] for name, count in results.correct.items()],
         sortable=False,
     )
     for i, name in enumerate(task.names):
@@ -192,7 +265,7 @@ def _neighbours(page: Page, pictures: dict[str, GlyphPictures], task: SolvedTask
             page.text(f"{len(rest)} more letters hold {sum(rest):.0%}.")
 
 
-def _plane(page: Page, features: FeatureSet, protocol: Protocol) -> None:
+def _plane(page: Page, features: FeatureSet, protocol: Protocol, task: int) -> None:
     from fewcal.paper.experiments.tsne import draw_tsne, tsne_data
     from fewcal.presets import get_preset
 
@@ -200,6 +273,7 @@ def _plane(page: Page, features: FeatureSet, protocol: Protocol) -> None:
     data = tsne_data(
         features,
         seed=protocol.seed,
+        task=task,
         way=protocol.way,
         query=protocol.query,
         params=get_preset("whitened"),
@@ -220,7 +294,8 @@ def _plane(page: Page, features: FeatureSet, protocol: Protocol) -> None:
     page.figure(
         draw_tsne(data),
         "Support, sampled and query points of the task, one panel for DC and one for GDC; numbers are the classes",
-        "Numbers are the letters above. `gdc` itself needs no samples: its classifier is their limit.",
+        "Numbers are the letters above. GDC is drawn with the preset `whitened`, whose classes can be sampled; the "
+        "default needs no samples.",
     )
 
 
@@ -282,8 +357,14 @@ def run(tasks: int, rows: int, seed: int, out: Path, features_out: Path | None) 
             runs.append(evaluate(methods, features, protocol, progress=progress))
         print_markdown(runs[-1].summary(REFERENCE).to_markdown())
         print(flush=True)
+    poor = poor_banks(features, protocols[0])
+    print("where the known letters do not help, one example of each:\n")
+    for bank in poor:
+        told = [f"{name} {100 * bank.results.accuracy(name).mean():.2f}" for name in bank.results.correct]
+        print(f"- {bank.what}: {', '.join(told)}" + f"; {bank.warning}" * bool(bank.warning))
+    print(flush=True)
     _say("writing the report …")
-    write_report(report, features, pictures, runs, solve_task(features, runs[0].protocol))
+    write_report(report, features, pictures, runs, poor)
     _say(f"{time.monotonic() - began:.0f} s")
     return report
 
