@@ -382,7 +382,7 @@ def _check_writable(folder: Path) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of `python -m fewcal.demo`; exit codes as in `fewcal`."""
     parser = argparse.ArgumentParser(prog="python -m fewcal.demo", description=__doc__)
-    parser.add_argument("--tasks", type=int, default=500, help="tasks at each number of shots (500)")
+    parser.add_argument("--tasks", type=int, default=300, help="tasks at each number of shots (300)")
     parser.add_argument("--rows", type=int, default=30, help="pictures of each letter (30)")
     parser.add_argument("--seed", type=int, default=0, help="of pictures and tasks (0)")
     parser.add_argument("--out", type=Path, default=Path("demo-report"), help="folder of the report (demo-report)")
