@@ -86,7 +86,7 @@ def mean_trust(base: FeatureSplit, split: FeatureSplit, protocol: Protocol) -> f
     """The mean say of the base classes over the first tasks; 0 where the bank is not used."""
     bank = BaseBank().fit(base.float32(), base.require_labels())
     method = make_method("gdc").prepare(bank)
-    if not isinstance(method, HierarchicalGDC):
+    if not isinstance(method, HierarchicalGDC) or method.unused is not None:
         return 0.0
     tasks = range(min(protocol.tasks, _TRUST_TASKS))
     drawn = sample_episodes(split.require_labels(), protocol.spec, tasks, split.classes)
