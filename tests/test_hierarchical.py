@@ -18,9 +18,10 @@ from fewcal.errors import FewcalWarning, InputError
 from fewcal.features.synthetic import make_features
 from fewcal.heads import discriminant
 from fewcal.heads.discriminant import Discriminant, fit_gamma, oas_ridge, squared_separation
+from fewcal.heads.lbfgs import lbfgs_head
 from fewcal.heads.linear import class_means
 from fewcal.methods import TaskBatch, make_method
-from fewcal.methods.bankless import Bankless
+from fewcal.methods.bankless import Bankless, bankless_logistic
 from fewcal.methods.hierarchical import HierarchicalGDC, enough_classes
 from fewcal.power_choice import PowerSample, choose_power, within_class_kurtosis
 from fewcal.presets import get_preset, with_settings
@@ -384,3 +385,12 @@ def test_lda_is_fishers_with_the_shrunk_base_covariance(bank: BaseBank) -> None:
     sigma = (1 - share) * s + share * t1 / d * np.eye(d)
     m = class_means(z, y, 4)[0].double().numpy()
     np.testing.assert_allclose(head.weight[0], m @ np.linalg.inv(sigma), rtol=1e-3, atol=1e-3)
+
+
+def test_logistic_regression_in_the_span_is_that_of_all_features() -> None:
+    x, y = support(4, 5, dim=60)
+    whole = lbfgs_head(x, y, 4)
+    span = bankless_logistic(x, y, 4)
+    torch.testing.assert_close(span.weight, whole.weight, rtol=2e-2, atol=2e-3)
+    twice = torch.cat([x, x], dim=1)  # rows that say the same
+    assert bool(torch.isfinite(bankless_logistic(twice, torch.cat([y, y], dim=1), 4).weight).all())

@@ -86,16 +86,19 @@ def _discriminant_and_logistic(support: Tensor, labels: Tensor, n_classes: int) 
     means = class_means(support, labels, n_classes)
     plain = Discriminant(support, labels, means, means.new_ones(means.shape[2]), 0.0, RIDGE)
     discriminant = plain.head(SHARPNESS / squared_separation(means))
-    return _average(discriminant, _logistic(support, labels, n_classes))
+    return _average(discriminant, bankless_logistic(support, labels, n_classes))
 
 
-def _logistic(support: Tensor, labels: Tensor, n_classes: int) -> LinearHead:
+def bankless_logistic(support: Tensor, labels: Tensor, n_classes: int) -> LinearHead:
     """Logistic regression, in the span of the rows: its weights lie there, and rows are often fewer than features."""
     if support.shape[1] >= support.shape[2]:
         return lbfgs_head(support, labels, n_classes, C=C)
-    basis = torch.linalg.qr(support.mT).Q  # (T, D, S)
-    head = lbfgs_head(support @ basis, labels, n_classes, C=C)
-    return LinearHead(head.weight @ basis.mT, head.bias)
+    gram = support @ support.mT
+    ridge = 1e-6 * gram.diagonal(dim1=1, dim2=2).mean(dim=1)[:, None, None]  # rows may be the same
+    lower = torch.linalg.cholesky(gram + ridge * torch.eye(gram.shape[1], dtype=gram.dtype, device=gram.device))
+    head = lbfgs_head(lower, labels, n_classes, C=C)  # X = LQ: in the rows of Q those of X are those of L
+    inside = torch.linalg.solve_triangular(lower, head.weight, upper=False, left=False)
+    return LinearHead(inside @ support, head.bias)
 
 
 @dataclass(frozen=True, eq=False)
