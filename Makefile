@@ -5,8 +5,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 # Tests of numbers: run once more as on a processor without wide registers, where sums are taken in another order.
-NUMERIC := backbones bank calibrate contracts covariance domain_match estimators extractors gaussian gaussianize heads \
-	methods rejection sampler saved speed_paths
+NUMERIC := bank covariance estimators heads methods test_calibrate.py test_domain_match.py test_factor_gaussian.py \
+	test_gaussianize.py test_rejection.py test_speed_paths.py features/test_backbones.py features/test_extractors.py
 OTHER_PROCESSOR := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
 
 .PHONY: demo test test-slow redteam browser lint format bench bench-scale bench-gpu docs clean
@@ -16,7 +16,7 @@ demo: $(STAMP)
 
 test: $(STAMP) browser
 	$(BIN)/python -m pytest -q -n 2 --cov --cov-report=term
-	$(OTHER_PROCESSOR) $(BIN)/python -m pytest -q -n 2 $(wildcard $(NUMERIC:%=tests/test_%.py))
+	$(OTHER_PROCESSOR) $(BIN)/python -m pytest -q -n 2 $(NUMERIC:%=tests/%)
 
 # Pages are tested in Chromium. Root on Debian gets it; elsewhere one line says what is missing.
 browser:

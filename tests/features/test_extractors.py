@@ -279,7 +279,7 @@ def test_an_extractor_is_added_by_registering_a_function(monkeypatch: pytest.Mon
 
 def test_the_documentation_names_every_extractor() -> None:
     docs = "".join(
-        (Path(__file__).parents[1] / "docs" / page).read_text("utf-8") for page in ("pictures.md", "text.md")
+        (Path(__file__).parents[2] / "docs" / page).read_text("utf-8") for page in ("pictures.md", "text.md")
     )
     for name in [*list_extractors(), "timm:NAME", "hf:NAME"]:
         assert f"`{name}`" in docs, name

@@ -45,7 +45,7 @@ class Server:
             [sys.executable, "-c", SERVER, str(folder)],
             stdout=subprocess.PIPE,
             text=True,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])},
+            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])},
         )
         assert self.process.stdout is not None
         self.link = self.process.stdout.readline().strip()

@@ -38,7 +38,7 @@ from fewcal.rejection import OutlierTest
 from fewcal.tuning.spaces import default_space, field_axes, make_space
 
 WORLD = make_world(1, signed=True, tasks=1, ways=4, shots=3)
-sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 
 
 def one_task(method: GDC) -> TaskBatch:

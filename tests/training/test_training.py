@@ -324,7 +324,7 @@ def test_a_process_that_is_really_killed(tmp_path: Path) -> None:
     """SIGKILL in the middle of a step, then --resume, through the command line."""
     code = f"""
 import os, sys
-sys.path.insert(0, {str(Path(__file__).parent)!r})
+sys.path[:0] = {[str(Path(__file__).parent), str(Path(__file__).parents[1])]!r}
 import torch
 torch.set_num_threads(1)
 import test_training as t
@@ -404,7 +404,7 @@ def test_starting_from_a_checkpoint(tmp_path: Path) -> None:
 
 WORKER = """
 import sys
-sys.path.insert(0, {tests!r})
+sys.path[:0] = {tests!r}
 import torch
 torch.set_num_threads(1)
 import test_training as t
@@ -426,7 +426,7 @@ def test_two_processes_train_one_model(tmp_path: Path) -> None:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
-    code = WORKER.format(tests=str(Path(__file__).parent), out=str(tmp_path / "run"))
+    code = WORKER.format(tests=[str(Path(__file__).parent), str(Path(__file__).parents[1])], out=str(tmp_path / "run"))
     world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     workers = [
         subprocess.Popen(
