@@ -170,7 +170,7 @@ def test_discriminant_against_dense_algebra(shot: int, dim: int) -> None:
     x, y = support(4, shot, dim)
     own = class_means(x, y, 4)
     metric = torch.linspace(0.5, 1.0, dim)
-    parts = Discriminant(x, y, own, metric, 0.0, ridge=10.0)
+    parts = Discriminant(x, y, own, metric, 0 * metric, ridge=10.0)
     head = parts.head(2.0)
     r = (x - own[0][y[0]])[0].double().numpy()
     v = metric.double().numpy()
@@ -191,8 +191,9 @@ def test_left_out_rows_are_scored_as_if_they_had_not_been_there(
     own = class_means(x, y, 3)
     metric = torch.linspace(0.5, 1.0, dim, dtype=torch.float64)
     prior = torch.randn(1, 3, dim, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    means = (shot * own + 2.0 * prior) / (shot + 2.0)
-    parts = Discriminant(x, y, means, metric, 2.0, ridge=10.0)
+    worth = torch.linspace(1.0, 9.0, dim, dtype=torch.float64)
+    means = (shot * own + worth * prior) / (shot + worth)
+    parts = Discriminant(x, y, means, metric, worth, ridge=10.0)
     seen: list[Tensor] = []
     monkeypatch.setattr(discriminant, "fit_gamma", lambda scores, *rest: (seen.append(scores), rest[-1])[1])
     parts.head(1.0)
@@ -203,7 +204,7 @@ def test_left_out_rows_are_scored_as_if_they_had_not_been_there(
         rest, codes = x[0, keep].numpy(), y[0, keep].numpy()
         m = np.stack([rest[codes == c].mean(axis=0) for c in range(3)])
         count = np.bincount(codes)[:, None]
-        mu = (count * m + 2.0 * prior[0].numpy()) / (count + 2.0)
+        mu = (count * m + worth.numpy() * prior[0].numpy()) / (count + worth.numpy())
         p = dense_precision(rest - m[codes], v, nu)
         expected = 2 * x[0, i].numpy() @ p @ mu.T - np.einsum("nd,de,ne->n", mu, p, mu)
         np.testing.assert_allclose(seen[0][0, i].numpy(), expected, rtol=1e-6, atol=1e-8)
@@ -224,7 +225,7 @@ def test_gamma_follows_the_rows_that_were_left_out() -> None:
 def test_one_shot_is_the_nearest_mean() -> None:
     x, y = support(4, 1)
     own = class_means(x, y, 4)
-    head = Discriminant(x, y, own, torch.ones(40), 0.0, 10.0).head(3.0)
+    head = Discriminant(x, y, own, torch.ones(40), torch.zeros(40), 10.0).head(3.0)
     q = torch.randn(1, 20, 40, generator=torch.Generator().manual_seed(1))
     expected = torch.softmax(-3.0 * torch.cdist(q, own).square(), dim=-1)
     torch.testing.assert_close(torch.softmax(head.logits(q), dim=-1), expected, rtol=1e-3, atol=1e-5)

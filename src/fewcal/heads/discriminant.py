@@ -63,9 +63,8 @@ class Discriminant:
         μ.
     metric : Tensor (D,)
         The diagonal of V.
-    worth : float
-        Rows that the prior of a mean is worth, on average over directions; 0 without one. Leaving a row out moves μ by
-        it.
+    worth : Tensor (D,)
+        Rows that the prior of a mean is worth in each direction, 0 without one: how far leaving a row out moves μ.
     ridge : float
         In OAS ridges.
     """
@@ -74,7 +73,7 @@ class Discriminant:
     labels: Tensor
     means: Tensor
     metric: Tensor
-    worth: float
+    worth: Tensor
     ridge: float
 
     def head(self, guess: Tensor | float) -> LinearHead:
@@ -103,21 +102,17 @@ class Discriminant:
         """
         s = self.support.shape[1]
         every = torch.cat([self.support, self.means], dim=1)
-        gram = (every * self.metric) @ every.mT
+        weighted = every * self.metric
+        gram = weighted @ every.mT
         centring = torch.eye(s, dtype=gram.dtype, device=gram.device) - member @ (member > 0).to(gram.dtype).mT
-        xx, xm, mm = gram[:, :s, :s], gram[:, :s, s:], gram[:, s:, s:]
-        rx, rm = centring @ xx, centring @ xm
+        rx, rm = centring @ gram[:, :s, :s], centring @ gram[:, :s, s:]
         rr = rx @ centring.mT
         nu = self._nu(rr, freedom)
         inverse = torch.cholesky_inverse(
             torch.linalg.cholesky(rr + nu * torch.eye(s, dtype=gram.dtype, device=gram.device))
         )
-        t = (shots + self.worth)[..., None]
-        left = (t - 1).clamp(min=1e-6)
-        own = self.labels[:, None].expand(-1, s, -1)
-        rw = (t.mT * rm.gather(2, own) - rx) / left.mT  # column i is what row i left behind
-        x2, m2 = xx.diagonal(dim1=1, dim2=2)[..., None], mm.diagonal(dim1=1, dim2=2).gather(1, self.labels)[..., None]
-        x_own = xm.gather(2, self.labels[..., None])
+        w = self._without(shots)
+        rw = centring @ (weighted[:, :s] @ w.mT)  # column i is what row i left behind
         solved = inverse @ rw
 
         def diagonal(a: Tensor, b: Tensor) -> Tensor:
@@ -129,8 +124,8 @@ class Discriminant:
             rx=nu * diagonal(inverse, rx),
             rm=nu * inside,
             rw=nu * diagonal(inverse, rw),
-            xw=(t * x_own - x2) / left - diagonal(rx, solved),
-            ww=(t.square() * m2 - 2 * t * x_own + x2) / left.square() - diagonal(rw, solved),
+            xw=_dot(weighted[:, :s], w) - diagonal(rx, solved),
+            ww=_dot(w * self.metric, w) - diagonal(rw, solved),
         )
         return (self.means - (centring.mT @ inside).mT @ self.support) * self.metric, nu, found
 
@@ -142,15 +137,16 @@ class Discriminant:
         scaled = r * self.metric.sqrt()
         nu = self._nu(scaled.mT @ scaled, freedom)
         lower = torch.linalg.cholesky(r.mT @ r / nu + torch.diag(1 / self.metric))
-        t = (shots + self.worth)[..., None]
-        w = (t * self.means.gather(1, index) - x) / (t - 1).clamp(min=1e-6)
+        w = self._without(shots)
         directions, moved, solved = (torch.cholesky_solve(v.mT, lower).mT for v in (self.means, r, w))
+        rr, rx, rw = _dot(moved, r), _dot(moved, x), _dot(moved, w)
+        return directions, nu, RowProducts(rr, rx, moved @ self.means.mT, rw, _dot(x, solved), _dot(w, solved))
 
-        def dot(a: Tensor, b: Tensor) -> Tensor:
-            return torch.linalg.vecdot(a, b)[..., None]
-
-        products = dot(moved, r), dot(moved, x), moved @ self.means.mT, dot(moved, w), dot(x, solved), dot(w, solved)
-        return directions, nu, RowProducts(*products)
+    def _without(self, shots: Tensor) -> Tensor:
+        """The mean of the class of each row without it, `(T, S, D)`."""
+        total = shots[..., None] + self.worth
+        own = self.means.gather(1, self.labels[..., None].expand(self.support.shape))
+        return (total * own - self.support) / (total - 1).clamp(min=1e-6)
 
     def _nu(self, gram: Tensor, freedom: Tensor) -> Tensor:
         trace, square = gram.diagonal(dim1=1, dim2=2).sum(dim=-1), gram.square().sum(dim=(1, 2))
@@ -172,6 +168,10 @@ class Discriminant:
         plain = 2 * self.support @ directions.mT - (directions * self.means).sum(dim=-1)[:, None]
         own = updated(2 * found.xw - found.ww, found.rw)
         return updated(plain, found.rm).scatter(2, self.labels[..., None], own)
+
+
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    return torch.linalg.vecdot(a, b)[..., None]
 
 
 def fit_gamma(scores: Tensor, labels: Tensor, shots: Tensor, guess: Tensor) -> Tensor:

@@ -84,7 +84,8 @@ def bankless_head(support: Tensor, labels: Tensor, n_classes: int) -> Head:
 
 def _discriminant_and_logistic(support: Tensor, labels: Tensor, n_classes: int) -> LinearHead:
     means = class_means(support, labels, n_classes)
-    plain = Discriminant(support, labels, means, means.new_ones(means.shape[2]), 0.0, RIDGE)
+    one = means.new_ones(means.shape[2])
+    plain = Discriminant(support, labels, means, one, 0 * one, RIDGE)
     discriminant = plain.head(SHARPNESS / squared_separation(means))
     return _average(discriminant, bankless_logistic(support, labels, n_classes))
 

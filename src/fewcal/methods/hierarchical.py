@@ -156,8 +156,7 @@ class HierarchicalGDC(Method):
             own = class_means(support, batch.labels, batch.n_classes)
             shots = torch.nn.functional.one_hot(batch.labels, batch.n_classes).sum(dim=1)
             found = posterior(self.prior, own, shots, sharpness=p.sharpness, strength=p.strength)
-            worth = float(found.worth.mean())
-            parts = Discriminant(support, batch.labels, found.mean, found.precision, worth, p.scatter)
+            parts = Discriminant(support, batch.labels, found.mean, found.precision, found.worth, p.scatter)
             return blended(parts.head(self.confidence), batch, self.trust(batch).share)
 
     @property
