@@ -84,7 +84,7 @@ def test_a_class_added_after_loading_is_a_new_fit(world: ProcessGroup, tmp_path:
 
 def test_only_moments_of_the_bank_are_kept_unless_asked(world: ProcessGroup, tmp_path: Path) -> None:
     x, y, query = task(world)
-    classifier = GDCClassifier(world.bank()).fit(x, y)
+    classifier = GDCClassifier(world.bank(), "whitened").fit(x, y)
     small, large = classifier.save(tmp_path / "small"), classifier.save(tmp_path / "large", keep_bank=True)
     assert "bank.rows" not in load_file(small)
     assert "bank.rows" in load_file(large)

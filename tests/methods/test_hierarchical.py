@@ -395,3 +395,11 @@ def test_logistic_regression_in_the_span_is_that_of_all_features() -> None:
     torch.testing.assert_close(span.weight, whole.weight, rtol=2e-2, atol=2e-3)
     twice = torch.cat([x, x], dim=1)  # rows that say the same
     assert bool(torch.isfinite(bankless_logistic(twice, torch.cat([y, y], dim=1), 4).weight).all())
+
+
+def test_a_saved_classifier_answers_alike_from_moments_alone(bank: BaseBank, tmp_path: Path) -> None:
+    x, y = (t[0].numpy() for t in support(3, 3))
+    fitted = GDCClassifier(bank).fit(x, y)
+    loaded = GDCClassifier.load(fitted.save(tmp_path / "birds.fewcal"))
+    assert loaded.bank.rank == 0
+    np.testing.assert_allclose(loaded.predict_proba(x), fitted.predict_proba(x), atol=1e-4)

@@ -495,7 +495,7 @@ def test_the_command_computes_then_draws(folders: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
-        (["nothing", "--out", "o"], "experiment 'nothing' is unknown"),
+        (["nothing", "--out", "o", "--features", "f"], "experiment 'nothing' is unknown"),
         (["table1", "--out", "o"], "--features is missing"),
         (["table1", "--out", "o", "--features", "nowhere"], "no folder nowhere"),
         (["table1", "--out", "o", "--draw-only", "--compute-only"], "exclude each other"),

@@ -6,6 +6,7 @@ Exit codes: 0 done; 1 a bug in fewcal; 2 wrong options or input; 3 the surroundi
 
 from __future__ import annotations
 
+import errno
 import re
 import sys
 import warnings
@@ -112,6 +113,8 @@ def _told(error: Exception) -> tuple[str, int]:
         asked = re.search(r"allocate ([\d.,]+ ?\w+)", str(error))
         wanted = f" ({asked[1]} in one piece)" if asked else ""
         return f"not enough memory{wanted}; use smaller batches, fewer features or a machine with more", 3
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
+        return f"cannot write the output: {error.strerror}", 3  # printed without a buffer, it fails while it is printed
     if isinstance(error, FewcalError | OSError):
         return str(error) or type(error).__name__, 3
     return f"unexpected {type(error).__name__}: {error} (run again with --debug and report it)", 1
