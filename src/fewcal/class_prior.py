@@ -30,6 +30,10 @@ from fewcal.bank.build import BankParts
 from fewcal.bank.moments import Moments
 from fewcal.gaussianize import Gaussianization
 
+# Below this reliability the base means are taken for noise and the bank is not used.
+LEAST_RELIABILITY = 0.25
+# Base classes up to which they have no say as neighbours, and from which they have all of it.
+FEW_CLASSES, ENOUGH_CLASSES = 20, 60
 # Examples that stand for held-out base classes when similarity is measured, and classes they are of, at most.
 _EXAMPLES = 2048
 
@@ -206,3 +210,28 @@ def prior_bank(prior: ClassPrior, bank: BaseBank) -> BaseBank:
     )
     parts = BankParts(0, transform=prior.transform, classes=list(bank.classes), moments=moments, source=bank.source)
     return BaseBank.from_parts(parts, unwhitened=bank)
+
+
+def enough_classes(classes: int) -> float:
+    """The say of base classes by their number: with few, the nearest are not near.
+
+    >>> enough_classes(20), enough_classes(40), enough_classes(100)
+    (0.0, 0.5, 1.0)
+    """
+    return min(1.0, max(0.0, (classes - FEW_CLASSES) / (ENOUGH_CLASSES - FEW_CLASSES)))
+
+
+def why_ignored(classes: int, share: float) -> str | None:
+    """Why a bank of so many classes, whose means are this reliable, is of no use, in plain words; None where it is.
+
+    >>> why_ignored(100, 0.9), why_ignored(5, 0.9)
+    (None, '5 base classes are too few for near ones among them (from 60 on all is well)')
+    """
+    if classes <= FEW_CLASSES:
+        return f"{classes} base classes are too few for near ones among them (from {ENOUGH_CLASSES} on all is well)"
+    if share < LEAST_RELIABILITY:
+        return (
+            f"its base classes hardly differ (only {100 * share:.0f}% of the variance of their means is more than "
+            "chance; are their labels right?)"
+        )
+    return None

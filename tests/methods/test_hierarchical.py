@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fewcal import BaseBank, GDCClassifier, Protocol, evaluate
 from fewcal._utils.randomness import TaskRandom
-from fewcal.class_prior import fit_class_prior, posterior, reliability
+from fewcal.class_prior import enough_classes, fit_class_prior, posterior, reliability
 from fewcal.errors import FewcalWarning, InputError
 from fewcal.features.synthetic import make_features
 from fewcal.heads import discriminant
@@ -22,7 +22,7 @@ from fewcal.heads.lbfgs import lbfgs_head
 from fewcal.heads.linear import class_means
 from fewcal.methods import TaskBatch, make_method
 from fewcal.methods.bankless import Bankless, bankless_logistic
-from fewcal.methods.hierarchical import HierarchicalGDC, enough_classes
+from fewcal.methods.hierarchical import HierarchicalGDC
 from fewcal.power_choice import PowerSample, choose_power, within_class_kurtosis
 from fewcal.presets import get_preset, with_settings
 

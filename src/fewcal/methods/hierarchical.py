@@ -24,7 +24,15 @@ from torch import Tensor
 from fewcal._utils.types import JSON
 from fewcal.bank import BaseBank
 from fewcal.calibrate import Calibration, distances
-from fewcal.class_prior import ClassPrior, fit_class_prior, posterior, prior_bank, reliability
+from fewcal.class_prior import (
+    ClassPrior,
+    enough_classes,
+    fit_class_prior,
+    posterior,
+    prior_bank,
+    reliability,
+    why_ignored,
+)
 from fewcal.domain_match import Trust
 from fewcal.errors import FewcalWarning
 from fewcal.gaussianize import Gaussianization
@@ -35,10 +43,6 @@ from fewcal.methods.bankless import UnitRows, bankless_head
 from fewcal.methods.base import Method, RowMap, TaskBatch
 from fewcal.params import GDCParams
 
-# Below this reliability the base means are taken for noise and the bank is not used.
-LEAST_RELIABILITY = 0.25
-# Base classes up to which they have no say as neighbours, and from which they have all of it.
-FEW_CLASSES, ENOUGH_CLASSES = 20, 60
 # Resemblance of the support to its neighbours, as a share of that of held-out base classes: none and all of the say.
 _UNLIKE, _LIKE = 0.5, 0.8
 # Rows looked at together.
@@ -222,28 +226,3 @@ def blended(head: LinearHead, batch: TaskBatch, trust: Tensor) -> BlendedHead:
     if bool((trust < 1).any()):
         plain = bankless_head(batch.support[..., d:], batch.labels, batch.n_classes)
     return BlendedHead(head, plain, trust)
-
-
-def enough_classes(classes: int) -> float:
-    """The say of base classes by their number: with few, the nearest are not near.
-
-    >>> enough_classes(20), enough_classes(40), enough_classes(100)
-    (0.0, 0.5, 1.0)
-    """
-    return min(1.0, max(0.0, (classes - FEW_CLASSES) / (ENOUGH_CLASSES - FEW_CLASSES)))
-
-
-def why_ignored(classes: int, share: float) -> str | None:
-    """Why a bank of so many classes, whose means are this reliable, is of no use, in plain words; None where it is.
-
-    >>> why_ignored(100, 0.9), why_ignored(5, 0.9)
-    (None, '5 base classes are too few for near ones among them (from 60 on all is well)')
-    """
-    if classes <= FEW_CLASSES:
-        return f"{classes} base classes are too few for near ones among them (from {ENOUGH_CLASSES} on all is well)"
-    if share < LEAST_RELIABILITY:
-        return (
-            f"its base classes hardly differ (only {100 * share:.0f}% of the variance of their means is more than "
-            "chance; are their labels right?)"
-        )
-    return None
