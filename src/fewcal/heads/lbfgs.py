@@ -95,7 +95,7 @@ def lbfgs_head(
         left = int(active.sum())
         if x is not full and (4 * left < t or i == _MOST_HALF):
             x = full
-            logits = _forward(w, x)
+            logits = _over_truth(_forward(w, x), labels)
             grad = gradient(x, labels, torch.softmax(logits, dim=1), w, ridge)
             active = grad.abs().amax(dim=(1, 2)) > tol
             left = int(active.sum())
@@ -113,8 +113,8 @@ def lbfgs_head(
         slope = _dot(step, grad)
         step = torch.where(slope < 0, step, -grad)  # a task whose curvature went stale starts over
         step = torch.where(active[:, None, None], step, 0.0)
-        along = _forward(step, x)[..., :m]
-        length, probabilities = _line_search(logits, along, labels, w, step, _dot(step, grad)[:, 0, 0], ridge)
+        along = _over_truth(_forward(step, x)[..., :m], labels)
+        length, probabilities = _line_search(logits, along, w, step, _dot(step, grad)[:, 0, 0], ridge)
         move = length[:, None, None] * step
         w = w + move
         logits = logits + length[:, None, None] * along
@@ -134,6 +134,15 @@ def _forward(w: Tensor, x: Tensor) -> Tensor:
     if x.dtype == w.dtype:
         return torch.baddbmm(bias, weight, x.mT)
     return bias + products(weight.to(x.dtype), x.mT)
+
+
+def _over_truth(logits: Tensor, labels: Tensor) -> Tensor:
+    """Logits `(T, N, M)` less that of each point's class, in place.
+
+    The softmax is the same, and the loss of a point is its log-sum-exp, without the difference of two large numbers: on
+    large features their rounding is more than the loss itself, and a search led by it goes uphill.
+    """
+    return logits.sub_(logits.gather(1, labels[:, None, :]))
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:
@@ -193,9 +202,11 @@ def _direction(grad: Tensor, history: list[tuple[Tensor, Tensor, Tensor]], dampi
 
 
 def _line_search(
-    logits: Tensor, along: Tensor, labels: Tensor, w: Tensor, step: Tensor, slope: Tensor, ridge: float
+    logits: Tensor, along: Tensor, w: Tensor, step: Tensor, slope: Tensor, ridge: float
 ) -> tuple[Tensor, Tensor]:
     """Length of the step of each task, `(T,)`, and the class probabilities there, `(T, N, M)`.
+
+    `logits` and how they change along the step are given `_over_truth`.
 
     Newton on a convex function of one variable, inside a bracket. On large features the first steps can be far too long
     and the softmax saturated all the way, where Newton is blind: a point uphill of the start is never taken, and the
@@ -204,21 +215,20 @@ def _line_search(
     weight, move = w[..., :-1], step[..., :-1]
     linear = ridge * (weight * move).sum(dim=(1, 2))
     quadratic = ridge * move.square().sum(dim=(1, 2))
-    target = along.gather(1, labels[:, None, :]).mean(dim=(1, 2))
     start = torch.logsumexp(logits, dim=1).mean(dim=1)
-    low = torch.zeros_like(target)
-    high = torch.full_like(target, torch.inf)
-    t = torch.ones_like(target)
+    low = torch.zeros_like(slope)
+    high = torch.full_like(slope, torch.inf)
+    t = torch.ones_like(slope)
     found = slope >= 0  # tasks that do not move
     for round_ in range(_MOST_ROUNDS):
         z = torch.addcmul(logits, along, t[:, None, None])
         p = torch.softmax(z, dim=1)
         total = z.amax(dim=1) - p.amax(dim=1).log()  # the log-sum-exp, without a second exponential
-        rise = total.mean(dim=1) - start + t * (linear - target) + 0.5 * t.square() * quadratic
-        downhill = rise <= 1e-5 * (1 + start.abs())  # more would not be rounding
+        rise = total.mean(dim=1) - start + t * linear + 0.5 * t.square() * quadratic
+        downhill = rise <= 1e-5 * start + 1e-7  # more would not be rounding
         weighted = p * along
         first = weighted.sum(dim=1)  # (T, M)
-        here = first.mean(dim=1) - target + linear + t * quadratic
+        here = first.mean(dim=1) + linear + t * quadratic
         found = found | (downhill & (here.abs() <= _CURVATURE * slope.abs()))
         if bool(found.all()) or round_ == _MOST_ROUNDS - 1:
             return t, p
