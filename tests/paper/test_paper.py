@@ -117,7 +117,7 @@ def test_fewer_tasks_are_the_first_of_the_same() -> None:
     both = join(many, few)
     gain = difference(both, "c", "a")
     assert (gain.n, gain.difference) == (3, 0.0)
-    assert Verdict.of("x", "y", gain).word == "cannot tell"
+    assert Verdict.of("x", "y", gain, "default").word == "cannot tell"
     assert gain_text(difference(both, "a", "b")).count("±") == 1
     with pytest.raises(ValueError, match="measured twice"):
         join(many, many)
@@ -175,7 +175,7 @@ def test_a_search_takes_the_best_of_its_settings_on_validation() -> None:
 
 
 def test_effort_is_bounded_by_the_tasks_asked_for() -> None:
-    assert Budget.of(10).to_dict() == Budget(10, 10, 10, 10, 16, 100).to_dict()
+    assert Budget.of(10).to_dict() == Budget(10, 10, 10, 10, 16, 100, 12, 30).to_dict()
     assert Budget.of(quick=True).sgd < Budget.of().sgd < Budget.of(device="cuda:0").sgd == 1000
     assert Budget.of(500, sgd=70, sampled=80, trials=3).to_dict()["trials"] == 3
     with pytest.raises(InputError, match="trials is 0"):
@@ -365,6 +365,10 @@ def test_a_run_is_continued_with_its_own_settings_only(folders: Path, tmp_path: 
         run_experiments(wanted, {}, tmp_path / "b", EFFORT)
     with pytest.raises(InputError, match="holds no run"):
         draw_report(tmp_path / "full")
+    old = read_config(tmp_path / "a") | {"version": 1}
+    (tmp_path / "full" / "config.json").write_text(json.dumps(old))
+    with pytest.raises(FileFormatError, match="a run of format 1"):
+        run_experiments(wanted, features, tmp_path / "full", EFFORT, resume=True)
     (tmp_path / "full" / "config.json").write_text("{}")
     with pytest.raises(FileFormatError, match="not that of a run"):
         draw_report(tmp_path / "full")
@@ -440,18 +444,18 @@ def test_samples_closer_to_queries_are_a_statement() -> None:
 
 def test_verdicts_need_an_interval_with_one_sign() -> None:
     acc = {"per_task": 10, "correct": {"a": [6, 7, 8, 7], "b": [3, 4, 5, 5], "c": [9, 2, 9, 9]}}
-    assert Verdict.of("", "", difference(acc, "a", "b")).holds is True
-    assert Verdict.of("", "", difference(acc, "b", "a")).holds is False
-    assert Verdict.of("", "", difference(acc, "c", "a")).holds is None
+    assert Verdict.of("", "", difference(acc, "a", "b"), "default").holds is True
+    assert Verdict.of("", "", difference(acc, "b", "a"), "default").holds is False
+    assert Verdict.of("", "", difference(acc, "c", "a"), "default").holds is None
     few = np.zeros(1000, int)
     few[:9] = 1  # all of them wins, and a t-test would be sure
     acc = {"per_task": 10, "correct": {"a": (5 + few).tolist(), "b": [5] * 1000}}
     assert difference(acc, "a", "b").difference > difference(acc, "a", "b").ci95
-    assert Verdict.of("", "", difference(acc, "a", "b")).holds is None
+    assert Verdict.of("", "", difference(acc, "a", "b"), "default").holds is None
     few[:30] = 1
     acc["correct"] = {"a": (5 + few).tolist(), "b": [5] * 1000}
-    assert Verdict.of("", "", difference(acc, "a", "b")).holds is True
-    verdicts = [Verdict("x", "here", "+1", True), Verdict("y", "there", "−1", False)]
+    assert Verdict.of("", "", difference(acc, "a", "b"), "default").holds is True
+    verdicts = [Verdict("x", "here", "+1", True, "default"), Verdict("y", "there", "−1", False, "as printed")]
     table = claims_table(verdicts, "c")
     assert [len(r) for r in table.rows] == [3, 3]
     assert table.rows[0][2] is None
@@ -487,7 +491,7 @@ def test_the_command_computes_then_draws(folders: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "o" / "report.html").exists()
     done = runner.invoke(app, ["paper", "run", "all", "--out", out, "--draw-only", "--json", str(tmp_path / "s.json")])
     assert done.exit_code == 0, done.output
-    assert "statements:" in done.output
+    assert "as printed: " in done.output
     assert json.loads((tmp_path / "s.json").read_text())["effort"]["tasks"] == 2
     assert runner.invoke(app, [*given, "--resume", "--quiet"]).exit_code == 0
 

@@ -106,8 +106,7 @@ def run(
 
 
 def _print_verdicts(summary: Summary, out: Path) -> None:
-    counts = {w: sum(v["verdict"] == w for v in summary["verdicts"]) for w in ("holds", "does not hold")}
-    print(
-        f"{len(summary['verdicts'])} statements: {counts['holds']} hold, {counts['does not hold']} do not; "
-        f"report: {out / 'report.html'}, summary: {out / 'summary.md'}"
-    )
+    for group, counts in summary["groups"].items():
+        hold, fail, open_ = counts["holds"], counts["does_not_hold"], counts["cannot_tell"]
+        print(f"{group}: {hold + fail + open_} statements, {hold} hold, {fail} do not, {open_} cannot be told")
+    print(f"report: {out / 'report.html'}, summary: {out / 'summary.md'}")

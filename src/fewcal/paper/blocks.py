@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypedDict
 
 from fewcal.evaluation.stats import Paired
 from fewcal.paper.measured import Measured, beyond, gain_text, mean_accuracy, mean_text
+from fewcal.paper.settings import GROUPS, Group
 from fewcal.render import Cell, Page
 from fewcal.render.page import MARKS, Value
 
@@ -37,25 +38,69 @@ class Picture:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A statement of the paper and what was found: `holds` is None where the interval has both signs."""
+    """A statement of the paper and what was found.
+
+    Attributes
+    ----------
+    claim, where, found : str
+    holds : bool or None
+        None where the interval has both signs.
+    group : str
+        Whether the paper's method ran as printed, was tuned or rescaled, or it is `default`.
+    control : str
+        The difference to the control for normalisation: the same transform, centring and L2 without calibration.
+    above_control : bool or None
+        None where that interval has both signs, or there is no control.
+    """
 
     claim: str
     where: str
     found: str
     holds: bool | None
+    group: Group
+    control: str = ""
+    above_control: bool | None = None
 
     @property
     def word(self) -> str:
         """In one or two words."""
-        return {True: "holds", False: "does not hold", None: "cannot tell"}[self.holds]
+        return _WORDS[self.holds]
 
     @classmethod
-    def of(cls, claim: str, where: str, gain: Paired) -> Verdict:
-        """The statement that a is above b, from their paired difference."""
-        if gain.won + gain.lost == 0:
-            return cls(claim, where, f"no task changes ({gain.n} tasks)", None)
-        found = f"{gain_text(gain)} ({gain.n} tasks)"
-        return cls(claim, where, found, gain.difference > 0 if beyond(gain) else None)
+    def of(cls, claim: str, where: str, gain: Paired, group: Group, control: Paired | None = None) -> Verdict:
+        """The statement that a is above b, from their paired difference; `control` is a minus the control."""
+        extra = ("", None) if control is None else _judged(control)
+        return cls(claim, where, *_judged(gain), group, *extra)
+
+
+_WORDS = {True: "holds", False: "does not hold", None: "cannot tell"}
+
+
+def _judged(gain: Paired) -> tuple[str, bool | None]:
+    if gain.won + gain.lost == 0:
+        return f"no task changes ({gain.n} tasks)", None
+    return f"{gain_text(gain)} ({gain.n} tasks)", gain.difference > 0 if beyond(gain) else None
+
+
+class Counts(TypedDict):
+    """How many statements of a group hold, do not hold, and cannot be told."""
+
+    holds: int
+    does_not_hold: int
+    cannot_tell: int
+
+
+def count_by_group(verdicts: Sequence[Verdict]) -> dict[Group, Counts]:
+    """Verdicts counted for each group on its own.
+
+    >>> count_by_group([Verdict("x", "here", "+1", True, "default")])["default"]
+    {'holds': 1, 'does_not_hold': 0, 'cannot_tell': 0}
+    """
+    out: dict[Group, Counts] = {}
+    for group in GROUPS:
+        found = [v.holds for v in verdicts if v.group == group]
+        out[group] = {"holds": found.count(True), "does_not_hold": found.count(False), "cannot_tell": found.count(None)}
+    return out
 
 
 Block: TypeAlias = str | Table | Picture
@@ -99,8 +144,13 @@ _MARKS = {True: "good", False: "bad", None: ""}
 
 def verdict_table(verdicts: Sequence[Verdict], caption: str) -> Table:
     """Statements one by one, with a sign for what became of them."""
-    rows: list[list[Value]] = [[v.claim, v.where, v.found, Cell(v.word, mark=_MARKS[v.holds])] for v in verdicts]
-    return Table(["the paper says", "features", "found, in points of accuracy", "verdict"], rows, caption)
+    header = ["the paper says", "features", "group", "found, in points of accuracy", "verdict"]
+    controlled = any(v.control for v in verdicts)
+    rows: list[list[Value]] = []
+    for v in verdicts:
+        control = [Cell(v.control or None, mark=_MARKS[v.above_control])] if controlled else []
+        rows.append([v.claim, v.where, v.group, v.found, Cell(v.word, mark=_MARKS[v.holds]), *control])
+    return Table([*header, *(["minus the control"] if controlled else [])], rows, caption)
 
 
 def claims_table(verdicts: Sequence[Verdict], caption: str) -> Table:

@@ -9,10 +9,23 @@ from typing import TypedDict
 from fewcal._utils.atomic import atomic_path, write_json
 from fewcal._utils.types import Log
 from fewcal.errors import InputError
-from fewcal.paper.blocks import Block, Picture, Section, Verdict, claims_table, to_markdown, to_page, verdict_table
+from fewcal.paper.blocks import (
+    Block,
+    Counts,
+    Picture,
+    Section,
+    Table,
+    Verdict,
+    claims_table,
+    count_by_group,
+    to_markdown,
+    to_page,
+    verdict_table,
+)
 from fewcal.paper.experiments import EXPERIMENTS
 from fewcal.paper.published import dataset_title, published
 from fewcal.paper.run import Config, Kept, kept_records, read_config
+from fewcal.paper.settings import GROUP_WORDS, PRINTED, Group
 from fewcal.render import Page
 from fewcal.render.figures import save
 from fewcal.render.page import Value
@@ -23,16 +36,29 @@ class Statement(TypedDict):
 
     claim: str
     features: str
+    group: Group
     found: str
     verdict: str
+    control: str
     experiment: str
 
 
+class Ran(TypedDict):
+    """What ran of an experiment: whether as printed, with which variants, on which features; verdicts by group."""
+
+    as_printed: bool
+    variants: list[str]
+    features: list[str]
+    groups: dict[Group, Counts]
+
+
 class Summary(TypedDict):
-    """`summary.json`: seconds of each experiment, the paper's statements and what became of them."""
+    """`summary.json`: seconds of each experiment, the paper's statements and what became of them, by group."""
 
     effort: dict[str, int]
     seconds: dict[str, float]
+    groups: dict[Group, Counts]
+    experiments: dict[str, Ran]
     verdicts: list[Statement]
     left_out: list[str]
 
@@ -52,15 +78,35 @@ def draw_report(out: str | Path, left_out: Sequence[str] = (), say: Log = lambda
     summary: Summary = {
         "effort": config["effort"],
         "seconds": {n: round(sum(r["seconds"] for r in rs), 2) for n, rs in kept.items()},
-        "verdicts": [
-            {"claim": v.claim, "features": v.where, "found": v.found, "verdict": v.word, "experiment": n}
-            for n, one in sections.items()
-            for v in one.verdicts
-        ],
+        "groups": count_by_group([v for one in sections.values() for v in one.verdicts]),
+        "experiments": {n: _ran(kept[n], one) for n, one in sections.items()},
+        "verdicts": [_statement(v, n) for n, one in sections.items() for v in one.verdicts],
         "left_out": list(left_out),
     }
     write_json(folder / "summary.json", summary)
     return summary
+
+
+def _statement(v: Verdict, experiment: str) -> Statement:
+    return {
+        "claim": v.claim,
+        "features": v.where,
+        "group": v.group,
+        "found": v.found,
+        "verdict": v.word,
+        "control": v.control,
+        "experiment": experiment,
+    }
+
+
+def _ran(records: Sequence[Kept], section: Section) -> Ran:
+    variants = list(dict.fromkeys(name for r in records for name in r["variants"]))
+    return {
+        "as_printed": PRINTED.name in variants,
+        "variants": variants,
+        "features": list(dict.fromkeys(r["dataset"] for r in records)),
+        "groups": count_by_group(section.verdicts),
+    }
 
 
 def _draw_sections(
@@ -125,21 +171,28 @@ def _opening(config: Config, kept: Mapping[str, Sequence[Kept]], left_out: Seque
 
 
 def _verdict_blocks(verdicts: Sequence[Verdict]) -> list[list[Block]]:
-    counts = {word: sum(v.word == word for v in verdicts) for word in ("holds", "does not hold", "cannot tell")}
     above = [v for v in verdicts if v.claim.startswith("GDC is above DC")]
     rest = [v for v in verdicts if v not in above]
-    out: list[list[Block]] = [
-        [
-            f"Of {len(verdicts)} statements {counts['holds']} hold, {counts['does not hold']} do not hold, and for "
-            f"{counts['cannot tell']} the 95% interval has both signs."
-        ]
-    ]
+    out: list[list[Block]] = [[_groups_table(verdicts)]]
     if above:
         caption = "GDC minus DC on the same tasks, points of accuracy; ▲ and ▼ are beyond the 95% interval"
         out.append([_above_words(above), claims_table(above, caption)])
     if rest:
         out.append([verdict_table(rest, "Other statements, each gain with its 95% interval")])
     return out
+
+
+def _groups_table(verdicts: Sequence[Verdict]) -> Table:
+    """How many statements hold, for each group on its own: they are about different methods."""
+    rows: list[list[Value]] = []
+    for group, counts in count_by_group(verdicts).items():
+        rows.append([group, GROUP_WORDS[group], sum(_numbers(counts)), *_numbers(counts)])
+    header = ["group", "what ran", "statements", "hold", "do not hold", "interval has both signs"]
+    return Table(header, rows, "The paper's statements, by what ran")
+
+
+def _numbers(counts: Counts) -> list[int]:
+    return [counts["holds"], counts["does_not_hold"], counts["cannot_tell"]]
 
 
 def _above_words(above: Sequence[Verdict]) -> str:

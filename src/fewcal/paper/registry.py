@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from fewcal.paper.blocks import Picture, Section, Verdict
-from fewcal.paper.budget import WHOLE, Budget, Case
+from fewcal.paper.budget import WHOLE, Case
 from fewcal.paper.published import DATASETS, dataset_title
+from fewcal.paper.settings import PRINTED, Variant
 
 if TYPE_CHECKING:
     import matplotlib.figure
@@ -67,6 +68,8 @@ class Experiment(Generic[R]):
         What it takes on two CPU cores with the four feature sets of the paper at 1000 tasks.
     figure : Figure or None
         The figure that it draws, if any.
+    variants : tuple of Variant
+        What it is computed with, the paper's own setting first; () where the question is not one of settings.
     """
 
     name: str
@@ -83,6 +86,12 @@ class Experiment(Generic[R]):
     others_only: bool = False
     cost: str = ""
     figure: AnyFigure | None = None
+    variants: tuple[Variant, ...] = ()
+
+    @property
+    def as_printed(self) -> bool:
+        """Whether it is computed with the paper's own setting."""
+        return PRINTED in self.variants
 
     def on(self, given: Sequence[str]) -> list[str]:
         """Those of the given datasets that it is computed on."""
@@ -105,24 +114,25 @@ def figure_experiment(
     cost: str,
     needs: tuple[str, ...] = ("base", "novel"),
     packages: tuple[str, ...] = (),
-    arguments: Callable[[Budget, str], Mapping[str, object]] = lambda budget, device: {},
-    judge: Callable[[R, str], Verdict] | None = None,
+    arguments: Callable[[Case], Mapping[str, object]] = lambda case: {},
+    judge: Callable[[R, str], Sequence[Verdict]] | None = None,
+    variants: tuple[Variant, ...] = (),
 ) -> Experiment[R]:
     """A figure as an experiment.
 
-    `arguments(budget, device)` go to its computation where they matter; `judge(record, where)` says whether the paper's
-    statement holds.
+    `arguments(case)` go to its computation where they matter; `judge(record, where)` says whether the paper's
+    statements hold, a verdict for each and for each group.
     """
 
     def compute(case: Case) -> R:
-        return figure.compute(case.features, seed=case.budget.seed, **arguments(case.budget, case.device))
+        return figure.compute(case.features, seed=case.budget.seed, **arguments(case))
 
     def show(records: Records[R]) -> Section:
         section = Section()
         for (name, _), record in records.items():
             words = f"{figure.title}, {dataset_title(name)}. {figure.say(record)}"
             if judge is not None:
-                section.verdicts.append(judge(record, dataset_title(name)))
+                section.verdicts += judge(record, dataset_title(name))
             section.blocks.append(Picture(f"{figure.name}-{name}", figure.draw(record), words, words))
         return section
 
@@ -140,9 +150,10 @@ def figure_experiment(
         elsewhere=True,
         cost=cost,
         figure=figure,
+        variants=variants,
     )
 
 
-def few_tasks(budget: Budget, device: str) -> dict[str, object]:
+def few_tasks(case: Case) -> dict[str, object]:
     """Arguments of a figure that runs methods: at most 200 tasks."""
-    return {"tasks": min(200, budget.tasks), "device": device}
+    return {"tasks": min(200, case.budget.tasks), "device": case.device}

@@ -36,7 +36,8 @@ from fewcal.paper.experiments import EXPERIMENTS
 from fewcal.paper.published import dataset_title
 from fewcal.paper.registry import AnyExperiment
 
-FORMAT, FORMAT_VERSION = "fewcal-paper", 1
+# Version 1 had other columns and no groups of verdicts.
+FORMAT, FORMAT_VERSION = "fewcal-paper", 2
 # How folders of features are named, by dataset of the paper; the first that fits counts.
 _PREFIXES = {
     "mini2cub": ("mini2cub",),
@@ -109,7 +110,7 @@ class Config(TypedDict):
 
 
 class Kept(TypedDict):
-    """A finished record, with where and how long it was computed; `data` is the experiment's own."""
+    """A finished record: where, how long and with which variants it was computed; `data` is the experiment's own."""
 
     experiment: str
     dataset: str
@@ -117,6 +118,7 @@ class Kept(TypedDict):
     device: str
     fewcal: str
     seconds: float
+    variants: list[str]
     data: object
 
 
@@ -201,6 +203,7 @@ def _compute(step: Step, case: Case, folder: Path, lock: OutputLock) -> float:
         "device": _device_name(case.device),
         "fewcal": __version__,
         "seconds": seconds,
+        "variants": [v.name for v in step.experiment.variants],
         "data": data,
     }
     with atomic_path(step.file(folder)) as temporary:  # in one line: counts of tasks are long lists
@@ -271,6 +274,11 @@ def read_config(folder: str | Path) -> Config:
     known = isinstance(config.get("effort"), dict) and isinstance(config.get("features"), dict)
     if config.get("format") != FORMAT or not known:
         raise FileFormatError(f"{file} is not that of a run of experiments")
+    if config.get("version") != FORMAT_VERSION:
+        raise FileFormatError(
+            f"{folder} holds a run of format {config.get('version')}, and this fewcal has format {FORMAT_VERSION} with "
+            "other columns; its report.html and summary.md stay readable: compute in a new folder"
+        )
     return cast(Config, config)
 
 

@@ -150,7 +150,9 @@ def show_ablation(records: Records[AblationRecord]) -> Section:
             rows, verdicts = _step_rows(record, scale, where)
             rows.append(_without_k(record, scale))
             whole = difference(record, f"{scale}: all", f"{scale}: gaussianization")
-            verdicts.append(Verdict.of("ablation: all components together add accuracy", where, whole))
+            verdicts.append(
+                Verdict.of("ablation: all components together add accuracy", where, whole, "tuned or rescaled")
+            )
             tried = record["chosen"][f"{scale}: all"]
             tasks = len(record["correct"][f"{scale}: {WITHOUT_K}"])
             caption = (
@@ -182,7 +184,7 @@ def _step_rows(record: AblationRecord, scale: str, where: str) -> tuple[list[lis
             ]
         )
         if gain is not None:
-            verdicts.append(Verdict.of(f"ablation: {title} adds accuracy", where, gain))
+            verdicts.append(Verdict.of(f"ablation: {title} adds accuracy", where, gain, "tuned or rescaled"))
         before = key
     return rows, verdicts
 

@@ -58,7 +58,8 @@ def show_candidates(records: Records[CandidatesRecord]) -> Section:
                     ]
                 )
         gain = difference(record, "1, unit scale", "3, unit scale")
-        section.verdicts.append(Verdict.of("the first candidate is above the third (unit scale)", where, gain))
+        claim = "the first candidate is above the third (unit scale)"
+        section.verdicts.append(Verdict.of(claim, where, gain, "tuned or rescaled"))
         if record["val"] is not None:
             novel = [mean_accuracy(record, f"{n}, unit scale") for n in CANDIDATES]
             optimism.append(max(novel) - novel[int(np.argmax(record["val"]))])

@@ -78,9 +78,11 @@ def show_distances(records: Records[DistancesRecord]) -> Section:
         section.blocks.append(Table(header, rows, f"{where}, unit scale, closed form, {tasks} novel tasks"))
         for name in ("mahalanobis", "delta"):
             claim = f"the scaled Euclidean distance is above: {DISTANCES[name]}"
-            section.verdicts.append(Verdict.of(claim, where, difference(record, "scaled", name)))
+            section.verdicts.append(Verdict.of(claim, where, difference(record, "scaled", name), "tuned or rescaled"))
         claim = "a tuned m is above m = 1"
-        section.verdicts.append(Verdict.of(claim, where, difference(record, "scaled", "sqeuclidean")))
+        section.verdicts.append(
+            Verdict.of(claim, where, difference(record, "scaled", "sqeuclidean"), "tuned or rescaled")
+        )
     return section
 
 

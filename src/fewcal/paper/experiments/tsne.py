@@ -152,14 +152,15 @@ def _augmented(
         return x, y, take(episodes.query), order.repeat_interleave(spec.query)
 
 
-def judge(record: TsneData, where: str) -> Verdict:
+def judge(record: TsneData, where: str) -> list[Verdict]:
     """Whether the samples of GDC are closer to the queries than those of DC."""
     gain, half = record["gain"], record["gain_half"]
     found = (
         f"{points_text(gain)} ± {100 * half:.2f} points of queries whose nearest sample is of their class (50 tasks)"
     )
     claim = "sampled points of GDC are closer to the queries than those of DC"
-    return Verdict(claim, f"{where}, {record['shot']}-shot", found, gain > 0 if abs(gain) > half else None)
+    holds = gain > 0 if abs(gain) > half else None
+    return [Verdict(claim, f"{where}, {record['shot']}-shot", found, holds, "tuned or rescaled")]
 
 
 FIGURE = Figure("tsne", "Support, sampled and query points", "figures 1 and 4", tsne_data, draw_tsne, say_tsne)
