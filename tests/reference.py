@@ -54,8 +54,16 @@ def pooled_covariance(bases: list[np.ndarray]) -> np.ndarray:
     return scatter / (sum(len(rows) for rows in bases) - len(bases))
 
 
-def distance_to_each(x: np.ndarray, bases: list[np.ndarray], means: np.ndarray, metric: str, delta: float = 1.0):
-    """d_i of one point from every base class, `(C,)`."""
+def distance_to_each(
+    x: np.ndarray,
+    bases: list[np.ndarray],
+    means: np.ndarray,
+    metric: str,
+    delta: float = 1.0,
+    ridge: float = RIDGE,
+    shift: bool = True,
+):
+    """d_i of one point from every base class, `(C,)`; `ridge` 0 without `shift` is (13) as printed."""
     if metric == "sqeuclidean":
         return np.array([((x - mu) ** 2).sum() for mu in means])
     if metric == "euclidean":
@@ -66,18 +74,19 @@ def distance_to_each(x: np.ndarray, bases: list[np.ndarray], means: np.ndarray, 
         logs, squares = [], []
         for rows, mu in zip(bases, means, strict=True):
             sigma = covariance(rows)
-            sigma = sigma + RIDGE * np.trace(sigma) / len(mu) * np.eye(len(mu))
+            sigma = sigma + ridge * np.trace(sigma) / len(mu) * np.eye(len(mu))
             logs.append(np.linalg.slogdet(sigma)[1])
             squares.append((x - mu) @ np.linalg.inv(sigma) @ (x - mu))
-        return np.array(squares) + np.array(logs) - min(logs)  # log-determinants relative to the smallest
+        # With the shift, log-determinants are relative to the smallest.
+        return np.array(squares) + np.array(logs) - (min(logs) if shift else 0)
     raise KeyError(metric)
 
 
-def unit_distance(bases: list[np.ndarray], means: np.ndarray, metric: str, delta: float = 1.0) -> float:
+def unit_distance(bases: list[np.ndarray], means: np.ndarray, *how: Any) -> float:
     """The lower median over base classes of the distance to the nearest other base class."""
     nearest = []
     for i, mu in enumerate(means):
-        d = distance_to_each(mu, bases, means, metric, delta)
+        d = distance_to_each(mu, bases, means, *how)
         nearest.append(min(d[j] for j in range(len(means)) if j != i))
     return sorted(nearest)[(len(nearest) - 1) // 2]
 
@@ -225,6 +234,8 @@ _KNOWN = {
         "transform_base",
         "metric",
         "delta",
+        "mahalanobis_ridge",
+        "mahalanobis_shift",
         "k",
         "m",
         "distance_scale",
@@ -275,11 +286,12 @@ def one_task(
         variance = whitened_variance(bases, w)
         means, xs, qs = unit_rows(means @ w), unit_rows(xs @ w), unit_rows(qs @ w)
 
+    how = p["metric"], p["delta"], p["mahalanobis_ridge"], p["mahalanobis_shift"]
     unit = 1.0
     if p["distance_scale"] is not False:
         unit = p["distance_scale"]
         if p["distance_scale_of"] == "bank":
-            unit *= unit_distance(bases, means, p["metric"], p["delta"])
+            unit *= unit_distance(bases, means, *how)
     trust, stranger = p["trust"], False
     if trust == "auto":
         constant = enough_classes(len(base), p["k"]) * reliability(bases)
@@ -289,7 +301,7 @@ def one_task(
     d = xs.shape[1]
     out: dict[str, list] = {"index": [], "distances": [], "weights": [], "mean": [], "sigma": []}
     for x, label in zip(xs, labels, strict=True):
-        every = distance_to_each(x, bases, means, p["metric"], p["delta"]) / unit
+        every = distance_to_each(x, bases, means, *how) / unit
         index = np.argsort(every, kind="stable")[: p["k"]]
         shots = (labels == label).sum()
         wi = p["strength"] * trust / shots ** p["shot_decay"] * weight(every[index], p["m"])
@@ -308,7 +320,7 @@ def one_task(
     average = result["sigma"].mean(axis=0)
     if p["query_strength"]:
         for j, x in enumerate(qs):
-            every = distance_to_each(x, bases, means, p["metric"], p["delta"]) / unit
+            every = distance_to_each(x, bases, means, *how) / unit
             index = np.argsort(every, kind="stable")[: p["k"]]
             qs[j] = calibrated_mean(x, p["query_strength"] * trust * weight(every[index], p["m"]), means[index])
     result["scores"] = None

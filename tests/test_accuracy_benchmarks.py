@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fewcal.bank import BaseBank
 from fewcal.errors import InputError
 from fewcal.evaluation import Protocol, evaluate
 from fewcal.features import FeatureSet
@@ -19,6 +20,7 @@ sys.path.insert(0, str(SCRIPTS))
 import choices  # noqa: E402
 import common  # noqa: E402
 import default  # noqa: E402
+import mahalanobis  # noqa: E402
 import make_sets  # noqa: E402
 import poor_banks  # noqa: E402
 
@@ -142,3 +144,13 @@ def test_sets_that_cannot_be_made_are_told(
     assert "text-wordllama: not made; descriptions of Debian's packages come from apt-cache" in told
     assert "cub-efficientnet: not made; give the folder that holds images/cub_base.npz with --packs" in told
     assert not (tmp_path / "sets").exists()
+
+
+def test_signs_of_printed_mahalanobis_distances() -> None:
+    rng = np.random.default_rng(0)
+    narrow, wide = rng.normal(0, 0.1, (40, 3)), rng.normal(5, 3, (40, 3))
+    bank = BaseBank().fit(np.concatenate([narrow, wide]), np.repeat(["narrow", "wide"], 40))
+    found = mahalanobis.signs(bank.means, bank)
+    assert (found.negative, found.nearest_negative, found.other_nearest) == (0.25, 0.5, 0.0)
+    thin = make_features(base=4, val=4, novel=4, rows=6, dim=8)
+    assert "4 of 4 have no inverse" in str(mahalanobis.look(thin, "val", unit=False))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,8 @@ from fewcal.calibrate import (
     squared_distances,
     weights_from_distances,
 )
-from fewcal.errors import InputError
+from fewcal.errors import FewcalWarning, InputError
+from fewcal.methods.gdc import GDC
 from fewcal.params import GDCParams
 from fewcal.presets import describe_preset, save_preset
 
@@ -91,6 +93,55 @@ def test_mahalanobis_with_any_ridge_with_and_without_the_shift(ridge: float, shi
     got = distances(torch.from_numpy(x).float(), bank, "mahalanobis", options)
     np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-3)
     assert not shift or bool((got >= 0).all())
+
+
+def test_equation_13_as_printed_is_what_ridge_0_without_the_shift_computes() -> None:
+    bases, bank = full_rank()
+    x = np.random.default_rng(2).normal(size=(7, 4)) * 0.3 + np.array([0, 0, 0, 3, 3, 3, 1])[:, None]
+    printed = np.empty((7, 3))
+    for i, rows in enumerate(bases):
+        mu = rows.mean(axis=0)
+        sigma = (rows - mu).T @ (rows - mu) / (len(rows) - 1)
+        for j, point in enumerate(x):
+            printed[j, i] = np.log(np.linalg.det(sigma)) + (point - mu) @ np.linalg.inv(sigma) @ (point - mu)
+    calibrator = Calibrator(bank, k=2, m=1, metric="mahalanobis", mahalanobis_ridge=0.0, mahalanobis_shift=False)
+    points = torch.from_numpy(x).float()
+    np.testing.assert_allclose(calibrator.distances(points), printed, rtol=1e-4, atol=1e-4)
+    order = np.argsort(printed, axis=1)[:, :2]
+    assert (np.take_along_axis(printed, order, 1) < 0).any()  # the log-determinant of a narrow class
+    with pytest.warns(FewcalWarning, match="weights .* need not lie between 0 and 1; mahalanobis_shift=True"):
+        found = calibrator.calibrate(points)
+    np.testing.assert_array_equal(found.index, order)
+    w = 1 / (1 + np.take_along_axis(printed, order, 1))
+    mean = (x + sum(w[:, [j]] * bank.means.numpy()[order[:, j]] for j in range(2))) / (1 + w.sum(1, keepdims=True))
+    np.testing.assert_allclose(found.weights, w, rtol=1e-3)
+    np.testing.assert_allclose(found.mean, mean, rtol=1e-3, atol=1e-3)
+
+
+def test_negative_distances_are_refused_where_they_have_no_meaning() -> None:
+    _, bank = full_rank()
+    narrow = bank.means[2:]  # its log-determinant is the distance, and far below 0
+    printed = {"metric": "mahalanobis", "mahalanobis_ridge": 0.0, "mahalanobis_shift": False}
+    with pytest.raises(InputError, match=r"100% of the distances .* no value for m=1.5; use a whole m"):
+        Calibrator(bank, k=1, m=1.5, **printed).calibrate(narrow)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert Calibrator(bank, k=1, m=0, **printed).calibrate(narrow).weights.item() == 0.5
+    tiny = BaseBank().fit(np.concatenate([rows / 100 for rows in full_rank()[0]]), np.repeat(np.arange(3), 40))
+    with pytest.raises(InputError, match=r"median distance between base classes is -.*use mahalanobis_shift=True"):
+        Calibrator(tiny, k=1, m=1, distance_scale=1.0, **printed | {"mahalanobis_ridge": 2.0}).calibrate(narrow)
+
+
+def test_ridge_and_shift_are_parameters_of_gdc(relu_world: ProcessGroup, tmp_path: Path) -> None:
+    params = GDCParams(metric="mahalanobis", mahalanobis_ridge=0.0, mahalanobis_shift=False)
+    save_preset(tmp_path / "printed.json", params, "eq. 13 as printed")
+    assert describe_preset(tmp_path / "printed.json").params == params
+    with pytest.raises(InputError, match="mahalanobis_ridge=-1 is out of range; use a number ≥ 0"):
+        GDCParams(mahalanobis_ridge=-1)
+    method = GDC(params, cap_k=True)
+    method.prepare(relu_world.bank())  # classes with fewer rows than features
+    with pytest.raises(InputError, match="mahalanobis_ridge=0 needs invertible class covariances"):
+        method.calibrator.calibrate(torch.from_numpy(relu_world.support))
 
 
 def test_mahalanobis_without_a_ridge_needs_invertible_covariances(relu_world: ProcessGroup) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from dataclasses import fields
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +22,7 @@ from fewcal.domain_match import held_out_similarity
 from fewcal.errors import FewcalWarning, InputError
 from fewcal.methods import GDC, TaskBatch
 from fewcal.params import GDCParams
-from fewcal.presets import PAPER_ROWS, describe_preset, get_preset, list_presets
+from fewcal.presets import PAPER_ROWS, describe_preset, get_preset, list_presets, save_preset
 
 
 def against_reference(world: ProcessGroup, params: GDCParams, tasks: int) -> None:
@@ -88,6 +90,14 @@ def test_every_preset_is_the_reference(name: str, world: ProcessGroup) -> None:
             ("sqeuclidean", "independent", "with-support", 0.05, {"distance_scale": 0.5, "m": 2.0}),
             ("euclidean", "independent", "bases-only", 10.0, {"center": True, "l2": True}),
             ("mahalanobis", "independent", "average", 1.0, {"distance_scale": 1.0, "m": 2.0}),
+            ("mahalanobis", "joint", "with-support", 10.0, {"mahalanobis_ridge": 2.0, "m": 0.5}),
+            (
+                "mahalanobis",
+                "independent",
+                "bases-only",
+                10.0,
+                {"mahalanobis_ridge": 0.5, "mahalanobis_shift": False, "m": 2.0},
+            ),
             ("delta", "independent", "average", 1000.0, {"delta": 1.3, "beta": 0.0, "l2": True}),
             ("sqeuclidean", "pooled", "with-support", 0.05, {"center": True}),
             ("euclidean", "pooled", "bases-only", 10.0, {"kind": "yeo-johnson", "beta": 2.0, "l2": True}),
@@ -316,3 +326,13 @@ def test_float32_weights_of_the_authors_settings_do_not_vanish(relu_world: Proce
     found = method.calibration(single_shots(100 * torch.from_numpy(relu_world.support)))
     assert (found.weights > 0).all()
     torch.testing.assert_close(method.shrunk(found).covariance.c.sum(dim=-1), torch.ones(relu_world.support.shape[:2]))
+
+
+def test_a_preset_file_from_before_a_parameter_was_added_has_its_default(tmp_path: Path) -> None:
+    file = tmp_path / "old.json"
+    save_preset(file, get_preset("whitened"), "as it was")
+    content = json.loads(file.read_text())
+    for name in ("mahalanobis_ridge", "mahalanobis_shift", "model"):
+        del content["params"][name]
+    file.write_text(json.dumps(content))
+    assert get_preset(file) == get_preset("whitened")

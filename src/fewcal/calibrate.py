@@ -12,6 +12,7 @@ distance is a function with `@register_metric` here; parameters, command line an
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from numbers import Real
@@ -21,7 +22,7 @@ import torch
 from torch import Tensor
 
 from fewcal.bank import BaseBank
-from fewcal.errors import InputError
+from fewcal.errors import FewcalWarning, InputError
 
 DISTANCE_SCALES = ("bank", "one")
 # Ridge of the class covariances under Mahalanobis, as a share of their mean variance: with fewer rows than features
@@ -46,10 +47,10 @@ class MetricOptions:
     delta : float
         δ of metric `delta`.
     mahalanobis_ridge : float
-        Added to each class covariance, as a share of its mean variance.
+        Added to each class covariance, as a share of its mean variance; 0 is eq. 13 as printed.
     mahalanobis_shift : bool
         Whether log-determinants are taken relative to the smallest one, which keeps the order and makes every d_i ≥ 0,
-        as d_i^m needs.
+        as d_i^m needs; False is eq. 13 as printed.
     """
 
     delta: float = 1.0
@@ -101,7 +102,7 @@ def euclidean(x: Tensor, bank: BaseBank, options: MetricOptions) -> Tensor:
     return _from_bank(x, bank).sqrt_()
 
 
-@register_metric("mahalanobis", "Mahalanobis with log-determinant")
+@register_metric("mahalanobis", "Mahalanobis with log-determinant, ridge {mahalanobis_ridge:g}{shift}")
 def mahalanobis(x: Tensor, bank: BaseBank, options: MetricOptions) -> Tensor:
     r"""ln|Σ_i| + (x̃ − μ_i)ᵀ Σ_i⁻¹ (x̃ − μ_i) (eq. 13, appendix A), each Σ_i with its ridge."""
     ridge = options.mahalanobis_ridge
@@ -208,7 +209,13 @@ def nearest_class_distance(bank: BaseBank, metric: str = "sqeuclidean", options:
             block = distances(bank.means[some], bank, metric, options)
             block[torch.arange(len(some), device=block.device), some] = torch.inf
             nearest.append(block.amin(dim=1))
-        return max(float(torch.cat(nearest).median()), 1e-12)
+        median = float(torch.cat(nearest).median())
+        if median < 0:
+            raise InputError(
+                f"distance_scale: the median distance between base classes is {median:.4g}, and no scale is negative; "
+                "use mahalanobis_shift=True or distance_scale=False"
+            )
+        return max(median, 1e-12)
 
     return bank.memo.get(("nearest class", metric, options or MetricOptions()), make)
 
@@ -265,7 +272,7 @@ class Calibrator:
         With "one" they are divided by `distance_scale` itself, for spaces with a scale of their own (unit vectors).
     equal : bool
         Weigh every neighbour 1, as DC does.
-    mahalanobis_ridge : float
+    mahalanobis_ridge, mahalanobis_shift : float, bool
         See `MetricOptions`.
 
     Examples
@@ -286,6 +293,7 @@ class Calibrator:
     distance_scale_of: str = "bank"
     equal: bool = False
     mahalanobis_ridge: float = MAHALANOBIS_RIDGE
+    mahalanobis_shift: bool = True
 
     def __post_init__(self) -> None:
         k, scale = self.k, self.distance_scale
@@ -304,7 +312,7 @@ class Calibrator:
             raise InputError(
                 f"support has {x.shape[-1]} features, but the bank has {self.bank.dim}; use the same extractor for both"
             )
-        options = MetricOptions(self.delta, self.mahalanobis_ridge)
+        options = MetricOptions(self.delta, self.mahalanobis_ridge, self.mahalanobis_shift)
         every = distances(x, self.bank, self.metric, options)
         if self.distance_scale is not False:
             of_bank = self.distance_scale_of == "bank"
@@ -319,7 +327,11 @@ class Calibrator:
 
     def weights(self, nearest: Tensor) -> Tensor:
         """w of neighbours at the given distances (eq. 8)."""
-        return torch.ones_like(nearest) if self.equal else weights_from_distances(nearest, self.m)
+        if self.equal:
+            return torch.ones_like(nearest)
+        if self.metric == "mahalanobis" and not self.mahalanobis_shift:
+            _look_at_signs(nearest, self.m)
+        return weights_from_distances(nearest, self.m)
 
     def dense_weights(self, x: Tensor) -> Tensor:
         """w of every base class, 0 for all but the k nearest, for `x (*B, D)`: `(*B, C)`."""
@@ -372,6 +384,22 @@ def weights_from_distances(d: Tensor, m: float) -> Tensor:
     if not (m >= 0 and math.isfinite(m)):
         raise InputError(f"m={m!r} must be a finite number ≥ 0; it is the power of the distance in the weights")
     return 1 / (1 + d**m)
+
+
+def _look_at_signs(d: Tensor, m: float) -> None:
+    """Tell of negative distances, which ln|Σ| brings: eq. 8 is made for d ≥ 0."""
+    share = float((d < 0).float().mean())
+    if not share or not m:
+        return
+    what = f"{share:.0%} of the distances from the k nearest base classes are negative, because ln|Σ| is"
+    if int(m) != m:
+        raise InputError(f"{what}, and d^m has no value for m={m:g}; use a whole m, or mahalanobis_shift=True")
+    warnings.warn(
+        f"{what}: their weights 1/(1 + d^{m:g}) do not fall with distance and need not lie between 0 and 1; "
+        "mahalanobis_shift=True makes every d ≥ 0 and keeps the order",
+        FewcalWarning,
+        stacklevel=4,
+    )
 
 
 def spaced_indices(size: int, most: int, device: torch.device | str = "cpu") -> Tensor:

@@ -18,7 +18,7 @@ from fewcal._utils.parameters import (
     warn_renamed,
 )
 from fewcal._utils.types import JSON
-from fewcal.calibrate import DISTANCE_SCALES, METRICS
+from fewcal.calibrate import DISTANCE_SCALES, MAHALANOBIS_RIDGE, METRICS
 from fewcal.covariance import COVARIANCES, OFF_DIAGONALS, PSD, SHARES
 from fewcal.errors import InputError
 from fewcal.gaussianize import KINDS
@@ -28,6 +28,8 @@ from fewcal.heads import HEADS, LBFGS, HeadTrainer, SklearnTrainer, make_trainer
 HIERARCHICAL = ("model", "beta", "kind", "eps", "whiten", "strength", "trust", "sharpness", "floor", "scatter")
 # Old names of fields, accepted for one release wherever parameters are given: in Python, on the command line, in files.
 RENAMED = {"unit": "distance_scale", "unit_of": "distance_scale_of", "query_pull": "query_strength"}
+# Fields that came later: files written before lack them.
+_ADDED = ("model", "sharpness", "floor", "scatter", "mahalanobis_ridge", "mahalanobis_shift")
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,8 @@ class GDCParams:
     Gaussianization (eq. 1-3)
         beta, kind, eps; center, l2, whiten: after the power transform; transform_base.
     Neighbours and weights (eq. 6-8)
-        metric, delta, k, m, distance_scale, distance_scale_of.
+        metric, delta, mahalanobis_ridge, mahalanobis_shift, k, m, distance_scale, distance_scale_of. The metric
+        `mahalanobis` is eq. 13 as printed with ridge 0 and no shift.
     Beyond the paper: how much the base classes may say
         strength, shot_decay, trust, query_strength.
     Covariance (eq. 5, 9)
@@ -96,6 +99,14 @@ class GDCParams:
         choices=METRICS,
     )
     delta: float = parameter(1.0, "δ of metric 'delta'", low=1e-6)
+    mahalanobis_ridge: float = parameter(
+        MAHALANOBIS_RIDGE,
+        "metric 'mahalanobis': added to each class covariance, as a share of its mean variance; 0: eq. 13 as printed",
+        low=0,
+    )
+    mahalanobis_shift: bool = parameter(
+        True, "metric 'mahalanobis': ln|Σ| relative to the smallest, so that d ≥ 0; False: eq. 13 as printed"
+    )
     k: int = parameter(8, "nearest base classes (eq. 7)", low=1, integer=True)
     m: float = parameter(1.0, "power of the distance in the weights (eq. 8)", low=0, search=SearchRange(0.0, 5.0, 0.25))
     distance_scale: float | bool = parameter(
@@ -240,6 +251,17 @@ def _accepting_old_names(init: Callable[..., None]) -> Callable[..., None]:
 
 
 GDCParams.__init__ = _accepting_old_names(GDCParams.__init__)  # type: ignore[method-assign]
+
+
+def current_values(values: Mapping[str, JSON]) -> dict[str, JSON]:
+    """Parameters of GDC as a file has them, under today's names; fields that came later have their default.
+
+    >>> current_values({"alpha1": 1.0})["mahalanobis_ridge"]
+    0.1
+    """
+    defaults = GDCParams().as_dict()
+    later = {name: defaults[name] for name in _ADDED}
+    return later | current_names(values, RENAMED)
 
 
 def describe_params() -> list[tuple[str, object, str, str]]:

@@ -24,7 +24,7 @@ from fewcal._version import __version__
 from fewcal.calibrate import METRICS
 from fewcal.covariance import COVARIANCES
 from fewcal.errors import FewcalWarning, FileFormatError, InputError
-from fewcal.params import HIERARCHICAL, RENAMED, GDCParams
+from fewcal.params import HIERARCHICAL, RENAMED, GDCParams, current_values
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,11 @@ _DEFAULT = GDCParams(
 
 def _resolved(p: GDCParams) -> dict[str, str]:
     """The open questions of the paper, answered from the parameters themselves."""
-    distance = METRICS[p.metric].words.format(delta=p.delta)
+    distance = METRICS[p.metric].words.format(
+        delta=p.delta,
+        mahalanobis_ridge=p.mahalanobis_ridge,
+        shift=", ln|Σ| from the smallest" if p.mahalanobis_shift else "",
+    )
     size = f"{p.common_size} rows" if p.common_size else "the smallest"
     covariance = COVARIANCES[p.cov].words.format(size=size)
     share = {
@@ -326,7 +330,7 @@ def load_preset(path: str | os.PathLike[str]) -> Preset:
     values, summary, provenance = (content.get(key) for key in ("params", "summary", "provenance"))
     if not isinstance(values, dict) or not isinstance(summary, str) or not isinstance(provenance, dict):
         raise FileFormatError(f"{file} is damaged: params, summary or provenance are missing")
-    values = current_names(values, RENAMED)
+    values = current_values(values)
     missing = [f.name for f in fields(GDCParams) if f.name not in values]
     if missing:
         raise FileFormatError(f"{file} is damaged: it has no value for {', '.join(missing[:3])}")

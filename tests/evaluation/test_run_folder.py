@@ -302,6 +302,17 @@ def test_resume_with_other_parameters_or_features_is_refused(features: FeatureSe
         evaluate(METHODS, other, PROTOCOL, out=folder, resume=True)
 
 
+def test_resume_of_a_run_from_before_a_parameter_was_added(features: FeatureSet, whole: Path, tmp_path: Path) -> None:
+    folder = interrupted(features, tmp_path / "run")
+    config = json.loads((folder / "config.json").read_text())
+    for name in ("mahalanobis_ridge", "mahalanobis_shift"):
+        del config["identity"]["methods"]["gdc"][name]
+    del config["checksum"]
+    (folder / "config.json").write_text(json.dumps(config))
+    evaluate(METHODS, features, PROTOCOL, out=folder, resume=True)
+    assert np.array_equal(load_run(folder).correct["gdc"], load_run(whole).correct["gdc"])
+
+
 def test_resume_on_another_kind_of_device_is_refused(features: FeatureSet, tmp_path: Path) -> None:
     # CPU and CUDA draw other samples from one seed, so a run that changed over would be neither.
     folder = interrupted(features, tmp_path / "run")

@@ -66,9 +66,11 @@ class GDCClassifier(IncrementalMixin, ClassifierMixin, BaseEstimator):
         Of the hierarchical model, beside beta, kind, eps, whiten, strength and trust.
     beta, kind, eps, center, l2, whiten, transform_base : default=None
         Gaussianization. This and every following parameter is that of `GDCParams`; `None` takes it from the preset.
-    metric, delta, k, m, distance_scale, distance_scale_of, strength, shot_decay, trust, query_strength : default=None
+    metric, delta, mahalanobis_ridge, mahalanobis_shift, k, m, distance_scale, distance_scale_of : default=None
         Neighbours and weights. A k of the preset is brought down to the number of base classes; one given here must
         not exceed it.
+    strength, shot_decay, trust, query_strength : default=None
+        How much the base classes may say.
     cov, cov_weights, common_size, alpha1, alpha2_ratio, off_diagonal, psd : default=None
         Covariance and its shrinkage.
     n, n_per, head, C : default=None
@@ -147,6 +149,8 @@ class GDCClassifier(IncrementalMixin, ClassifierMixin, BaseEstimator):
         transform_base: bool | None = None,
         metric: str | None = None,
         delta: float | None = None,
+        mahalanobis_ridge: float | None = None,
+        mahalanobis_shift: bool | None = None,
         k: int | None = None,
         m: float | None = None,
         distance_scale: float | bool | None = None,

@@ -31,7 +31,6 @@ import torch
 
 from fewcal._utils.atomic import atomic_path, read_json, write_json
 from fewcal._utils.folder_lock import OutputLock, folder_lock, is_leftover
-from fewcal._utils.parameters import current_names
 from fewcal._utils.text import storable
 from fewcal._utils.types import JSONObject
 from fewcal._version import __version__
@@ -41,7 +40,7 @@ from fewcal.evaluation.protocol import Protocol
 from fewcal.evaluation.results import Results
 from fewcal.evaluation.stats import CalibrationBins
 from fewcal.evaluation.summary import Summary
-from fewcal.params import RENAMED
+from fewcal.params import current_values
 
 FORMAT = "fewcal-run"
 FORMAT_VERSION = 1
@@ -334,11 +333,17 @@ def _checksum(value: object) -> str:
 
 
 def _current(identity: JSONObject) -> JSONObject:
-    """The identity of a run, which may be older than today's names of the parameters."""
+    """The identity of a run, which may be older than some parameters of GDC and their names."""
     methods = identity.get("methods")
     if not isinstance(methods, dict) or not all(isinstance(values, dict) for values in methods.values()):
         return identity
-    return identity | {"methods": {name: current_names(values, RENAMED) for name, values in methods.items()}}
+    of_gdc = ("alpha1", "metric")  # which no other method has
+    return identity | {
+        "methods": {
+            name: current_values(values) if all(key in values for key in of_gdc) else values
+            for name, values in methods.items()
+        }
+    }
 
 
 def task_identity(results: Results) -> JSONObject:

@@ -38,6 +38,7 @@ from fewcal.presets import get_preset, with_settings
 # Rows looked at together; fixed, so that what is precomputed of a row depends on the split alone.
 _PRECOMPUTED_ROWS = 2048
 _SPACE_FIELDS = ("beta", "kind", "eps", "center", "l2")
+_CALIBRATOR_FIELDS = tuple(f.name for f in fields(Calibrator) if f.name not in ("bank", "equal"))
 # Methods that differ in other fields alone share calibration and covariance.
 _CALIBRATION_FIELDS = tuple(f.name for f in fields(GDCParams) if f.name not in ("n", "n_per", "head", "C"))
 
@@ -88,7 +89,7 @@ class GDC(Method):
         if not p.transform_base:
             require_raw(bank, "transform_base=False")
         self.bank = seen if p.transform_base else bank
-        self.calibrator = Calibrator(self.bank, p.k, p.m, p.metric, p.delta, p.distance_scale, p.distance_scale_of)
+        self.calibrator = Calibrator(self.bank, **{f: getattr(p, f) for f in _CALIBRATOR_FIELDS})
         self.set_space(seen.transform, bank, whiten)
         # Methods with equal keys have the same calibration, and share it. A bank gives out a space as one object.
         self._key = (id(self.bank), *(getattr(p, f) for f in _CALIBRATION_FIELDS))
