@@ -207,8 +207,8 @@ class Engine:
                 rows = self.precomputed[name]
                 beside, asked = (None if rows is None else rows[at[part]] for at in (support, query))
                 each = labels.expand(part.stop - part.start, -1)
-                head = method.fit(TaskBatch(z[support[part]], each, spec.way, random, shared, beside))
-                scores = head.logits(z[query[part]], asked)
+                head = method.fit(TaskBatch(_rows(z, support[part]), each, spec.way, random, shared, beside))
+                scores = head.logits(_rows(z[:, : head.width], query[part]), asked)
                 confidence, answer = torch.softmax(scores, dim=-1).max(dim=-1)
                 out.append((name, confidence, answer == truth, self._clock() - began + shared.reused_seconds))
             return out
@@ -247,6 +247,11 @@ class Engine:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return time.perf_counter()
+
+
+def _rows(z: Tensor, index: Tensor) -> Tensor:
+    """`z[index]`, which on a CPU takes twice as long."""
+    return z.index_select(0, index.flatten()).view(*index.shape, -1)
 
 
 _READY: dict[str, Engine] = {}

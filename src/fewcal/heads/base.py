@@ -97,6 +97,11 @@ class Head(ABC):
         `precomputed (T, Q, K)` is what `Method.precompute` said of the rows; a head that has no use for it ignores it.
         """
 
+    @property
+    def width(self) -> int | None:
+        """How many of their first columns rows need; None for all. Gathering the others would be in vain."""
+        return None
+
     @abstractmethod
     def to(self, device: torch.device | str) -> Head:
         """The head on `device`, with no more of the base classes than it needs; itself if it is there already."""

@@ -37,18 +37,33 @@ def oas_ridge(trace: Tensor, square: Tensor, rows: Tensor, dim: int) -> Tensor:
     return share / (1 - share) * rows * t1 / dim
 
 
-class RowProducts(NamedTuple):
-    """aᵀPb of what belongs to each support row: its deviation r, itself x, the mean w of its class without it.
+class Shots(NamedTuple):
+    """How many rows the classes of a batch of tasks have.
 
-    `(T, S, 1)` each, and `rm (T, S, N)` of r with every class mean.
+    `counts (T, N)`; `of_rows (T, S)`, those of the class of each row; `most`, and `even` if all classes have as many.
+    """
+
+    counts: Tensor
+    of_rows: Tensor
+    most: int
+    even: bool
+
+
+class RowProducts(NamedTuple):
+    """aᵀPb of the class means m and of what belongs to each support row.
+
+    A row has its deviation r, itself x, and the mean w of its class without it: `rr`, `rx`, `rw`, `xw`, `ww` are
+    `(T, S, 1)`, `rm` and `xm` `(T, S, N)` of each row with every class mean, `mm (T, N)` of every mean with itself.
     """
 
     rr: Tensor
     rx: Tensor
     rm: Tensor
     rw: Tensor
+    xm: Tensor
     xw: Tensor
     ww: Tensor
+    mm: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,98 +95,128 @@ class Discriminant:
         """The classifier; `guess (T,)` or a number is the prior guess of γ."""
         member = torch.nn.functional.one_hot(self.labels, self.means.shape[1]).to(self.support.dtype)  # (T, S, N)
         counts = member.sum(dim=1)
+        least, most = (int(n) for n in torch.stack(counts.aminmax()).tolist())
         gamma = torch.as_tensor(guess, dtype=member.dtype, device=member.device).expand(len(member))
-        freedom = (counts - 1).clamp(min=0).sum(dim=1)
-        if not bool((freedom > 0).any()):
-            return self._linear(self.means * self.metric, gamma)
-        freedom = freedom.clamp(min=1)
-        shots = (member @ counts[..., None]).squeeze(-1)  # (T, S): rows of the class of each
+        if most <= 1:
+            directions = self.means * self.metric
+            return _linear(directions, torch.linalg.vecdot(directions, self.means), gamma)
+        shots = Shots(counts, (member @ counts[..., None]).squeeze(-1), most, least == most)
         solve = self._in_rows if self.support.shape[1] <= self.support.shape[2] else self._in_features
-        directions, nu, found = solve(member / counts.clamp(min=1)[:, None], shots, freedom)
-        scores = self.left_out(directions, nu, found, shots)
-        return self._linear(directions, fit_gamma(scores, self.labels, shots, gamma))
+        directions, nu, found = solve(member, shots)
+        if most > 2:  # of two rows one left out says nothing
+            gamma = fit_gamma(self.left_out(nu, found, shots), self.labels, shots.of_rows, gamma)
+        return _linear(directions, found.mm, gamma)
 
-    def _linear(self, directions: Tensor, gamma: Tensor) -> LinearHead:
-        bias = -(directions * self.means).sum(dim=-1)
-        return LinearHead(2 * gamma[:, None, None] * directions, gamma[:, None] * bias)
+    def _in_rows(self, member: Tensor, shots: Shots) -> tuple[Tensor, Tensor, RowProducts]:
+        """Pμ `(T, N, D)`, ν `(T, 1, 1)` and the products, all from those of rows with rows and means.
 
-    def _in_rows(self, member: Tensor, shots: Tensor, freedom: Tensor) -> tuple[Tensor, Tensor, RowProducts]:
-        """Pμ `(T, N, D)`, ν `(T, 1, 1)` and products among rows, all from the products of rows and means with V.
-
-        RVRᵀ + νI has the inverse M, P = V − VRᵀMRV, and so RP = νMRV.
+        RVRᵀ + νI has the inverse M, P = V − VRᵀMRV, and so RP = νMRV. Rows and means are multiplied by √V, then V is
+        the unit matrix. The mean of class n without row i is w = e∘μ_n − f∘x_i with e = (K + κ)/(K + κ − 1) and
+        f = 1/(K + κ − 1): f∘x and e∘μ stand beside x and μ in one product, and no w is ever made.
         """
-        s = self.support.shape[1]
-        every = torch.cat([self.support, self.means], dim=1)
-        weighted = every * self.metric
-        gram = weighted @ every.mT
-        centring = torch.eye(s, dtype=gram.dtype, device=gram.device) - member @ (member > 0).to(gram.dtype).mT
-        rx, rm = centring @ gram[:, :s, :s], centring @ gram[:, :s, s:]
-        rr = rx @ centring.mT
-        nu = self._nu(rr, freedom)
-        inverse = torch.cholesky_inverse(
-            torch.linalg.cholesky(rr + nu * torch.eye(s, dtype=gram.dtype, device=gram.device))
-        )
-        w = self._without(shots)
-        rw = centring @ (weighted[:, :s] @ w.mT)  # column i is what row i left behind
-        solved = inverse @ rw
-
-        def diagonal(a: Tensor, b: Tensor) -> Tensor:
-            return (a * b).sum(dim=1)[..., None]
-
-        inside = inverse @ rm
+        t, s, d = self.support.shape
+        n, root = self.means.shape[1], self.metric.sqrt()
+        f, e = self._without(shots)
+        every = self.support.new_empty(t, 2 * s + 3 * n, d)
+        x, fx, means, em, fem = every.split([s, s, n, n, n], dim=1)
+        torch.mul(self.support, root, out=x)
+        torch.mul(x, f if shots.even else f.gather(1, self.labels[..., None].expand(x.shape)), out=fx)
+        torch.mul(self.means, root, out=means)
+        torch.mul(means, e, out=em)
+        torch.mul(em, f, out=fem)
+        inner = every @ x.mT  # (T, 2S + 3N, S); the other way round is slower
+        eye = torch.eye(s, dtype=inner.dtype, device=inner.device)
+        centring = eye - (member / shots.of_rows[..., None]) @ member.mT  # R is this times x
+        _, xfx, mx, emx, femx = inner.split([s, s, n, n, n], dim=1)
+        xr, fxr, mr, emr, _ = (inner @ centring).split([s, s, n, n, n], dim=1)
+        rr = centring @ xr
+        nu = self._nu(rr, shots)
+        inverse = torch.cholesky_inverse(torch.linalg.cholesky(rr + nu * eye))
+        own = self.labels[:, None]
+        wr = member @ emr - fxr  # row i is of what row i left behind
+        xw = emx.gather(1, own).mT - _diagonal(xfx)
+        ww = _squares(em)[..., None].gather(1, own.mT) - 2 * femx.gather(1, own).mT + _squares(fx)[..., None]
+        inside, solved = mr @ inverse, wr @ inverse
         found = RowProducts(
-            rr=nu * diagonal(inverse, rr),
-            rx=nu * diagonal(inverse, rx),
-            rm=nu * inside,
-            rw=nu * diagonal(inverse, rw),
-            xw=_dot(weighted[:, :s], w) - diagonal(rx, solved),
-            ww=_dot(w * self.metric, w) - diagonal(rw, solved),
+            rr=nu * (1 - nu * _diagonal(inverse)),  # M(RVRᵀ + νI) = I
+            rx=nu * _dot(inverse, xr),
+            rm=nu * inside.mT,
+            rw=nu * _diagonal(solved),
+            xm=mx.mT - xr @ inside.mT,
+            xw=xw - _dot(xr, solved),
+            ww=ww - _dot(wr, solved),
+            mm=_squares(means) - torch.linalg.vecdot(mr, inside),
         )
-        return (self.means - (centring.mT @ inside).mT @ self.support) * self.metric, nu, found
+        return (means - (inside @ centring) @ x) * root, nu, found
 
-    def _in_features(self, member: Tensor, shots: Tensor, freedom: Tensor) -> tuple[Tensor, Tensor, RowProducts]:
+    def _in_features(self, member: Tensor, shots: Shots) -> tuple[Tensor, Tensor, RowProducts]:
         """The same where rows outnumber features: P is the inverse of a D×D matrix."""
-        x = self.support
+        x, means = self.support, self.means
         index = self.labels[..., None].expand(x.shape)
-        r = x - (member.mT @ x).gather(1, index)
+        own = (member.mT @ x) / shots.counts.clamp(min=1)[..., None]
+        r = x - own.gather(1, index)
         scaled = r * self.metric.sqrt()
-        nu = self._nu(scaled.mT @ scaled, freedom)
+        nu = self._nu(scaled.mT @ scaled, shots)
         lower = torch.linalg.cholesky(r.mT @ r / nu + torch.diag(1 / self.metric))
-        w = self._without(shots)
-        directions, moved, solved = (torch.cholesky_solve(v.mT, lower).mT for v in (self.means, r, w))
-        rr, rx, rw = _dot(moved, r), _dot(moved, x), _dot(moved, w)
-        return directions, nu, RowProducts(rr, rx, moved @ self.means.mT, rw, _dot(x, solved), _dot(w, solved))
+        f, e = (v.expand(len(x), -1, -1).expand(means.shape).gather(1, index) for v in self._without(shots))
+        w = e * means.gather(1, index) - f * x
+        directions, moved, solved = (torch.cholesky_solve(v.mT, lower).mT for v in (means, r, w))
+        found = RowProducts(
+            rr=_dot(moved, r),
+            rx=_dot(moved, x),
+            rm=moved @ means.mT,
+            rw=_dot(moved, w),
+            xm=x @ directions.mT,
+            xw=_dot(x, solved),
+            ww=_dot(w, solved),
+            mm=torch.linalg.vecdot(directions, means),
+        )
+        return directions, nu, found
 
-    def _without(self, shots: Tensor) -> Tensor:
-        """The mean of the class of each row without it, `(T, S, D)`."""
-        total = shots[..., None] + self.worth
-        own = self.means.gather(1, self.labels[..., None].expand(self.support.shape))
-        return (total * own - self.support) / (total - 1).clamp(min=1e-6)
+    def _without(self, shots: Shots) -> tuple[Tensor, Tensor]:
+        """f and e, `(T, N, D)`: without its row x a class has the mean e∘μ − f∘x. `(1, 1, D)` for even shots."""
+        k = shots.counts[:1, :1, None] if shots.even else shots.counts[..., None]
+        f = 1 / (k + self.worth - 1).clamp(min=1e-6)
+        return f, (k + self.worth) * f
 
-    def _nu(self, gram: Tensor, freedom: Tensor) -> Tensor:
+    def _nu(self, gram: Tensor, shots: Shots) -> Tensor:
+        freedom = (shots.counts - 1).clamp(min=0).sum(dim=1).clamp(min=1)
         trace, square = gram.diagonal(dim1=1, dim2=2).sum(dim=-1), gram.square().sum(dim=(1, 2))
         dim = self.support.shape[2]
         return (self.ridge * oas_ridge(trace, square, freedom, dim)).clamp(min=1e-12)[:, None, None]
 
-    def left_out(self, directions: Tensor, nu: Tensor, found: RowProducts, shots: Tensor) -> Tensor:
+    def left_out(self, nu: Tensor, found: RowProducts, shots: Shots) -> Tensor:
         """Scores of each support row by the discriminant without it, `(T, S, N)`, by Sherman and Morrison's formula.
 
         Without row i, RᵀR is less by K/(K−1)·r rᵀ, and of the means only that of its own class moves, to w.
         """
-        k = shots[..., None]
+        k = shots.of_rows[..., None]
         change = k / (k - 1).clamp(min=1) / nu  # (T, S, 1)
         gain = change / (1 - change * found.rr).clamp(min=_LEAST_LEFT)
 
         def updated(plain: Tensor, across: Tensor) -> Tensor:
             return plain + gain * (2 * found.rx * across - across.square())
 
-        plain = 2 * self.support @ directions.mT - (directions * self.means).sum(dim=-1)[:, None]
         own = updated(2 * found.xw - found.ww, found.rw)
-        return updated(plain, found.rm).scatter(2, self.labels[..., None], own)
+        return updated(2 * found.xm - found.mm[:, None], found.rm).scatter(2, self.labels[..., None], own)
+
+
+def _linear(directions: Tensor, squares: Tensor, gamma: Tensor) -> LinearHead:
+    """The classifier of Pμ `(T, N, D)`, μᵀPμ `(T, N)` and γ."""
+    return LinearHead(2 * gamma[:, None, None] * directions, -gamma[:, None] * squares)
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:
     return torch.linalg.vecdot(a, b)[..., None]
+
+
+def _squares(a: Tensor) -> Tensor:
+    """Squared lengths; a product with itself would be written to memory first."""
+    return torch.linalg.vector_norm(a, dim=-1).square()
+
+
+def _diagonal(a: Tensor) -> Tensor:
+    return a.diagonal(dim1=1, dim2=2)[..., None]
 
 
 def fit_gamma(scores: Tensor, labels: Tensor, shots: Tensor, guess: Tensor) -> Tensor:
@@ -188,9 +233,15 @@ def fit_gamma(scores: Tensor, labels: Tensor, shots: Tensor, guess: Tensor) -> T
     steps = _STEPS.to(scores)
     ahead = scores - scores.gather(2, labels[..., None])  # how far each class is before the right one
     counts = (shots - 2).clamp(min=0) / (shots - 1).clamp(min=1)
-    losses = [(torch.logsumexp(g[:, None, None] * ahead, dim=2) * counts).sum(dim=1) for g in steps[:, None] * guess]
+    # Classes first and the largest taken away once: sums over a short last axis, 19 times over, took half of a fit.
+    first = ahead.permute(2, 0, 1).contiguous()  # (N, T, S)
+    most = first.amax(dim=0)
+    lowered = (first - most) * guess[:, None]
+    tried = steps[:, None, None]
+    losses = [(lowered * g).exp_().sum(dim=0).log_() for g in steps]
+    loss = ((torch.stack(losses) + tried * (most * guess[:, None])) * counts).sum(dim=2)  # (G, T)
     prior = 0.5 * (steps.log() / _PRIOR_WIDTH).square()
-    share = torch.softmax(-torch.stack(losses) - prior[:, None], dim=0)  # (G, T)
+    share = torch.softmax(-loss - prior[:, None], dim=0)
     return guess * (share.T @ steps.log()).exp()
 
 

@@ -205,9 +205,13 @@ class BlendedHead(Head):
     plain: Head | None
     trust: Tensor
 
+    @property
+    def width(self) -> int | None:
+        return self.head.weight.shape[-1] if self.plain is None else None
+
     def logits(self, x: Tensor, precomputed: Tensor | None = None) -> Tensor:
-        """Scores `(T, Q, N)` of rows `x (T, Q, 2D)`."""
-        d = x.shape[-1] // 2
+        """Scores `(T, Q, N)` of rows `x (T, Q, 2D)`, or `(T, Q, D)` where there is no second head."""
+        d = self.head.weight.shape[-1]
         scores = self.head.logits(x[..., :d])
         if self.plain is None:
             return scores
