@@ -2,11 +2,13 @@
 
     python benchmarks/speed/run.py                         made-up features, D=640, 64 × 600 base rows
     python benchmarks/speed/run.py --features DIR          a real feature folder
+    python benchmarks/speed/run.py --only default whitened  methods with these words in their names
 
 The baseline is a plain NumPy + scikit-learn loop of DC, as its public script has it: per-class means and covariances,
 `multivariate_normal` (SVD), `LogisticRegression(max_iter=1000)`. Everything else is measured as a ratio to it, with all
 methods on the same tasks, n = 750 points a class. Methods that train on sampled points run in one process for each core
-(`n_jobs`), the others in threads, as each is fastest; the processes' start is not counted.
+(`n_jobs`), the others in threads, as each is fastest; the processes' start is not counted. Beside it, how long one task
+takes by the scikit-learn estimator: `fit` on the support and `predict` of 75 queries, median.
 """
 
 from __future__ import annotations
@@ -19,8 +21,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from common import features_or_synthetic
+from common import base_bank, features_or_synthetic, now
 
+from fewcal import GDCClassifier
+from fewcal.bank import BaseBank
 from fewcal.episodes import sample_episodes
 from fewcal.evaluation import Protocol, evaluate
 from fewcal.evaluation.engine import BLOCK_TASKS
@@ -32,6 +36,7 @@ TARGETS = {  # asked ratios at 1 and 5 shots, on two CPU cores
     "gdc sampled + L-BFGS": (25, 40),
     "gdc paper's SGD": (5, 5),
     "gdc closed form": (300, 300),
+    "gdc default": (2000, 2000),
     "gdc whitened": (2000, 2000),
 }
 
@@ -71,12 +76,27 @@ def naive_dc(
     return np.array(accuracies)
 
 
+def one_task(features: FeatureSet, bank: BaseBank, preset: str, shot: int, device: str) -> float:
+    """Median milliseconds of `fit` and `predict` of a 5-way task with 75 queries."""
+    novel = features.split("novel")
+    of_class = [np.flatnonzero(novel.require_labels() == c) for c in range(5)]
+    support, query = (np.concatenate([rows[part] for rows in of_class]) for part in (slice(shot), slice(-15, None)))
+    x, y, asked = novel.features[support], novel.require_labels()[support], novel.features[query]
+    seconds = []
+    for _ in range(40):
+        began = now(device)
+        GDCClassifier(bank, preset=preset, device=device).fit(x, y).predict(asked)
+        seconds.append(now(device) - began)
+    return 1000 * float(np.median(seconds[5:]))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--features", help="a feature folder instead of made-up features")
     parser.add_argument("--naive-tasks", type=int, default=10, help="tasks for the baseline (seconds each)")
     parser.add_argument("--tasks", type=int, default=40, help="tasks in tens for the closed form, in hundreds whitened")
     parser.add_argument("--jobs", type=int, help="processes of sampled methods, 1 for threads (one for each core)")
+    parser.add_argument("--only", nargs="+", metavar="WORD", help="methods whose names have one of these words")
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -90,6 +110,7 @@ def main() -> None:
     print(f"{machine}, torch {torch.__version__}, {options.device}")
     rows = len(features.split("base"))
     print(f"features: {options.features or 'made-up'}, D={features.dimension}, {rows} base rows\n")
+    bank = base_bank(features, options.device)
     for column, shot in enumerate((1, 5)):
         protocol = Protocol(shot=shot, tasks=options.naive_tasks)
         naive = naive_dc(features, protocol)
@@ -102,9 +123,12 @@ def main() -> None:
             "gdc sampled + L-BFGS": (make_method("gdc", name, head="lbfgs", n_per="class"), many, jobs),
             "gdc paper's SGD": (make_method("gdc", name, head="sgd", n_per="class"), many, jobs),
             "gdc closed form": (make_method("gdc", name, head="closed_form"), options.tasks * 10, 1),
-            "gdc whitened": (make_method("gdc", "default"), options.tasks * 100, 1),
+            "gdc default": (make_method("gdc"), options.tasks * 100, 1),
+            "gdc whitened": (make_method("gdc", "whitened"), options.tasks * 100, 1),
         }
-        print(f"5-way {shot}-shot, n=750 a class            tasks/s   ratio   asked")
+        if options.only:
+            runs = {name: run for name, run in runs.items() if any(word in name for word in options.only)}
+        print(f"5-way {shot}-shot, n=750 a class            tasks/s   ratio   asked   fit + predict")
         print(f"{'naive DC (NumPy + scikit-learn)':36s} {rate:10.2f}   1.0")
         for label, (method, tasks, processes) in runs.items():
             if processes == 1:  # the same method twice: the first, short run warms caches and pages
@@ -114,9 +138,15 @@ def main() -> None:
             speed = tasks * processes / results.seconds[label]  # seconds are those of all processes together
             asked = TARGETS.get(label)
             note = f"{asked[column]:8d}" if asked else ""
+            preset_name = label.removeprefix("gdc ")
+            if preset_name in ("default", "whitened"):
+                note += f"{one_task(features, bank, preset_name, shot, options.device):10.2f} ms"
             print(f"{label:36s} {speed:10.2f} {speed / rate:7.1f}{note}", flush=True)
             if label == "dc":
                 ours = results.accuracy(label)[: len(naive)]
+        if "dc" not in runs:
+            print()
+            continue
         d = paired(ours, naive)
         print(
             f"our DC − naive DC on the same {len(naive)} tasks: {100 * d.difference:+.2f} ± {100 * d.ci95:.2f} points "

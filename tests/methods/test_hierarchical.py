@@ -183,24 +183,28 @@ def test_discriminant_against_dense_algebra(shot: int, dim: int) -> None:
     np.testing.assert_allclose(head.bias[0].numpy(), -ratio / 2 * (expected * m).sum(axis=1), rtol=2e-3)
 
 
-@pytest.mark.parametrize(("shot", "dim"), [(3, 40), (30, 8)])
+# Fewer rows than features, and more; as many for all classes, and not.
+@pytest.mark.parametrize("shots", [(3, 3, 3), (1, 2, 5), (30, 30, 30), (20, 3, 8)])
 def test_left_out_rows_are_scored_as_if_they_had_not_been_there(
-    shot: int, dim: int, monkeypatch: pytest.MonkeyPatch
+    shots: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    x, y = (t.double() if t.is_floating_point() else t for t in support(3, shot, dim))
+    dim = 40 if sum(shots) < 20 else 8
+    x, every = support(3, max(shots), dim)
+    kept = torch.cat([torch.nonzero(every[0] == c).flatten()[:k] for c, k in enumerate(shots)])
+    x, y = x[:, kept].double(), every[:, kept]
     own = class_means(x, y, 3)
     metric = torch.linspace(0.5, 1.0, dim, dtype=torch.float64)
     prior = torch.randn(1, 3, dim, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     worth = torch.linspace(1.0, 9.0, dim, dtype=torch.float64)
-    means = (shot * own + worth * prior) / (shot + worth)
-    parts = Discriminant(x, y, means, metric, worth, ridge=10.0)
+    rows = torch.tensor(shots)[:, None]
+    parts = Discriminant(x, y, (rows * own + worth * prior) / (rows + worth), metric, worth, ridge=10.0)
     seen: list[Tensor] = []
     monkeypatch.setattr(discriminant, "fit_gamma", lambda scores, *rest: (seen.append(scores), rest[-1])[1])
     parts.head(1.0)
     v = metric.numpy()
-    nu = 10.0 * oas_reference((x - own[0][y[0]])[0].numpy(), v, 3 * shot - 3)
-    for i in (0, shot, 3 * shot - 1):
-        keep = np.arange(3 * shot) != i
+    nu = 10.0 * oas_reference((x - own[0][y[0]])[0].numpy(), v, sum(shots) - 3)
+    for i in (shots[0], sum(shots) - 1, sum(shots[:2]) - 1):
+        keep = np.arange(sum(shots)) != i
         rest, codes = x[0, keep].numpy(), y[0, keep].numpy()
         m = np.stack([rest[codes == c].mean(axis=0) for c in range(3)])
         count = np.bincount(codes)[:, None]

@@ -25,6 +25,8 @@ from fewcal.heads.linear import LinearHead
 # Values of γ that are tried, as multiples of the prior guess, and the standard deviation of the prior of log γ.
 _STEPS = torch.logspace(-0.9, 0.9, 19)
 _PRIOR_WIDTH = 0.5
+# Numbers in memory while values of γ are tried, about.
+_AT_ONCE = 1 << 20
 # Of 1 − leverage, at least: a row that carries its own direction alone says nothing when it is left out.
 _LEAST_LEFT = 0.05
 
@@ -147,7 +149,7 @@ class Discriminant:
             ww=ww - _dot(wr, solved),
             mm=_squares(means) - torch.linalg.vecdot(mr, inside),
         )
-        return (means - (inside @ centring) @ x) * root, nu, found
+        return torch.baddbmm(means, inside @ centring, x, alpha=-1) * root, nu, found
 
     def _in_features(self, member: Tensor, shots: Shots) -> tuple[Tensor, Tensor, RowProducts]:
         """The same where rows outnumber features: P is the inverse of a D×D matrix."""
@@ -233,13 +235,13 @@ def fit_gamma(scores: Tensor, labels: Tensor, shots: Tensor, guess: Tensor) -> T
     steps = _STEPS.to(scores)
     ahead = scores - scores.gather(2, labels[..., None])  # how far each class is before the right one
     counts = (shots - 2).clamp(min=0) / (shots - 1).clamp(min=1)
-    # Classes first and the largest taken away once: sums over a short last axis, 19 times over, took half of a fit.
-    first = ahead.permute(2, 0, 1).contiguous()  # (N, T, S)
-    most = first.amax(dim=0)
-    lowered = (first - most) * guess[:, None]
-    tried = steps[:, None, None]
-    losses = [(lowered * g).exp_().sum(dim=0).log_() for g in steps]
-    loss = ((torch.stack(losses) + tried * (most * guess[:, None])) * counts).sum(dim=2)  # (G, T)
+    # Classes before rows, and the largest taken away once for all γ: sums over a short last axis are slow.
+    behind = ahead.mT * guess[:, None, None]  # (T, N, S)
+    most = behind.amax(dim=1)
+    behind = behind - most[:, None]
+    parts = steps.split(max(1, _AT_ONCE // behind.numel()))
+    spread = torch.cat([(g[:, None, None, None] * behind).exp_().sum(dim=2).log_() for g in parts])
+    loss = ((spread + steps[:, None, None] * most) * counts).sum(dim=2)  # (G, T)
     prior = 0.5 * (steps.log() / _PRIOR_WIDTH).square()
     share = torch.softmax(-loss - prior[:, None], dim=0)
     return guess * (share.T @ steps.log()).exp()
