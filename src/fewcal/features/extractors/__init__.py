@@ -27,7 +27,14 @@ from torch import nn
 from fewcal._utils.arrays import pick_device
 from fewcal._utils.names import nearest_names
 from fewcal.errors import InputError
-from fewcal.features.extractors import checkpoint, efficientnet_lite, glyphs, hub, texts  # noqa: F401  (they register)
+from fewcal.features.extractors import (  # noqa: F401  (they register)
+    checkpoint,
+    efficientnet_lite,
+    glyphs,
+    hub,
+    minilm,
+    texts,
+)
 from fewcal.features.extractors.base import (
     IMAGENET_MEAN,
     IMAGENET_STD,

