@@ -38,7 +38,7 @@ from fewcal.apply.web import (
 )
 from fewcal.errors import FewcalError, InputError
 from fewcal.features.extractors import Extractor
-from fewcal.features.sources.pictures import check_size, decode, fitted
+from fewcal.features.sources.pictures import check_size, decode_fitted
 
 # The page is one file with its own style; nothing else is loaded.
 _POLICY = (
@@ -201,9 +201,7 @@ class Service:
 
 def _prepared(data: bytes, extractor: Extractor, pixels: int) -> np.ndarray:
     check_size(data, "the picture", pixels)
-    if extractor.size is None:
-        return decode(data, None, "the picture")
-    return fitted(decode(data, 2 * extractor.size, "the picture"), extractor.size, extractor.crop)
+    return decode_fitted(data, extractor.size, extractor.crop, "the picture")
 
 
 def _listed(body: bytes, name: str, most: int) -> list[JSON]:

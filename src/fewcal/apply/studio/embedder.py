@@ -14,7 +14,7 @@ from fewcal.apply.studio.intake import inside
 from fewcal.apply.studio.store import Item, ProjectStore
 from fewcal.errors import FewcalError, InputError
 from fewcal.features.extractors import Extractor
-from fewcal.features.sources.pictures import decode, fitted
+from fewcal.features.sources.pictures import decode_fitted
 
 BATCH = 16
 
@@ -130,7 +130,4 @@ class Embedder:
             raise InputError(f"{extractor.name} takes {extractor.kind}s")
         if item.text is not None:
             return item.text
-        path = inside(self._folder, item.name)
-        if extractor.size is None:
-            return decode(path, None, item.name)
-        return fitted(decode(path, 2 * extractor.size, item.name), extractor.size, extractor.crop)
+        return decode_fitted(inside(self._folder, item.name), extractor.size, extractor.crop, item.name)

@@ -96,8 +96,8 @@ def python_snippet(rows: Sequence[Row], extractor: str, beta: float, bank: str |
         load = "extractor(items)"
         more = ""
     else:
-        load = "extractor([fitted(decode(p, 2 * extractor.size), extractor.size, extractor.crop) for p in items])"
-        more = "\nfrom fewcal.features.sources.pictures import decode, fitted"
+        load = "extractor([decode_fitted(p, extractor.size, extractor.crop) for p in items])"
+        more = "\nfrom fewcal.features.sources.pictures import decode_fitted"
     return f'''"""The classifier of a fewcal studio project, fitted anew: run it inside the project's folder."""
 
 from fewcal import GDCClassifier

@@ -15,7 +15,7 @@ from torch import nn
 from fewcal._utils.threads import in_parallel
 from fewcal.errors import InputError
 from fewcal.features.sources.items import Items
-from fewcal.features.sources.pictures import fitted
+from fewcal.features.sources.pictures import Pictures
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 KINDS = ("picture", "text")
@@ -38,7 +38,7 @@ class Extractor:
     kind : "picture" or "text"
     dim : D
     fingerprint : a digest of weights and preprocessing; features of equal fingerprints may be mixed, others may not
-    size, crop : pictures are made squares of `size`; see `pictures.fitted`
+    size, crop : pictures are made squares of `size`; see `pictures.decode_fitted`
     beta : power that brings its features nearer to normal where there are no base classes to tell
     """
 
@@ -60,11 +60,7 @@ class Extractor:
         """Item i as this extractor takes it: read, and a picture brought to its size."""
         if items.kind != self.kind:
             raise ValueError(f"{self.name} takes {self.kind}s, not {items.kind}s")
-        if self.size is None:
-            return items.load(i)
-        picture = items.load(i, 2 * self.size)
-        assert isinstance(picture, np.ndarray)
-        return fitted(picture, self.size, self.crop)
+        return items.square(i, self.size, self.crop) if isinstance(items, Pictures) else items.load(i)
 
     def __call__(self, batch: Batch) -> np.ndarray:
         squares = self.kind == "picture" and self.size is not None and not isinstance(batch, np.ndarray)

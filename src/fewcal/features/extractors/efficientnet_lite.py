@@ -7,7 +7,7 @@ The weights come from packages that carry them and nothing else (`efficientnet-l
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -69,21 +69,32 @@ class FusedEfficientNetLite(nn.Module):
 
     def __init__(self, plain: EfficientNetLite) -> None:
         super().__init__()
-        self.blocks, self.adds = nn.ModuleList(), []
-        for layer in plain.layers:
-            units = layer.body if isinstance(layer, _Block) else [layer]
-            self.blocks.append(nn.ModuleList(FusedConv2d(u[0], u[1], relu6=len(u) == 3) for u in units))
-            self.adds.append(isinstance(layer, _Block) and layer.add)
+        layers = [_FusedBlock(*((b.body, b.add) if isinstance(b, _Block) else ([b], False))) for b in plain.layers]
+        self.layers = nn.Sequential(*layers)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x.flip(2, 3)
-        for units, add in zip(self.blocks, self.adds, strict=True):
-            *first, last = units
-            y = x
-            for unit in first:
-                y = unit(y)
-            x = last(y, x if add else None)
-        return x.mean(dim=(2, 3))
+        maps: Tensor = self.layers(x.flip(2, 3))
+        return maps.mean(dim=(2, 3))
+
+
+class _FusedBlock(nn.Module):
+    """A `_Block`, or one of its units."""
+
+    def __init__(self, units: Iterable[nn.Module], add: bool) -> None:
+        super().__init__()
+        self.units, self.add = nn.ModuleList(), add
+        for unit in units:
+            assert isinstance(unit, nn.Sequential)
+            conv, norm, *act = unit
+            assert isinstance(conv, nn.Conv2d)
+            assert isinstance(norm, nn.BatchNorm2d)
+            self.units.append(FusedConv2d(conv, norm, relu6=bool(act)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, last = x, len(self.units) - 1
+        for i, unit in enumerate(self.units):
+            y = unit(y, x if self.add and i == last else None)
+        return y
 
 
 class EfficientNetLite(nn.Module):

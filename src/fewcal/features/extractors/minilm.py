@@ -82,7 +82,9 @@ class MiniLM:
             self.norm = pair("embeddings.LayerNorm")
             self.layers = [_Layer(f"encoder.layer.{i}", pair) for i in range(LAYERS)]
         except KeyError as error:
-            raise FileFormatError(f"these are not the weights of MiniLM: no {error}; install its package again") from error
+            raise FileFormatError(
+                f"these are not the weights of MiniLM: no {error}; install its package again"
+            ) from error
         self.device = device
 
     def __call__(self, texts: Sequence[Sequence[int]]) -> Tensor:

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, BinaryIO, ClassVar, Self
 
 import numpy as np
 
 from fewcal._utils.atomic import atomic_path
+from fewcal._utils.memory import available_memory
 from fewcal._utils.npz import read_npz
 from fewcal._utils.types import StrPath
 from fewcal.errors import FileFormatError, InputError
@@ -34,6 +35,15 @@ EXTENSIONS = frozenset(
 )
 # A small file can claim to be a picture of any size. This is Pillow's own limit, kept also where somebody lifted that.
 MOST_PIXELS = 178_956_970
+# What one picture may take of the memory that is left: several are decoded at once.
+MEMORY_SHARE = 1 / 16
+# Bytes that a pixel takes while a picture is decoded, and more if it is transparent or has more than 8 bits a channel.
+_BYTES, _MORE_BYTES = 12, 24
+# Below this no picture is asked for its memory.
+_SMALL = 2**26
+_TRANSPARENT = ("RGBA", "LA", "PA", "La", "RGBa")
+# Pictures that a thread decodes in one go where all are wanted.
+_TOGETHER = 16
 _IGNORED_FOLDERS = {"__MACOSX", "@eaDir"}
 
 
@@ -54,17 +64,45 @@ def decode(picture: bytes | StrPath, at_least: int | None = None, name: str | No
     >>> decode(file.getvalue()).shape
     (2, 4, 3)
     """
+    return _read(picture, at_least, name, np.asarray)
+
+
+def decode_fitted(
+    picture: bytes | StrPath, size: int | None, crop: float | None = 1.0, name: str | None = None
+) -> np.ndarray:
+    """`fitted(decode(picture, 2 * size), size, crop)` without an array of the whole picture; with size None, all of it.
+
+    >>> from io import BytesIO
+    >>> from PIL import Image
+    >>> file = BytesIO()
+    >>> Image.new("RGB", (40, 60)).save(file, "JPEG")
+    >>> decode_fitted(file.getvalue(), 8).shape
+    (8, 8, 3)
+    """
+    if size is None:
+        return decode(picture, None, name)
+    return _read(picture, 2 * size, name, lambda image: np.asarray(_square(image, size, crop)))
+
+
+def _read(
+    picture: bytes | StrPath, at_least: int | None, name: str | None, use: Callable[[PIL.Image.Image], np.ndarray]
+) -> np.ndarray:
+    """What `use` makes of the picture, upright and in RGB, while it is open; see `decode`."""
     Image = _pillow()
     shown = name or ("a picture" if isinstance(picture, bytes) else str(picture))
     try:
-        with Image.open(io.BytesIO(picture) if isinstance(picture, bytes) else picture) as image:
+        with (
+            io.BytesIO(picture) if isinstance(picture, bytes) else Path(picture).open("rb") as file,
+            Image.open(file, formats=_formats(file)) as image,
+        ):
             width, height = image.size
             if width * height > MOST_PIXELS:
                 raise ValueError(f"{width}×{height} pixels, more than {MOST_PIXELS:,}")
             if at_least is not None and image.format == "JPEG":
                 scale = at_least / min(width, height)
                 image.draft(None, (int(width * scale) + 1, int(height * scale) + 1))
-            return np.asarray(_upright_rgb(image))
+            _check_memory(image, width, height)
+            return use(_upright_rgb(image))
     except FileNotFoundError:
         raise InputError(f"{shown} does not exist") from None
     except PermissionError:
@@ -75,6 +113,32 @@ def decode(picture: bytes | StrPath, at_least: int | None = None, name: str | No
         if "cannot identify image file" in reason:
             reason = "not a picture, or of an unknown format"
         raise InputError(f"{shown} cannot be read as a picture ({reason})") from error
+
+
+def _formats(file: BinaryIO) -> list[str] | None:
+    """Formats to try: one, where the first bytes tell WebP, which Pillow tries after many others; None for all."""
+    head = file.read(12)
+    file.seek(0)
+    return ["WEBP"] if head.startswith(b"RIFF") and head.endswith(b"WEBP") else None
+
+
+def _check_memory(image: PIL.Image.Image, width: int, height: int) -> None:
+    """Refuse a picture that would take more than its share of the memory that is left; nothing is decoded yet.
+
+    A JPEG is decoded at a fraction of its size, which `image.size` says; a progressive one is held whole before.
+    """
+    deep = image.mode in _TRANSPARENT or image.mode.startswith(("I", "F")) or "transparency" in image.info
+    wanted = image.width * image.height * (_MORE_BYTES if deep else _BYTES)
+    if "progressive" in image.info:
+        wanted += 6 * width * height
+    if wanted <= _SMALL:
+        return
+    left = available_memory()
+    if left is not None and wanted > left * MEMORY_SHARE:
+        raise ValueError(
+            f"{width}×{height} pixels take {wanted / 1e9:.1f} GB, more than 1/{1 / MEMORY_SHARE:.0f} of the memory "
+            "that is free; make it smaller"
+        )
 
 
 def check_size(picture: bytes, name: str, most_pixels: int) -> None:
@@ -94,7 +158,7 @@ def _upright_rgb(image: PIL.Image.Image) -> PIL.Image.Image:
 
     if getattr(image, "is_animated", False):
         image.seek(0)
-    image = ImageOps.exif_transpose(image)
+    ImageOps.exif_transpose(image, in_place=True)
     if image.mode.startswith(("I", "F")):  # 16 or 32 bits a pixel: Pillow would cut off what is above 255
         grey: np.ndarray = np.asarray(image).astype(np.float32)
         if image.mode.startswith("I") and grey.max(initial=0) > 255:
@@ -102,11 +166,11 @@ def _upright_rgb(image: PIL.Image.Image) -> PIL.Image.Image:
         elif image.mode == "F" and grey.max(initial=0) <= 1:
             grey = grey * 255
         image = Image.fromarray(np.nan_to_num(grey).clip(0, 255).astype(np.uint8))
-    if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
+    if image.mode in _TRANSPARENT or "transparency" in image.info:
         image = image.convert("RGBA")
         white = Image.new("RGBA", image.size, (255, 255, 255, 255))
         image = Image.alpha_composite(white, image)
-    return image.convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def fitted(picture: np.ndarray, size: int, crop: float | None = 1.0) -> np.ndarray:
@@ -118,17 +182,18 @@ def fitted(picture: np.ndarray, size: int, crop: float | None = 1.0) -> np.ndarr
     >>> fitted(np.zeros((40, 60, 3), np.uint8), 8).shape
     (8, 8, 3)
     """
-    Image = _pillow()
-    height, width = picture.shape[:2]
-    box = None
+    return np.asarray(_square(_pillow().fromarray(picture), size, crop))
+
+
+def _square(image: PIL.Image.Image, size: int, crop: float | None) -> PIL.Image.Image:
+    box, (width, height) = None, image.size
     if crop is not None:
         side = max(min(height, width) * crop, min(1, height, width))
         left, top = (width - side) / 2, (height - side) / 2
         box = (left, top, left + side, top + side)
     if (height, width) == (size, size) and crop in (None, 1.0):
-        return picture
-    image = Image.fromarray(picture).resize((size, size), Image.Resampling.BICUBIC, box, reducing_gap=3.0)
-    return np.asarray(image)
+        return image
+    return image.resize((size, size), _pillow().Resampling.BICUBIC, box, reducing_gap=3.0)
 
 
 def encoded(picture: np.ndarray, longest: int = 160, quality: int = 80) -> bytes:
@@ -163,11 +228,18 @@ class Pictures(Items):
 
     def load(self, i: int, at_least: int | None = None) -> np.ndarray:
         """Picture i as uint8 `(H, W, 3)`; see `decode`."""
+        return decode(self._encoded(i), at_least, self.names[i])
+
+    def square(self, i: int, size: int | None, crop: float | None = 1.0) -> np.ndarray:
+        """Picture i as uint8 `(size, size, 3)`; see `decode_fitted`."""
+        return decode_fitted(self._encoded(i), size, crop, self.names[i])
+
+    def _encoded(self, i: int) -> bytes | Path:
         if self._paths is not None:
-            return decode(self._paths[i], at_least, self.names[i])
+            return self._paths[i]
         assert self._pack is not None
         data, first, last = self._pack
-        return decode(data[first[i] : last[i]].tobytes(), at_least, self.names[i])
+        return data[first[i] : last[i]].tobytes()
 
     def take(self, indices: Sequence[int] | np.ndarray) -> Self:
         """Some of them, in the order given."""
@@ -182,10 +254,17 @@ class Pictures(Items):
         """All of them as one array `(R, size, size, 3)` uint8, squashed to squares unless `crop` is given."""
         out = np.empty((len(self), size, size, 3), np.uint8)
 
-        def one(i: int) -> None:
-            out[i] = fitted(self.load(i, 2 * size), size, crop)
+        def some(start: int) -> list[InputError]:  # a thread that is asked for one small picture at a time mostly waits
+            errors = []
+            for i in range(start, min(start + _TOGETHER, len(self))):
+                try:
+                    out[i] = self.square(i, size, crop)
+                except InputError as error:
+                    errors.append(error)
+            return errors
 
-        refuse_bad([e for e in decoded(range(len(self)), one, workers) if e is not None], len(self))
+        found = decoded(range(0, len(self), _TOGETHER), some, workers)
+        refuse_bad([error for errors in found if isinstance(errors, list) for error in errors], len(self))
         return out
 
 
