@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import resource
 import time
 
+import numpy as np
 import torch
 
 from fewcal import BaseBank, FeatureSet
@@ -32,3 +34,20 @@ def now(device: torch.device | str = "cpu") -> float:
 def peak_gib() -> float:
     """Peak resident memory of this process."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def photographs(count: int) -> list[bytes]:
+    """Pictures of 500 × 375 pixels with structure at all scales, about 60 kB each, as photographs have it."""
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    out = []
+    for _ in range(count):
+        picture = np.zeros((375, 500, 3))
+        for cells in (4, 16, 64):
+            coarse = Image.fromarray(rng.integers(0, 256, (cells, cells, 3), np.uint8))
+            picture += np.asarray(coarse.resize((500, 375), Image.Resampling.BICUBIC)) / 3
+        file = io.BytesIO()
+        Image.fromarray(picture.clip(0, 255).astype(np.uint8)).save(file, "JPEG", quality=90)
+        out.append(file.getvalue())
+    return out

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import http.client
-import io
 import os
 import re
 import subprocess
@@ -22,7 +21,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+from common import photographs
 
 from fewcal import GDCClassifier
 from fewcal.features.extractors import Extractor, get_extractor
@@ -30,21 +29,6 @@ from fewcal.features.sources.items import decoded
 from fewcal.features.sources.pictures import decode, fitted
 
 CLASSES, SHOTS, BATCH = 10, 5, 32
-
-
-def photographs(count: int) -> list[bytes]:
-    """Pictures of 500 × 375 pixels with structure at all scales, about 60 kB each, as photographs have it."""
-    rng = np.random.default_rng(0)
-    out = []
-    for _ in range(count):
-        picture = np.zeros((375, 500, 3))
-        for cells in (4, 16, 64):
-            coarse = Image.fromarray(rng.integers(0, 256, (cells, cells, 3), np.uint8))
-            picture += np.asarray(coarse.resize((500, 375), Image.Resampling.BICUBIC)) / 3
-        file = io.BytesIO()
-        Image.fromarray(picture.clip(0, 255).astype(np.uint8)).save(file, "JPEG", quality=90)
-        out.append(file.getvalue())
-    return out
 
 
 def prepared(data: bytes, extractor: Extractor) -> np.ndarray:

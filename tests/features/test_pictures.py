@@ -12,8 +12,17 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from fewcal.errors import FileFormatError, InputError
+from fewcal.features.sources import pictures
 from fewcal.features.sources.items import decoded
-from fewcal.features.sources.pictures import MOST_PIXELS, decode, encoded, find_pictures, fitted, write_pack
+from fewcal.features.sources.pictures import (
+    MOST_PIXELS,
+    decode,
+    decode_fitted,
+    encoded,
+    find_pictures,
+    fitted,
+    write_pack,
+)
 
 RED, BLUE = (200, 30, 40), (20, 40, 210)
 
@@ -109,6 +118,45 @@ def test_twenty_megapixels_pass_and_a_bomb_does_not() -> None:
     assert len(huge) < 100_000
     with pytest.raises(InputError, match="cannot be read as a picture"):
         decode(huge)
+
+
+def test_a_picture_takes_its_share_of_the_memory_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A PNG of 0.7 MB used to take 3.5 GB."""
+    opaque, transparent = (as_bytes(Image.new(mode, (3000, 2500))) for mode in ("1", "LA"))  # 7.5 million pixels
+    assert len(transparent) < 100_000
+
+    def left(megabytes: int | None) -> None:
+        monkeypatch.setattr(pictures, "available_memory", lambda: megabytes and megabytes * 10**6)
+
+    left(16 * 100)  # the opaque one takes up to 90 MB, the transparent one up to 150
+    assert decode_fitted(opaque, 8).shape == (8, 8, 3)
+    with pytest.raises(InputError, match=r"big.png cannot .*3000×2500 pixels take 0.1 GB, more than 1/16 of"):
+        decode_fitted(transparent, 8, name="big.png")
+    left(16 * 80)
+    with pytest.raises(InputError, match="make it smaller"):
+        decode(opaque)
+    jpeg = Image.new("L", (6000, 5000))  # decoded at an eighth of its size, but a progressive one is held whole
+    assert decode_fitted(as_bytes(jpeg, "JPEG"), 64).shape == (64, 64, 3)
+    with pytest.raises(InputError, match="make it smaller"):
+        decode_fitted(as_bytes(jpeg, "JPEG", progressive=True), 64)
+    left(1)
+    assert decode(as_bytes(halves())).shape == (20, 40, 3), "small ones always pass"
+    left(None)
+    assert decode_fitted(transparent, 8).shape == (8, 8, 3)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF"])
+@pytest.mark.parametrize("mode", ["RGB", "L", "P", "RGBA"])
+@pytest.mark.parametrize("crop", [None, 0.875])
+def test_decoding_and_fitting_in_one_is_the_same(kind: str, mode: str, crop: float | None) -> None:
+    if (kind, mode) in {("JPEG", "P"), ("JPEG", "RGBA")}:
+        mode = "CMYK"
+    image = halves(90, 61).convert(mode)
+    exif = image.getexif()
+    exif[0x0112] = 6
+    data = as_bytes(image, kind, exif=exif)
+    assert np.array_equal(decode_fitted(data, 12, crop), fitted(decode(data, 24), 12, crop))
+    assert np.array_equal(decode_fitted(data, None), decode(data))
 
 
 @given(st.integers(1, 30), st.integers(1, 30), st.integers(1, 40), st.sampled_from([None, 1.0, 0.875]))

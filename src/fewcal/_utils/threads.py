@@ -37,12 +37,18 @@ def in_parallel(function: Callable[[T], R], pieces: Iterable[T]) -> list[R]:
 def _pool(threads: int) -> ThreadPoolExecutor:
     with _lock:
         if threads not in _pools:
-            pool = ThreadPoolExecutor(threads, "fewcal", torch.set_num_threads, (1,))
+            pool = ThreadPoolExecutor(threads, "fewcal", _alone)
             together = threading.Barrier(threads)
             list(pool.map(lambda _: together.wait(), range(threads)))  # starts them all
             torch.set_num_threads(threads)  # the threads' own setting also became the default of new ones
             _pools[threads] = pool
         return _pools[threads]
+
+
+def _alone() -> None:
+    torch.set_num_threads(1)
+    # A thread takes over the default at its first question, so it is asked now, while that is 1.
+    assert torch.get_num_threads() == 1
 
 
 def _forget() -> None:

@@ -82,9 +82,7 @@ class MiniLM:
             self.norm = pair("embeddings.LayerNorm")
             self.layers = [_Layer(f"encoder.layer.{i}", pair) for i in range(LAYERS)]
         except KeyError as error:
-            raise FileFormatError(
-                f"these are not the weights of MiniLM: no {error}; install its package again"
-            ) from error
+            raise FileFormatError(f"not the weights of MiniLM: no {error}; install its package again") from None
         self.device = device
 
     def __call__(self, texts: Sequence[Sequence[int]]) -> Tensor:

@@ -38,7 +38,7 @@ MOST_PIXELS = 178_956_970
 # What one picture may take of the memory that is left: several are decoded at once.
 MEMORY_SHARE = 1 / 16
 # Bytes that a pixel takes while a picture is decoded, and more if it is transparent or has more than 8 bits a channel.
-_BYTES, _MORE_BYTES = 12, 24
+_BYTES, _MORE_BYTES = 12, 20
 # Below this no picture is asked for its memory.
 _SMALL = 2**26
 _TRANSPARENT = ("RGBA", "LA", "PA", "La", "RGBa")

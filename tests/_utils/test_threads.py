@@ -1,0 +1,60 @@
+"""Pieces of work side by side."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from fewcal._utils.threads import in_parallel
+
+
+@pytest.fixture(params=[1, 3])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def test_results_come_in_order_from_threads_that_torch_does_not_share(threads: int) -> None:
+    def one(i: int) -> tuple[int, int, str]:
+        return i, torch.get_num_threads(), threading.current_thread().name
+
+    found = in_parallel(one, range(20))
+    assert [i for i, _, _ in found] == list(range(20))
+    assert {inside for _, inside, _ in found} == {1}
+    assert (threading.current_thread().name in {name for _, _, name in found}) == (threads == 1)
+    assert torch.get_num_threads() == threads
+    seen: list[int] = []
+    other = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
+    other.start()
+    other.join()
+    assert seen == [threads], "threads that begin later have the number that was set before"
+
+
+def test_an_error_of_a_piece_comes_out(threads: int) -> None:
+    with pytest.raises(ZeroDivisionError):
+        in_parallel(lambda i: 1 / i, [1, 0, 2])
+    assert in_parallel(lambda i: i, [1, 2]) == [1, 2]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_process_makes_threads_of_its_own() -> None:
+    code = """
+        import os, torch
+        from fewcal._utils.threads import in_parallel
+        torch.set_num_threads(2)
+        assert in_parallel(abs, [-1, -2]) == [1, 2]
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if in_parallel(abs, [-3]) == [3] else 1)
+        raise SystemExit(os.waitpid(child, 0)[1])
+    """
+    assert subprocess.run([sys.executable, "-c", textwrap.dedent(code)], timeout=60, check=False).returncode == 0
