@@ -27,11 +27,12 @@ def test_results_come_in_order_from_threads_that_torch_does_not_share(threads: i
     def one(i: int) -> tuple[int, int, str]:
         return i, torch.get_num_threads(), threading.current_thread().name
 
-    found = in_parallel(one, range(20))
+    found = list(in_parallel(one, range(20)))
     assert [i for i, _, _ in found] == list(range(20))
     assert {inside for _, inside, _ in found} == {1}
     assert (threading.current_thread().name in {name for _, _, name in found}) == (threads == 1)
     assert torch.get_num_threads() == threads
+    assert len({name for _, _, name in in_parallel(one, range(20), threads=1)}) == 1
     seen: list[int] = []
     other = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
     other.start()
@@ -41,8 +42,8 @@ def test_results_come_in_order_from_threads_that_torch_does_not_share(threads: i
 
 def test_an_error_of_a_piece_comes_out(threads: int) -> None:
     with pytest.raises(ZeroDivisionError):
-        in_parallel(lambda i: 1 / i, [1, 0, 2])
-    assert in_parallel(lambda i: i, [1, 2]) == [1, 2]
+        list(in_parallel(lambda i: 1 / i, [1, 0, 2]))
+    assert list(in_parallel(lambda i: i, [1, 2])) == [1, 2]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
@@ -51,10 +52,10 @@ def test_a_forked_process_makes_threads_of_its_own() -> None:
         import os, torch
         from fewcal._utils.threads import in_parallel
         torch.set_num_threads(2)
-        assert in_parallel(abs, [-1, -2]) == [1, 2]
+        assert list(in_parallel(abs, [-1, -2])) == [1, 2]
         child = os.fork()
         if child == 0:
-            os._exit(0 if in_parallel(abs, [-3]) == [3] else 1)
+            os._exit(0 if list(in_parallel(abs, [-3])) == [3] else 1)
         raise SystemExit(os.waitpid(child, 0)[1])
     """
     assert subprocess.run([sys.executable, "-c", textwrap.dedent(code)], timeout=60, check=False).returncode == 0

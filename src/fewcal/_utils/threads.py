@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -17,30 +17,30 @@ _pools: dict[int, ThreadPoolExecutor] = {}
 _lock = threading.Lock()
 
 
-def in_parallel(function: Callable[[T], R], pieces: Iterable[T]) -> list[R]:
-    """`function(piece)` for each piece, in order, as many at a time as torch may use threads.
+def in_parallel(function: Callable[[T], R], pieces: Iterable[T], threads: int | None = None) -> Iterator[R]:
+    """`function(piece)` for each piece, in order, `threads` at a time: as many as torch may use, unless it is said.
 
     torch computes every piece with one thread of its own. For small tensors that is faster than sharing each operation
     among all cores, nobody waits for a core that is busy elsewhere, and results are the same bytes with any number of
-    threads. What a thread sets for itself (`torch.inference_mode`) must be set inside `function`, which must be safe
-    to call from several threads at once and must not call `in_parallel` again.
+    threads. (With `threads=1` the caller computes, with what torch may use.) What a thread sets for itself, as
+    `torch.inference_mode`, must be set inside `function`, which several threads call at once, and which must not call
+    `in_parallel` again.
 
-    >>> in_parallel(lambda x: x * x, [1, 2, 3])
+    >>> list(in_parallel(lambda x: x * x, [1, 2, 3]))
     [1, 4, 9]
     """
-    threads = torch.get_num_threads()
-    if threads == 1:
-        return [function(piece) for piece in pieces]
-    return list(_pool(threads).map(function, pieces))
+    threads = torch.get_num_threads() if threads is None else threads
+    return map(function, pieces) if threads == 1 else _pool(threads).map(function, pieces)
 
 
 def _pool(threads: int) -> ThreadPoolExecutor:
     with _lock:
         if threads not in _pools:
+            before = torch.get_num_threads()
             pool = ThreadPoolExecutor(threads, "fewcal", _alone)
             together = threading.Barrier(threads)
             list(pool.map(lambda _: together.wait(), range(threads)))  # starts them all
-            torch.set_num_threads(threads)  # the threads' own setting also became the default of new ones
+            torch.set_num_threads(before)  # the threads' own setting also became the default of new ones
             _pools[threads] = pool
         return _pools[threads]
 

@@ -12,8 +12,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -24,6 +23,7 @@ from torch import Tensor
 
 from fewcal._utils.arrays import as_features
 from fewcal._utils.randomness import TaskRandom
+from fewcal._utils.threads import in_parallel
 from fewcal.bank import BaseBank
 from fewcal.episodes import Episodes, EpisodeSpec, sample_episodes
 from fewcal.errors import InputError
@@ -112,8 +112,6 @@ class Engine:
         self.job = job
         self.device = torch.device(job.device)
         self.threads = torch.get_num_threads() if self.device.type == "cpu" else 1
-        self._pool: list[ThreadPoolExecutor] = []  # none before its first use; a list, so that copies share it
-        self._pool_lock = threading.Lock()
         reuse_memory()
         self.bank = None if job.base is None else BaseBank().fit(*job.base, device=self.device)
         # Not `from_numpy`: arrays that come from a file or another process may be read-only.
@@ -218,30 +216,12 @@ class Engine:
             parts = [slice(low, min(low + size, tasks)) for low in range(0, tasks, size)]
             threads = 1 if self.methods[group[0]].intraop_parallel else self.threads
             together = min(threads, len(parts))
-            for part, found in zip(parts, self._map(partial(batch, group), parts, threads), strict=True):
+            for part, found in zip(parts, in_parallel(partial(batch, group), parts, threads), strict=True):
                 for name, confidence, right, spent in found:
                     correct[name][part] = right.view(-1, spec.way, spec.query).sum(dim=-1).cpu().numpy()
                     bins[name].update(confidence.cpu().numpy(), right.cpu().numpy())
                     seconds[name] += spent / together
         return Block(start, episodes.classes, correct, bins, seconds)
-
-    def _map(self, function: Callable[[slice], Any], parts: list[slice], threads: int) -> Iterable[Any]:
-        """Results of the batches in order, several at a time on a CPU.
-
-        Then every batch is computed by one thread. For small products that is faster than sharing each among all cores,
-        and it makes the numbers independent of how many there are.
-        """
-        if threads == 1:
-            return map(function, parts)
-        with self._pool_lock:  # blocks may be asked for by several threads
-            if not self._pool:
-                before = torch.get_num_threads()
-                pool = ThreadPoolExecutor(self.threads, initializer=torch.set_num_threads, initargs=(1,))
-                together = threading.Barrier(self.threads)
-                list(pool.map(lambda _: together.wait(), range(self.threads)))  # starts them all
-                torch.set_num_threads(before)  # the threads' own setting also became the default of new ones
-                self._pool.append(pool)
-        return self._pool[0].map(function, parts)
 
     def _clock(self) -> float:
         if self.device.type == "cuda":

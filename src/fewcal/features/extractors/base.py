@@ -151,7 +151,7 @@ def in_pieces(compute: Callable[[np.ndarray], torch.Tensor], size: int) -> Embed
             return compute(pictures)
 
     def embed(pictures: np.ndarray) -> torch.Tensor:
-        return torch.cat(in_parallel(one, [pictures[i : i + size] for i in range(0, len(pictures), size)]))
+        return torch.cat(list(in_parallel(one, [pictures[i : i + size] for i in range(0, len(pictures), size)])))
 
     return embed
 
