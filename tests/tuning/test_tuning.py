@@ -39,9 +39,10 @@ from fewcal.tuning.search import SearchData, run_trial
 from fewcal.tuning.selection import Finalist, behind, choose, contenders, rerun_finalists, top
 from fewcal.tuning.show import draw
 from fewcal.tuning.spaces import Space, default_space, make_space, paper_space, space_names
+from fewcal.tuning.start import first_trials, start_points
 from fewcal.tuning.storage import _alive, count, drop_lost, give_up, me, open_storage
 from fewcal.tuning.study import StudyPlace, open_study
-from fewcal.tuning.trials import TrialRunner, start_points
+from fewcal.tuning.trials import TrialRunner
 from fewcal.tuning.workers import ignore_sigint
 from small_features import feature_set, save_features, split
 
@@ -457,6 +458,47 @@ def test_a_novel_record_of_another_trial_is_not_passed_over_in_silence(tmp_path:
     result.study.set_user_attr("novel", result.novel.to_dict() | {"chosen_trial": result.chosen.number + 1})
     with pytest.warns(FewcalWarning, match="are not its own"):
         quick(tmp_path / "s", resume=True)
+
+
+def test_the_papers_search_begins_with_nothing_and_others_with_presets(tmp_path: Path) -> None:
+    paper = Search("paper", "paper/mini", ("closed_form",), trials=2, tasks=4, query=5)
+    found = quick(tmp_path / "paper", paper)
+    assert not any("fixed_params" in t.system_attrs for t in found.study.trials)
+    assert json.loads((tmp_path / "paper/tuning.json").read_text())["provenance"]["trials"]["enqueued"] == 0
+    space, bank = paper.make_space(9), SearchData.of(feature_set(), paper).runner(paper, "cpu").bank
+    usual = start_points(space, bank)
+    assert first_trials(paper, space, bank) == []
+    assert first_trials(dataclasses.replace(paper, enqueue="default"), space, bank) == usual != []
+    assert first_trials(QUICK, space, bank) == usual
+    assert first_trials(dataclasses.replace(QUICK, enqueue="none"), space, bank) == []
+
+
+def test_a_search_can_begin_with_the_papers_setting(tmp_path: Path) -> None:
+    search = Search("paper", "paper/cub", ("closed_form",), trials=2, tasks=4, query=5, enqueue="published")
+    found = quick(tmp_path, search)
+    first = found.study.trials[0].params
+    assert first == {"beta": 0.5, "m": 1.0, "k": 4, "n": 750, "alpha1": 8000.0, "alpha2_ratio": 10.0}
+    assert json.loads((tmp_path / "tuning.json").read_text())["provenance"]["trials"]["enqueued"] == 1
+    # Joining says nothing about what the study began with.
+    again = quick(tmp_path, dataclasses.replace(search, enqueue=None, trials=3), resume=True)
+    assert len(again.study.trials) == 3
+
+
+@pytest.mark.parametrize(
+    ("space", "shot", "words"),
+    [
+        ("default", 1, "no setting for space 'default' and 1 shots"),
+        ("paper/cub", 3, "no setting for space 'paper/cub' and 3 shots"),
+        ("paper/dogs", 1, "paper/dogs/1shot does not lie in the space, which ends at k=8; use --enqueue none"),
+    ],
+)
+def test_a_published_setting_that_the_space_does_not_hold_is_refused(space: str, shot: int, words: str) -> None:
+    head = ("closed_form",)
+    search = Search("paper", space, head, shot=shot, enqueue="published")
+    with pytest.raises(InputError, match=words):
+        first_trials(search, search.make_space(9), SearchData.of(feature_set(), QUICK).runner(QUICK, "cpu").bank)
+    with pytest.raises(InputError, match="enqueue='mine' is unknown; use one of none, default, published"):
+        Search(enqueue="mine")
 
 
 def test_the_papers_protocol_takes_the_best_of_three_on_novel(tmp_path: Path) -> None:

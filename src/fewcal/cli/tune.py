@@ -15,7 +15,7 @@ import typer
 from fewcal.cli.options import Device, Json, Query, Quiet, Scheduler, Seed, Shot, Way, existing
 from fewcal.cli.printing import percent, table, write_json
 from fewcal.errors import InputError
-from fewcal.tuning.protocols import PROTOCOLS, TuningProtocol
+from fewcal.tuning.protocols import ENQUEUE, PROTOCOLS, TuningProtocol
 from fewcal.tuning.spaces import SPACES, Picks, SpaceEntry
 
 if TYPE_CHECKING:
@@ -29,6 +29,10 @@ def register(app: typer.Typer) -> None:
 
 def _complete_protocol(incomplete: str) -> list[str]:
     return [name for name in PROTOCOLS if name.startswith(incomplete)]
+
+
+def _complete_enqueue(incomplete: str) -> list[str]:
+    return [name for name in ENQUEUE if name.startswith(incomplete)]
 
 
 def _complete_head(incomplete: str) -> list[str]:
@@ -72,6 +76,17 @@ def tune(
     shot: Shot = 1,
     query: Query = 15,
     seed: Seed = 0,
+    enqueue: Annotated[
+        str | None,
+        typer.Option(
+            help="First trials; "
+            + "; ".join(f"{name}: {words}" for name, words in ENQUEUE.items())
+            + ". Without it "
+            + ", ".join(f"{p.enqueue} by protocol {p.name}" for p in PROTOCOLS.values())
+            + ".",
+            autocompletion=_complete_enqueue,
+        ),
+    ] = None,
     storage: Annotated[
         str | None, typer.Option(help="sqlite:///FILE or postgresql://… instead of a journal file in --out.")
     ] = None,
@@ -103,7 +118,7 @@ def tune(
 
     heads = None if head is None else tuple(part.strip() for part in head.split(",") if part.strip())
     numbers = {"trials": trials, "tasks": tasks, "way": way, "shot": shot, "query": query, "seed": seed}
-    search = Search.for_features(features, protocol=protocol, space=space, heads=heads, **numbers)
+    search = Search.for_features(features, protocol=protocol, space=space, heads=heads, enqueue=enqueue, **numbers)
     opened = (novel_tasks or search.rules.novel_tasks) if novel else None
     start = partial(run, out=out, storage=storage, study=study, resume=resume, workers=workers, scheduler=scheduler)
     with _live(quiet) as watch:

@@ -23,12 +23,22 @@ if TYPE_CHECKING:
     from fewcal.tuning.trials import TrialRunner
 
 
+# What a search may begin with, by name, in words.
+ENQUEUE = {
+    "none": "no trial is given",
+    "default": "presets of fewcal that lie in the space",
+    "published": "the paper's setting for the space and the shots",
+}
+
+
 class TuningProtocol(ABC):
     """How a search proposes, stops and chooses.
 
     Attributes
     ----------
     name, summary : str
+    enqueue : str
+        What a search begins with where nothing is said, one of `ENQUEUE`.
     pruning : Pruning
     fresh_tasks : bool
         Whether finalists are measured again, on fresh validation tasks.
@@ -38,6 +48,7 @@ class TuningProtocol(ABC):
 
     name: ClassVar[str]
     summary: ClassVar[str]
+    enqueue: ClassVar[str]
     pruning: ClassVar[Pruning]
     fresh_tasks: ClassVar[bool]
     novel_tasks: ClassVar[int]
@@ -81,6 +92,7 @@ class DefaultProtocol(TuningProtocol):
 
     name = "default"
     summary = "trials compared task by task, the choice on fresh validation tasks"
+    enqueue = "default"
     pruning = PairedPruning()
     fresh_tasks = True
     novel_tasks = 1000
@@ -130,6 +142,7 @@ class PaperProtocol(TuningProtocol):
 
     name = "paper"
     summary = "the paper's search as it describes it"
+    enqueue = "none"
     pruning = MedianPruning()
     fresh_tasks = False
     novel_tasks = 5000

@@ -32,9 +32,9 @@ from fewcal.tuning.novel import check_novel, open_novel, recorded_novel
 from fewcal.tuning.result import Tuning
 from fewcal.tuning.search import Search, SearchData, work
 from fewcal.tuning.show import draw
-from fewcal.tuning.storage import count, require_optuna
+from fewcal.tuning.start import first_trials, start_points
+from fewcal.tuning.storage import count, enqueued, require_optuna
 from fewcal.tuning.study import StudyPlace, open_study
-from fewcal.tuning.trials import start_points
 from fewcal.tuning.workers import Watch, Watcher, in_processes, on_dask, wait_for_others
 
 # Seconds that a process waits for another one to begin or to write up the study.
@@ -108,10 +108,10 @@ def tune(
     space = search.make_space(len(np.unique(data.base[1])))
     place = StudyPlace(Path(out), storage, study)
     runner = data.runner(search, where)
-    start = start_points(space, runner.bank)
+    first = first_trials(search, space, runner.bank)
     with folder_lock(place.folder, wait=_WAIT):  # many may work on a study, one begins it
         kept, new = open_study(place, search, data, resume)
-        for values in start if new else ():
+        for values in first if new else ():
             kept.enqueue_trial(values)
     see = Watcher(kept, search, watch)
     see()
@@ -124,8 +124,9 @@ def tune(
     wait_for_others(kept, search, runner, see)
     counts, searched = count(kept), time.monotonic() - started
     rules = search.rules
+    presets = start_points(space, runner.bank)
     finalists, chosen = rules.select(
-        kept, space, start, lambda: data.runner(search, where, final=True), search.finalists
+        kept, space, presets, lambda: data.runner(search, where, final=True), search.finalists
     )
     novel = recorded_novel(kept)
     if novel_tasks is not None and novel is None:
@@ -159,7 +160,7 @@ def _provenance(place: StudyPlace, result: Tuning, search: Search, data: SearchD
     return {
         "features": data.fingerprints,
         "search": search.to_dict(),
-        "trials": dataclasses.asdict(result.counts),
+        "trials": dataclasses.asdict(result.counts) | {"enqueued": enqueued(result.study)},
         "trial": result.chosen.number,
         "selection": search.rules.selection_rule(result.novel is not None),
         "accuracy": result.chosen.accuracies(search.rules.fresh_tasks),

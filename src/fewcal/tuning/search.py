@@ -14,7 +14,7 @@ from fewcal._utils.types import JSONObject
 from fewcal.episodes import EpisodeSpec, sample_episodes
 from fewcal.errors import InputError
 from fewcal.features import FeatureSet
-from fewcal.tuning.protocols import TuningProtocol, find_protocol
+from fewcal.tuning.protocols import ENQUEUE, TuningProtocol, find_protocol
 from fewcal.tuning.spaces import Space, find_space, make_space
 from fewcal.tuning.storage import count, drop_lost, give_up, me
 from fewcal.tuning.trials import TrialRunner
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Search:
     """Settings of a search; with the features they fix every number of it.
+
+    `enqueue` names the trials that it begins with (`fewcal.tuning.protocols.ENQUEUE`); None: those of its protocol.
 
     >>> Search(shot=5).space
     'default'
@@ -43,9 +45,12 @@ class Search:
     split: str = "val"
     finalists: int = 12
     final_tasks: int = 1000
+    enqueue: str | None = None
 
     def __post_init__(self) -> None:
         find_protocol(self.protocol)
+        if self.enqueue not in (None, *ENQUEUE):
+            raise InputError(f"enqueue={self.enqueue!r} is unknown; use one of {', '.join(ENQUEUE)}")
         for name in ("trials", "tasks", "finalists", "final_tasks"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:

@@ -201,6 +201,12 @@ def count(study: optuna.Study) -> Counts:
     return Counts(states[TrialState.COMPLETE], states[TrialState.PRUNED], refused, states[TrialState.RUNNING])
 
 
+def enqueued(study: optuna.Study) -> int:
+    """How many trials were given to the study, those not counted that took over from a lost worker."""
+    trials = study.get_trials(deepcopy=False)
+    return sum("fixed_params" in t.system_attrs and "tries" not in t.user_attrs for t in trials)
+
+
 def complete_trials(study: optuna.Study) -> list[FrozenTrial]:
     """Complete trials, the best first."""
     from optuna.trial import TrialState

@@ -26,8 +26,9 @@ class StudyPlace:
 
 
 def identity_of(search: Search, data: SearchData) -> JSONObject:
-    """What all who work on a study must share."""
-    settings = {k: v for k, v in search.to_dict().items() if k not in ("trials", "finalists", "final_tasks")}
+    """What all who work on a study must share; what it begins with is for the one who begins it."""
+    own = ("trials", "finalists", "final_tasks", "enqueue")
+    settings = {k: v for k, v in search.to_dict().items() if k not in own}
     return {"search": settings, "features": data.fingerprints}
 
 

@@ -9,15 +9,12 @@ from itertools import pairwise
 import numpy as np
 
 from fewcal.bank import BaseBank
-from fewcal.domain_match import whitening_shrinkage
 from fewcal.episodes import EpisodeSpec, sample_episodes
 from fewcal.errors import FewcalWarning
 from fewcal.evaluation.engine import Engine, Job
 from fewcal.methods import Method
 from fewcal.methods.gdc import gdc_method
 from fewcal.params import GDCParams
-from fewcal.presets import get_preset
-from fewcal.tuning.spaces import Picks, Space
 
 # Memory for spaces of the bank that may be asked for again.
 _SPACES_BYTES = 2 << 30
@@ -73,22 +70,3 @@ class TrialRunner:
     def accuracy(self, method: GDCParams | Method) -> np.ndarray:
         """Accuracy of every task, `(tasks,)`."""
         return np.concatenate(list(self.run(method)))
-
-
-def start_points(space: Space, bank: BaseBank) -> list[Picks]:
-    """Trials to begin with: presets that lie in the space, so that a search cannot end below them on its tasks."""
-    default = get_preset("whitened")
-    seen = bank.transformed(beta=float(default.beta), center=default.center, l2=default.l2, moments=True)
-    k = min(default.k, len(bank))
-    whiten = float(np.clip(whitening_shrinkage(seen, k), 0.05, 1000.0))
-    shrunk = default.with_changes(
-        cov="independent", whiten=False, trust=1.0, query_strength=0.0, strength=1.0, k=min(4, k)
-    )
-    candidates = [
-        default.with_changes(k=k, whiten=whiten),
-        # The setting found first on validation classes, with class covariances (see docs/method.md).
-        shrunk.with_changes(m=2.0, alpha1=100.0, alpha2_ratio=10.0, distance_scale_of="one", distance_scale=1.0),
-        get_preset("paper").with_changes(k=max(1, min(8, len(bank)) // 2 * 2)),
-    ]
-    found = [space.values(p) for p in candidates]
-    return [values for values in found if values is not None]
