@@ -13,6 +13,7 @@ from fewcal.errors import InputError
 from fewcal.evaluation import Protocol, evaluate
 from fewcal.features import FeatureSet
 from fewcal.features.synthetic import make_features
+from fewcal.tuning import Search
 
 SCRIPTS = Path(__file__).parent.parent / "benchmarks" / "accuracy"
 sys.path.insert(0, str(SCRIPTS))
@@ -22,6 +23,7 @@ import common  # noqa: E402
 import default  # noqa: E402
 import mahalanobis  # noqa: E402
 import make_sets  # noqa: E402
+import paper_search  # noqa: E402
 import poor_banks  # noqa: E402
 
 
@@ -154,3 +156,17 @@ def test_signs_of_printed_mahalanobis_distances() -> None:
     assert (found.negative, found.nearest_negative, found.other_nearest) == (0.25, 0.5, 0.0)
     thin = make_features(base=4, val=4, novel=4, rows=6, dim=8)
     assert "4 of 4 have no inverse" in str(mahalanobis.look(thin, "val", unit=False))
+
+
+def test_the_papers_search_is_compared_with_the_published_setting_on_the_same_tasks(features: FeatureSet) -> None:
+    search = Search("paper", "paper/cub", ("closed_form",), trials=1, tasks=3)
+    settings = paper_search.published_settings("cub", 1, "closed_form")
+    assert settings["published"].alpha1 == 8000
+    assert settings["published, unit scale"].l2
+    rows = paper_search.compare(features, search, settings | {"again": settings["published"]}, 4, "cpu")
+    assert [row.name for row in rows] == ["published", "published, unit scale", "again"]
+    gains = [row.to_dict(rows[0])["gain"] for row in rows]
+    assert gains[0] == gains[2] == (0.0, 0.0)
+    mean, half = paper_search.mean_and_half_width(np.array([0.4, 0.6]))
+    assert mean == pytest.approx(50)
+    assert half == pytest.approx(196 * 0.1)

@@ -74,9 +74,11 @@ class MedianPruning:
         return pruner
 
     def report(self, trial: optuna.Trial, accuracy: np.ndarray, fresh: int, tasks: int) -> bool:
-        """Report the mean so far after each step."""
+        """Report the mean so far after each step; Optuna compares the best of them, so not before the first look."""
         for start in range((len(accuracy) - fresh) // self.step * self.step, len(accuracy), self.step):
             seen = min(start + self.step, len(accuracy))
+            if seen < min(self.first, tasks):
+                continue
             trial.report(float(accuracy[:seen].mean()), seen)
             if seen < tasks and trial.should_prune():
                 return True
