@@ -55,6 +55,13 @@ HeadNames = Annotated[
     str | None, typer.Option(help="Comma-separated heads; see `fewcal presets params`.", autocompletion=_complete_head)
 ]
 
+_FIRST = "; ".join(f"{name}: {words}" for name, words in ENQUEUE.items())
+_USUAL = ", ".join(f"{p.enqueue} by protocol {p.name}" for p in PROTOCOLS.values())
+Enqueue = Annotated[
+    str | None,
+    typer.Option(help=f"First trials; {_FIRST}. Without it {_USUAL}.", autocompletion=_complete_enqueue),
+]
+
 
 def tune(
     folder: Annotated[
@@ -76,17 +83,7 @@ def tune(
     shot: Shot = 1,
     query: Query = 15,
     seed: Seed = 0,
-    enqueue: Annotated[
-        str | None,
-        typer.Option(
-            help="First trials; "
-            + "; ".join(f"{name}: {words}" for name, words in ENQUEUE.items())
-            + ". Without it "
-            + ", ".join(f"{p.enqueue} by protocol {p.name}" for p in PROTOCOLS.values())
-            + ".",
-            autocompletion=_complete_enqueue,
-        ),
-    ] = None,
+    enqueue: Enqueue = None,
     storage: Annotated[
         str | None, typer.Option(help="sqlite:///FILE or postgresql://… instead of a journal file in --out.")
     ] = None,
