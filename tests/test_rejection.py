@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fewcal.bank import BaseBank
+from fewcal.domain_match import simulated_rows
 from fewcal.errors import InputError
 from fewcal.estimators import GDCClassifier
 from fewcal.features.synthetic import make_features
@@ -54,7 +55,7 @@ def test_pvalues_are_ranks_among_base_examples(features) -> None:
     white = bank.transformed(center=True, l2=True, whiten=2.0)
     assert white.transform is not None
     z = white.transform(torch.from_numpy(x))
-    test = OutlierTest.from_bank(z[:3], white)
+    test = OutlierTest.from_bank(z[:3], z[:3], torch.arange(3), white)
     assert len(test.reference) == 1024
     assert (test.reference.diff() >= 0).all()
     nearest = torch.cdist(z.double(), z[:3].double()).square().amin(dim=1)
@@ -66,6 +67,32 @@ def test_examples_of_a_bank_are_the_same_without_its_rows(features) -> None:
     bank, _, _ = features
     whole, small = (bank.transformed(center=True, l2=True, moments=m) for m in (False, True))
     prototypes = whole.means[:4]
+    task = prototypes, prototypes, torch.arange(4)
     torch.testing.assert_close(
-        OutlierTest.from_bank(prototypes, whole).reference, OutlierTest.from_bank(prototypes, small).reference
+        OutlierTest.from_bank(*task, whole).reference, OutlierTest.from_bank(*task, small).reference
     )
+
+
+def test_examples_have_the_mean_and_covariance_of_their_class(features) -> None:
+    bank, _, _ = features
+    drawn = simulated_rows(bank, torch.zeros(1, dtype=torch.int64), 40000, torch.Generator().manual_seed(0), tails=8)[0]
+    torch.testing.assert_close(drawn.mean(dim=0), bank.means[0], rtol=0, atol=0.03)
+    own = (bank.within_scatter[0] + bank.within_scatter.sum() / (bank.n_rows - len(bank))) / bank.counts[0]
+    assert float(drawn.var(dim=0).sum()) == pytest.approx(float(own), rel=0.03)
+    far = ((drawn - drawn.mean(dim=0)) / drawn.std(dim=0)).pow(4).mean()
+    assert float(far) == pytest.approx(3 * (8 - 2) / (8 - 4), rel=0.15)  # kurtosis of Student's t
+
+
+def test_classes_near_each_other_bring_the_base_examples_nearer(features) -> None:
+    """Rows of the task's own kind pass less often, where that kind is one that the bank does not know."""
+    bank, _, _ = features
+    random = torch.Generator().manual_seed(0)
+    away = bank.means[0] + 3.0
+    support = away + 0.1 * torch.randn(6, bank.dim, generator=random)
+    labels = torch.arange(6)
+    test = OutlierTest.from_bank(support, support, labels, bank)
+    unmoved = OutlierTest.from_bank(support, bank.means[:6], labels, bank)
+    moved = unmoved.reference - test.reference
+    assert float(moved.min()) == pytest.approx(float(moved.max()), rel=1e-3)
+    stranger = away + 0.1 * torch.randn(1, bank.dim, generator=random)
+    assert float(unmoved.pvalue(stranger)) == 0.0 < float(test.pvalue(stranger))

@@ -121,14 +121,25 @@ def held_out_similarity(bank: BaseBank) -> float:
     return bank.memo.get("held-out similarity", make)
 
 
-def simulated_rows(bank: BaseBank, classes: Tensor, draws: int, random: torch.Generator) -> Tensor:
+def simulated_rows(
+    bank: BaseBank, classes: Tensor, draws: int, random: torch.Generator, tails: int | None = None
+) -> Tensor:
     """Examples of base classes in the bank's space, `(len(classes), draws, D)`, drawn from N(μ_c, S_w).
 
-    They stand in for rows, which a bank need not keep.
+    They stand in for rows, which a bank need not keep. With `tails` they have Student's distribution with so many
+    degrees of freedom instead, and S_w is scaled to the scatter of each class: the mean of many is the same, but single
+    ones lie further from their class and nearer to it, as real rows do.
     """
     source = bank.unwhitened or bank
     values, vectors = source.pooled_eigen()
     noise = torch.randn(len(classes), draws, bank.dim, generator=random).to(bank.device)
+    if tails is not None:
+        free = (source.counts - 1).clamp(min=0)
+        average = source.within_scatter.sum() / free.sum().clamp(min=1)
+        scatter = (source.within_scatter + average) / ((free + 1) * average).clamp(min=1e-30)
+        chi2 = torch.randn(len(classes), draws, tails, generator=random).square().sum(dim=-1, keepdim=True)
+        own = scatter[classes.to(bank.device), None, None].to(noise.dtype)
+        noise = noise * (own * (tails - 2) / chi2.to(bank.device)).sqrt()
     # The symmetric root of S_w, unlike its eigenvectors, is the same on every device.
     rows = source.means[classes.to(bank.device), None] + ((noise @ vectors) * values.sqrt()) @ vectors.T
     if bank.transform is None or bank.transform.whitening is None:

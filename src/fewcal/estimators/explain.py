@@ -187,8 +187,9 @@ class SupportAnalysis:
     def outlier_test(self) -> OutlierTest:
         """The test of queries against base examples, on the CPU."""
         with torch.no_grad():
-            centroids = class_means(self._method.in_bank(self._support), self._labels, len(self._classes))[0]
-            return OutlierTest.from_bank(centroids, self._method.bank).to("cpu")
+            rows = self._method.in_bank(self._support)
+            centroids = class_means(rows, self._labels, len(self._classes))[0]
+            return OutlierTest.from_bank(centroids, rows[0], self._labels[0], self._method.bank).to("cpu")
 
     @cached_property
     def offset(self) -> Tensor:
