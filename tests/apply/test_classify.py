@@ -75,6 +75,39 @@ def run(*arguments: object) -> int:
     return int(end.value.code or 0)
 
 
+def test_none_of_these_is_counted_and_is_no_wrong_answer(album: Path, bank: Path) -> None:
+    """Rejected items are told apart from wrong answers, those of other classes from both."""
+    other = album / "new" / "lilac"
+    other.mkdir()
+    for i in range(4):
+        picture((200, 160, 220), 500 + i).save(other / f"{i}.png")
+    whole = classify(album / "photos", album / "new", colours(), bank=bank, preset="whitened")
+    assert whole.truth is None  # some are of no class of the support, and all get one
+    assert whole.rejected is None
+    assert whole.in_words() == []
+    ask = {"bank": bank, "preset": "whitened"}
+    answers = classify(album / "photos", album / "new", colours(), reject=0.5, **ask)
+    others = answers.table["p_other"]
+    limit = float(others[others > 0].min())
+    answers = classify(album / "photos", album / "new", colours(), reject=limit, **ask)
+    given, truth = answers.table["prediction"], np.array(answers.truth, object)
+    away = given == "none of these"
+    assert 0 < away.sum() < len(answers) == 22
+    assert answers.rejected == away.sum()
+    assert answers.accuracy == pytest.approx((given == truth)[~away].mean())
+    known = (truth != "lilac") & away
+    assert answers.in_words()[:2] == [
+        f"{away.sum()} of 22 were answered 'none of these', {known.sum()} of which are of one of the classes by their "
+        "names",
+        f"{((truth == 'lilac') & ~away).sum()} of 4 of other classes got an answer",
+    ]
+    assert f"{100 * answers.accuracy:.1f}% of the answers agree" in answers.in_words()[2]
+    answers.write_html(album / "sheet.html")
+    page = (album / "sheet.html").read_text(encoding="utf-8")
+    assert f"{away.sum()} of 22 were answered" in page
+    assert page.count("⚠ is ") == ((given != truth) & ~away).sum()
+
+
 def test_plain_and_with_a_bank(album: Path, bank: Path) -> None:
     for place in (None, bank):
         answers = classify(album / "photos", album / "new", colours(), bank=place)

@@ -297,6 +297,8 @@ def test_predict_may_answer_none_of_these(fewcal, files: Path, tmp_path: Path) -
         rejected = np.array(table["prediction"]) == "none of these"
         np.testing.assert_array_equal(rejected, other >= share)
         told[share] = rejected.sum()
+        printed = fewcal(*predict(files, out, *bank, "--preset", "whitened", "--reject", share)).out
+        assert f"{rejected.sum()} of {len(other)} rows were answered 'none of these'" in printed
     assert told[0.01] >= told[0.2]
     assert told[0.01] > 0
     assert told[0.2] < 24

@@ -23,6 +23,7 @@ from fewcal.apply.predict import (
     check_reject,
     gdc_settings,
     predict_features,
+    rejected,
     write_predictions,
 )
 from fewcal.bank import BaseBank
@@ -46,7 +47,8 @@ class Answers:
     table : columns: item (the text itself, or the name of the picture), prediction, probability, `p_other` if asked
         for, one probability for each class
     support, query : the items that could be read
-    truth : the classes of the queries where the source names them (as folders or labels), or None
+    truth : the classes of the queries where the source names them (as folders or labels), or None; where "none of
+        these" is an answer, there may be others among them than those of the support
     method : in words, what answered
     classifier : the fitted classifier, for more rows from the same extractor
     """
@@ -64,10 +66,34 @@ class Answers:
 
     @property
     def accuracy(self) -> float | None:
-        """Share of right answers, where the truth is known."""
-        if self.truth is None:
+        """Share of right answers, where the truth is known; "none of these" is no answer and not counted."""
+        answered = self.table["prediction"] != NONE_OF_THESE
+        if self.truth is None or not answered.any():
             return None
-        return float(np.mean(self.table["prediction"] == np.array(self.truth, object)))
+        return float(np.mean((self.table["prediction"] == np.array(self.truth, object))[answered]))
+
+    @property
+    def rejected(self) -> int | None:
+        """How many items were answered "none of these"; None where that was not asked for."""
+        return rejected(self.table)
+
+    def in_words(self) -> list[str]:
+        """How many answers are right, and how many items got none, where that can be told; a sentence each."""
+        told = []
+        if self.rejected is not None:
+            told.append(f"{self.rejected} of {len(self)} were answered {NONE_OF_THESE!r}")
+        if self.truth is None:
+            return told
+        known = np.isin(np.array(self.truth, object).astype(str), self.support.classes)
+        away = self.table["prediction"] == NONE_OF_THESE
+        if self.rejected:
+            told[0] += f", {int((known & away).sum())} of which are of one of the classes by their names"
+        if not known.all():
+            told.append(f"{int((~known & ~away).sum())} of {int((~known).sum())} of other classes got an answer")
+        if self.accuracy is not None:
+            which = "" if self.rejected is None else "of the answers "
+            told.append(f"{100 * self.accuracy:.1f}% {which}agree with the classes that the source names")
+        return told
 
     def counts(self) -> dict[str, int]:
         """Number of answers of each kind, in the order of the classes."""
@@ -151,8 +177,16 @@ def classify(
     table = predict_features(classifier, z, reject)
     shown = asked.texts if isinstance(asked, Texts) else asked.names
     table = {"item": np.array(shown, object), **{k: v for k, v in table.items() if k != "row"}}
-    truth = asked.labels if asked.labels is not None and set(asked.labels) <= set(known.classes) else None
+    truth = _truth(asked, known, reject is not None)
     return Answers(table, known, asked, truth, _method_name(loaded, preset), model, classifier)
+
+
+def _truth(asked: Items, known: Items, rejects: bool) -> list[str] | None:
+    """The classes of queries, where they are named as those of the support are."""
+    if asked.labels is None:
+        return None
+    shared = set(asked.labels) & set(known.classes)
+    return asked.labels if shared == set(asked.labels) or (rejects and shared) else None
 
 
 def _method_name(bank: BaseBank | None, preset: str) -> str:

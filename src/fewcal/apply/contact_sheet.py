@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fewcal.apply.predict import AnswerRow
+from fewcal.apply.predict import NONE_OF_THESE, AnswerRow
 from fewcal.features.sources.items import Items
 from fewcal.features.sources.pictures import encoded
 from fewcal.render.page import Cell, Page, Value
@@ -33,8 +33,8 @@ def contact_sheet(answers: Answers) -> Page:
     page.table(
         ["class", "examples", f"{query.kind}s"], [[c, examples.get(c, 0), n] for c, n in counts.items()], sortable=False
     )
-    if answers.accuracy is not None:
-        page.text(f"{100 * answers.accuracy:.1f}% agree with the folders or labels of the queries.")
+    for line in answers.in_words():
+        page.text(f"{line}.")
     if query.kind == "text":
         _texts(page, answers)
     else:
@@ -48,7 +48,7 @@ def _texts(page: Page, answers: Answers) -> None:
     rows: list[list[Value]] = []
     for i, (item, answer, p, second, q) in enumerate(answers.rows()):
         truth: list[Value] = [] if answers.truth is None else [answers.truth[i]]
-        wrong = bool(truth) and truth[0] != answer
+        wrong = bool(truth) and truth[0] != answer and answer != NONE_OF_THESE
         shown = Cell(f"⚠ {answer}" if wrong else answer, mark="warn" if wrong or p < DOUBTFUL else "")
         rows.append([item, shown, _percent(p), second, _percent(q), *truth])
     page.table(["text", "answer", "%", "next", "%", *known], rows)
@@ -97,8 +97,9 @@ def _percent(p: float) -> float:
 
 def _caption(answers: Answers, row: AnswerRow, i: int) -> str:
     item, name, p, second, q = row
-    wrong = f"⚠ is {answers.truth[i]}; " if answers.truth is not None and answers.truth[i] != name else ""
-    return f"{wrong}{100 * p:.0f}%, then {second} {100 * q:.0f}%; {Path(item).name}"
+    known = f"is {answers.truth[i]}; " if answers.truth is not None and answers.truth[i] != name else ""
+    warning = "⚠ " if known and name != NONE_OF_THESE else ""
+    return f"{warning}{known}{100 * p:.0f}%, then {second} {100 * q:.0f}%; {Path(item).name}"
 
 
 def _thumbnail(items: Items, i: int) -> bytes:

@@ -99,6 +99,11 @@ def check_reject(reject: float | None) -> None:
         raise InputError(f"--reject {reject} must lie between 0 and 1, e.g. 0.05")
 
 
+def rejected(table: Columns) -> int | None:
+    """How many rows of a table of predictions were answered "none of these"; None where that was not asked for."""
+    return int(np.sum(table["prediction"] == NONE_OF_THESE)) if "p_other" in table else None
+
+
 def answer_rows(table: Columns) -> list[AnswerRow]:
     """For each row of a table of predictions: item, answer, its probability, the next class, its probability."""
     classes = [k for k in table if k.startswith("p(")]

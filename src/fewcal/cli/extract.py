@@ -171,8 +171,8 @@ def classify(
         )
     if not quiet:
         print_answers(answers.query.kind, by_doubt(answers.rows()), kept=out is not None)
-        if answers.accuracy is not None:
-            print(f"{100 * answers.accuracy:.1f}% agree with the classes that the source names")
+        for line in answers.in_words():
+            print(line)
     if out is not None:
         answers.write_csv(out, raw)
     if html is not None:
@@ -181,7 +181,8 @@ def classify(
     if written and not quiet:
         print(f"written to {' and '.join(written)}")
     facts = {"items": len(answers), "answers": answers.counts(), "accuracy": answers.accuracy, "method": answers.method}
-    write_json(json_file, facts | {"extractor": answers.extractor.stamp, "files": written})
+    facts |= {"rejected": answers.rejected, "extractor": answers.extractor.stamp, "files": written}
+    write_json(json_file, facts)
 
 
 def print_answers(kind: str, rows: Sequence[tuple[str, str, float, str, float]], kept: bool) -> None:

@@ -55,7 +55,7 @@ def predict(
     if model is None and (source is not None or support is None or query is None or out is None):
         raise InputError("give --model FILE and what to classify, or --support, --query and --out with features")
     from fewcal._utils.terminal import ProgressBar
-    from fewcal.apply.predict import answer_rows, by_doubt, fit_from_files, predict_rows, write_predictions
+    from fewcal.apply.predict import answer_rows, by_doubt, fit_from_files, predict_rows, rejected, write_predictions
     from fewcal.apply.saved import Reading, load_model, predict_source
 
     if model is not None and source is not None:
@@ -74,9 +74,13 @@ def predict(
     for answer in answers["prediction"]:
         counts[str(answer)] = counts.get(str(answer), 0) + 1
     file = None if out is None else str(out)
-    write_json(json_file, {"rows": len(answers["prediction"]), "predictions": counts, "file": file})
+    away = rejected(answers)
+    facts = {"rows": len(answers["prediction"]), "predictions": counts, "rejected": away, "file": file}
+    write_json(json_file, facts)
     if not quiet:
         table(["class", "rows"], [[k, str(v)] for k, v in sorted(counts.items(), key=lambda kv: -kv[1])])
+        if away is not None:
+            print(f"{away} of {len(answers['prediction'])} rows were answered 'none of these'")
         print(f"written to {out}" if out is not None else "--out FILE keeps all of it")
 
 

@@ -292,8 +292,9 @@ class GDCClassifier(IncrementalMixin, ClassifierMixin, BaseEstimator):
         """Share of base-class examples that look at least as much like the fitted classes as each query row, `(Q,)`.
 
         It is the p-value of "this row is none of these classes, but something like the base classes": rows below 0.05
-        are nearer to a fitted class than 95% of base examples, so answering "none of these" to all others lets at most
-        about 5% of such outliers through. It needs a bank.
+        are nearer to a fitted class than 95% of base examples, so answering "none of these" to all others lets about 5%
+        of such outliers through, and more where the fitted classes are of a kind that the bank does not know
+        (benchmarks/RESULTS.md has figures). It needs a bank.
         """
         check_is_fitted(self)
         if self._analysis is None:
