@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
@@ -70,15 +71,13 @@ def predict(
         answers = predict_rows(fit_from_files(bank, support, preset, set_ or [], seed, device)[0], query, reject)
     if out is not None:
         write_predictions(answers, out, raw)
-    counts: dict[str, int] = {}
-    for answer in answers["prediction"]:
-        counts[str(answer)] = counts.get(str(answer), 0) + 1
+    counts = Counter(map(str, answers["prediction"]))
     file = None if out is None else str(out)
     away = rejected(answers)
     facts = {"rows": len(answers["prediction"]), "predictions": counts, "rejected": away, "file": file}
     write_json(json_file, facts)
     if not quiet:
-        table(["class", "rows"], [[k, str(v)] for k, v in sorted(counts.items(), key=lambda kv: -kv[1])])
+        table(["class", "rows"], [[k, str(v)] for k, v in counts.most_common()])
         if away is not None:
             print(f"{away} of {len(answers['prediction'])} rows were answered 'none of these'")
         print(f"written to {out}" if out is not None else "--out FILE keeps all of it")
