@@ -30,15 +30,48 @@ def _complete(incomplete: str) -> list[str]:
 
 
 @commands.command("list")
-def list_(json_file: Json = None, quiet: Quiet = False) -> None:
-    """Show every experiment: what it is, where it is in the paper, what the paper says."""
+def list_(
+    run: Annotated[
+        Path | None,
+        typer.Option(help="A finished run: each table and figure of the paper and what ran for it.", metavar="DIR"),
+    ] = None,
+    json_file: Json = None,
+    quiet: Quiet = False,
+) -> None:
+    """Show every experiment and what the paper says; with --run, what ran as printed, where, and with what verdicts."""
+    if run is not None:
+        from fewcal.paper.coverage import HEADER, coverage, coverage_rows, read_summary
+
+        covered = coverage(read_summary(run)["experiments"])
+        write_json(json_file, covered)
+        if not quiet:
+            table(HEADER, coverage_rows(covered))
+        return
     from fewcal.paper.experiments import describe
 
     rows = describe()
     write_json(json_file, rows)
     if not quiet:
-        header = ["name", "paper", "datasets", "what the paper says", "two CPU cores"]
-        table(header, [[r["name"], r["source"], ", ".join(r["datasets"]), r["says"], r["cost"]] for r in rows])
+        header = ["name", "paper", "datasets", "as printed", "what the paper says", "two CPU cores"]
+        table(
+            header,
+            [[r["name"], r["source"], ", ".join(r["datasets"]), r["as_printed"], r["says"], r["cost"]] for r in rows],
+        )
+
+
+@commands.command()
+def report(
+    out: Annotated[Path, typer.Argument(help="Folder of a run.", metavar="OUT")],
+    json_file: Json = None,
+    quiet: Quiet = False,
+) -> None:
+    """Write a reproduction report for reviewers from a run: claims, setting, what agreed, what did not, cost."""
+    from fewcal.paper.reproduction import write_reproduction
+
+    written = write_reproduction(out)
+    write_json(json_file, {"files": [str(file) for file in written]})
+    if not quiet:
+        print("reproduction report: " + ", ".join(map(str, written)))
 
 
 @commands.command()

@@ -70,21 +70,32 @@ def draw_report(out: str | Path, left_out: Sequence[str] = (), say: Log = lambda
     kept = kept_records(folder)
     if not kept:
         raise InputError(f"{folder} has no finished experiment to draw")
-    sections: dict[str, Section] = {}
-    for name, records in kept.items():
-        say(f"drawing {name}")
-        sections[name] = EXPERIMENTS[name].show({(r["dataset"], r["shot"]): r["data"] for r in records})
+    sections = sections_of(kept, say)
     _draw_sections(folder, _opening(config, kept, left_out), sections, config, kept)
     summary: Summary = {
         "effort": config["effort"],
         "seconds": {n: round(sum(r["seconds"] for r in rs), 2) for n, rs in kept.items()},
         "groups": count_by_group([v for one in sections.values() for v in one.verdicts]),
-        "experiments": {n: _ran(kept[n], one) for n, one in sections.items()},
+        "experiments": experiment_facts(kept, sections),
         "verdicts": [_statement(v, n) for n, one in sections.items() for v in one.verdicts],
         "left_out": list(left_out),
     }
     write_json(folder / "summary.json", summary)
     return summary
+
+
+def sections_of(kept: Mapping[str, Sequence[Kept]], say: Log = lambda line: None) -> dict[str, Section]:
+    """What each experiment has to say of its records."""
+    sections: dict[str, Section] = {}
+    for name, records in kept.items():
+        say(f"drawing {name}")
+        sections[name] = EXPERIMENTS[name].show({(r["dataset"], r["shot"]): r["data"] for r in records})
+    return sections
+
+
+def experiment_facts(kept: Mapping[str, Sequence[Kept]], sections: Mapping[str, Section]) -> dict[str, Ran]:
+    """What ran of each experiment."""
+    return {name: _ran(kept[name], section) for name, section in sections.items()}
 
 
 def _statement(v: Verdict, experiment: str) -> Statement:
@@ -173,7 +184,7 @@ def _opening(config: Config, kept: Mapping[str, Sequence[Kept]], left_out: Seque
 def _verdict_blocks(verdicts: Sequence[Verdict]) -> list[list[Block]]:
     above = [v for v in verdicts if v.claim.startswith("GDC is above DC")]
     rest = [v for v in verdicts if v not in above]
-    out: list[list[Block]] = [[_groups_table(verdicts)]]
+    out: list[list[Block]] = [[groups_table(verdicts)]]
     if above:
         caption = "GDC minus DC on the same tasks, points of accuracy; ▲ and ▼ are beyond the 95% interval"
         out.append([_above_words(above), claims_table(above, caption)])
@@ -182,7 +193,7 @@ def _verdict_blocks(verdicts: Sequence[Verdict]) -> list[list[Block]]:
     return out
 
 
-def _groups_table(verdicts: Sequence[Verdict]) -> Table:
+def groups_table(verdicts: Sequence[Verdict]) -> Table:
     """How many statements hold, for each group on its own: they are about different methods."""
     rows: list[list[Value]] = []
     for group, counts in count_by_group(verdicts).items():

@@ -55,6 +55,7 @@ class Description(TypedDict):
     title: str
     source: str
     datasets: list[str]
+    as_printed: str
     says: str
     cost: str
 
@@ -67,6 +68,7 @@ def describe() -> list[Description]:
             "title": e.title,
             "source": e.source,
             "datasets": list(e.datasets) or ["any"],
+            "as_printed": "yes" if e.as_printed else "no" if e.variants else "no setting in it",
             "says": e.says,
             "cost": e.cost,
         }
