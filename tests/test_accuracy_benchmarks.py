@@ -11,8 +11,9 @@ import pytest
 from fewcal.bank import BaseBank
 from fewcal.errors import InputError
 from fewcal.evaluation import Protocol, evaluate
-from fewcal.features import FeatureSet
+from fewcal.features import FeatureSet, FeatureSplit
 from fewcal.features.synthetic import make_features
+from fewcal.paper.published import implied_distances
 from fewcal.tuning import Search
 
 SCRIPTS = Path(__file__).parent.parent / "benchmarks" / "accuracy"
@@ -25,6 +26,7 @@ import mahalanobis  # noqa: E402
 import make_sets  # noqa: E402
 import paper_search  # noqa: E402
 import poor_banks  # noqa: E402
+import scale  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -170,3 +172,23 @@ def test_the_papers_search_is_compared_with_the_published_setting_on_the_same_ta
     mean, half = paper_search.mean_and_half_width(np.array([0.4, 0.6]))
     assert mean == pytest.approx(50)
     assert half == pytest.approx(196 * 0.1)
+
+
+def test_the_scale_of_features_is_a_squared_distance(features: FeatureSet) -> None:
+    small = scale.nearest(features, "val", beta=1.0)
+    base, val = features.split("base"), features.split("val")
+    twice = FeatureSet(
+        FeatureSplit.from_arrays(2 * base.features, base.require_labels(), base.classes),
+        FeatureSplit.from_arrays(2 * val.features, val.require_labels(), val.classes),
+    )
+    assert scale.nearest(twice, "val", beta=1.0) == pytest.approx(4 * small, rel=1e-4)
+
+
+def test_weights_of_the_paper_imply_its_distances() -> None:
+    found = implied_distances("mini", 1)
+    assert found is not None
+    assert len(found) == 8
+    w = 1 / (1 + np.array(found))  # m = 1
+    np.testing.assert_allclose(w / (1 + w.sum()), [0.1008, 0.0979, 0.0953, 0.0935, 0.0928, 0.0924, 0.0916, 0.0912])
+    assert implied_distances("cub", 1) is None
+    assert implied_distances("birds", 1) is None

@@ -166,3 +166,19 @@ def candidate(dataset: str, shot: int, number: int = 1) -> Candidate | None:
         if (row["dataset"], row["shot"], row["candidate"]) == (dataset, shot, number):
             return row
     return None
+
+
+def implied_distances(dataset: str, shot: int) -> list[float] | None:
+    """Squared distances (eq. 6) that tables 8 and 9 imply, nearest first; None for datasets that they do not have.
+
+    The tables list shares s = w/(1 + Σw) of w = 1/(1 + d^m), so d = ((1 − Σs)/s − 1)^(1/m) with the m of the dataset.
+
+    >>> [round(implied_distances(*where)[0], 1) for where in (("mini", 1), ("mini", 5), ("meta-tiered", 1))]
+    [1.4, 1.4, 12.4]
+    """
+    row = candidate(dataset, shot)
+    for listed in published()["weights"]["rows"]:
+        if row is not None and (listed["dataset"], listed["method"], listed["shot"]) == (dataset, "GDC", shot):
+            rest = 1 - sum(listed["values"])
+            return [(rest / share - 1) ** (1 / row["m"]) for share in listed["values"]]
+    return None
