@@ -241,7 +241,8 @@ _KNOWN = {
         "distance_scale",
         "cov",
     ),
-    *("cov_weights", "common_size", "alpha1", "alpha2_ratio", "off_diagonal", "psd", "n", "n_per", "head", "C"),
+    *("cov_weights", "common_size", "alpha1", "alpha2_ratio", "off_diagonal", "psd", "constant"),
+    *("n", "n_per", "head", "C"),
     *("distance_scale_of", "strength", "shot_decay", "trust", "query_strength"),
 }
 
@@ -312,7 +313,7 @@ def one_task(
             sigma = independent_covariance(c, [bases[i] for i in index])
         else:
             sigma = pooled_covariance(bases) if variance is None else variance * np.eye(d)
-        sigma = shrink(sigma, p["alpha1"], p["alpha2_ratio"], p["off_diagonal"], p["psd"])
+        sigma = shrink(sigma, p["alpha1"], p["alpha2_ratio"], p["off_diagonal"], p["psd"]) + p["constant"]
         found = (index, every[index], wi, calibrated_mean(x, wi, means[index]), sigma)
         for name, value in zip(out, found, strict=True):
             out[name].append(value)

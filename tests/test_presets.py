@@ -20,7 +20,9 @@ from fewcal._utils.names import nearest_names
 from fewcal._utils.randomness import TaskRandom
 from fewcal.domain_match import held_out_similarity
 from fewcal.errors import FewcalWarning, InputError
-from fewcal.methods import GDC, TaskBatch
+from fewcal.evaluation import Protocol, evaluate
+from fewcal.features.synthetic import make_features
+from fewcal.methods import GDC, TaskBatch, make_method
 from fewcal.params import GDCParams
 from fewcal.presets import PAPER_ROWS, describe_preset, get_preset, list_presets, save_preset
 
@@ -103,6 +105,7 @@ def test_every_preset_is_the_reference(name: str, world: ProcessGroup) -> None:
             ("euclidean", "pooled", "bases-only", 10.0, {"kind": "yeo-johnson", "beta": 2.0, "l2": True}),
             ("delta", "pooled", "average", 1.0, {"delta": 0.9, "distance_scale": 2.0}),
             ("sqeuclidean", "joint", "with-support", 50.0, {"psd": "eigen", "alpha2_ratio": 200.0}),
+            ("euclidean", "independent", "bases-only", 5.0, {"constant": 0.3}),
             ("sqeuclidean", "joint", "with-support", 50.0, {"psd": "clip", "alpha2_ratio": 200.0}),
             ("euclidean", "joint", "bases-only", 2.0, {"transform_base": False, "kind": "yeo-johnson"}),
             (
@@ -306,7 +309,7 @@ def test_as_dict_names_every_field() -> None:
 
 
 def test_the_preset_dc_has_the_moments_of_dc(relu_world: ProcessGroup) -> None:
-    """Neighbours weigh 1, as much as the support point; α on every entry is the method's own."""
+    """Neighbours weigh 1, as much as the support point, and α is added to every entry."""
     method = GDC(get_preset("dc"))
     method.prepare(relu_world.bank())
     x = method.transform(torch.from_numpy(relu_world.support[0]))[None]
@@ -314,9 +317,17 @@ def test_the_preset_dc_has_the_moments_of_dc(relu_world: ProcessGroup) -> None:
     sigma = method.shrunk(found).gaussian(found.mean).dense()
     assert (found.weights == 1).all()
     for s, row in enumerate(x[0].double().numpy()):
-        mean, expected = reference.dc_moments(row, [r.astype(np.float64) for r in relu_world.base], 2, 0.0)
+        mean, expected = reference.dc_moments(row, [r.astype(np.float64) for r in relu_world.base], 2, 0.21)
         np.testing.assert_allclose(found.mean[0, s], mean, atol=1e-5)
         np.testing.assert_allclose(sigma[0, s], expected, atol=1e-5)
+
+
+def test_the_preset_dc_answers_as_the_method_dc() -> None:
+    features = make_features(base=6, val=0, novel=6, rows=20, dim=12, seed=2)
+    for shot in (1, 3):
+        protocol = Protocol(shot=shot, tasks=6, query=5)
+        method, preset = (evaluate({"m": make_method(*m)}, features, protocol) for m in (("dc",), ("gdc", "dc")))
+        assert np.array_equal(method.correct["m"], preset.correct["m"])
 
 
 def test_float32_weights_of_the_authors_settings_do_not_vanish(relu_world: ProcessGroup) -> None:

@@ -29,7 +29,7 @@ HIERARCHICAL = ("model", "beta", "kind", "eps", "whiten", "strength", "trust", "
 # Old names of fields, accepted for one release wherever parameters are given: in Python, on the command line, in files.
 RENAMED = {"unit": "distance_scale", "unit_of": "distance_scale_of", "query_pull": "query_strength"}
 # Fields that came later: files written before lack them.
-_ADDED = ("model", "sharpness", "floor", "scatter", "mahalanobis_ridge", "mahalanobis_shift")
+_ADDED = ("model", "sharpness", "floor", "scatter", "mahalanobis_ridge", "mahalanobis_shift", "constant")
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class GDCParams:
     Beyond the paper: how much the base classes may say
         strength, shot_decay, trust, query_strength.
     Covariance (eq. 5, 9)
-        cov, cov_weights, common_size, alpha1, alpha2_ratio, off_diagonal, psd.
+        cov, cov_weights, common_size, alpha1, alpha2_ratio, off_diagonal, psd, constant.
     Sampling (eq. 10) and head (appendix B)
         n, n_per, head, C.
 
@@ -178,6 +178,7 @@ class GDCParams:
         "what keeps the covariance positive semi-definite: a clip of α2, or eigenvalues",
         choices=PSD,
     )
+    constant: float = parameter(0.0, "a number added to every entry of the covariance: the α of DC", low=0)
     n: int = parameter(750, "points to draw (eq. 10)", low=1, integer=True, search=SearchRange(50, 500, 50))
     n_per: str = parameter("point", "n for each support point, or for each class", choices=("point", "class"))
     head: object = parameter(

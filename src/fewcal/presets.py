@@ -3,7 +3,8 @@
 `paper/…`    the equations as printed, with the tuned values of the paper's appendix F (30 rows)
 `authors/…`  what the authors' own script did, with the same values
 `dc`         distribution calibration (Yang et al. 2021) in GDC's terms
-`default`    what measures best on real features: whitened GDC, closed form, one setting for all data
+`default`    the hierarchical model, one setting for all data
+`whitened`   whitened GDC, closed form: the default of version 0.1
 
 A preset can also be a file (`save_preset`), as a search writes it: its parameters with where they come from.
 """
@@ -97,6 +98,7 @@ _DC = GDCParams(
     cov_weights="average",
     alpha1=0.0,
     alpha2_ratio=0.0,
+    constant=0.21,
     n_per="class",
     head="lbfgs",
 )
@@ -197,7 +199,7 @@ def _all() -> dict[str, Preset]:
     add(
         "dc",
         _DC,
-        "distribution calibration (Yang et al. 2021) in GDC's terms; the method `dc` adds its α to every entry",
+        "distribution calibration (Yang et al. 2021) in GDC's terms: the method `dc`, k = 2, α = 0.21",
     )
     for family, base in (("paper", _PAPER), ("authors", _AUTHORS)):
         for dataset, setting, accuracy, m, k, alpha1, ratio, beta in PAPER_ROWS:

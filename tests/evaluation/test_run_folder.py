@@ -305,7 +305,7 @@ def test_resume_with_other_parameters_or_features_is_refused(features: FeatureSe
 def test_resume_of_a_run_from_before_a_parameter_was_added(features: FeatureSet, whole: Path, tmp_path: Path) -> None:
     folder = interrupted(features, tmp_path / "run")
     config = json.loads((folder / "config.json").read_text())
-    for name in ("mahalanobis_ridge", "mahalanobis_shift"):
+    for name in ("mahalanobis_ridge", "mahalanobis_shift", "constant"):
         del config["identity"]["methods"]["gdc"][name]
     del config["checksum"]
     (folder / "config.json").write_text(json.dumps(config))

@@ -38,20 +38,19 @@ def shrink_covariance(
     *,
     off_diagonal: str = "pairs",
     psd: str = "clip",
-    constant: float | None = None,
+    constant: float = 0.0,
 ) -> ShrunkCovariance:
-    """Shrink Σ' (eq. 9). With `constant` that number is added to every entry instead, as DC does.
+    """Shrink Σ' (eq. 9). `constant` is a number that is added to every entry, DC's α.
 
     `psd="clip"` keeps Σ'ₛ positive semi-definite by the analytic clip of b; `"eigen"` leaves a and b as asked and
     clips eigenvalues when the distribution is built.
     """
     if psd not in PSD:
         raise InputError(f"psd={psd!r} is unknown; use one of {', '.join(PSD)}")
-    if constant is not None:
-        if not constant >= 0:
-            raise InputError(f"alpha={constant!r} must be ≥ 0; DC adds it to every entry of the covariance")
-        b = torch.full_like(covariance.c[..., 0], float(constant))
-        return ShrunkCovariance(covariance, None, b)
+    if not constant >= 0:
+        raise InputError(f"alpha={constant!r} must be ≥ 0; DC adds it to every entry of the covariance")
+    if constant and not alpha1 and not covariance.isotropic:  # DC: no noise of equal variance to draw
+        return ShrunkCovariance(covariance, None, torch.full_like(covariance.c[..., 0], float(constant)), psd)
     sigma1, sigma2 = covariance.moments(off_diagonal)
     a, b = shrink(sigma1, sigma2, covariance.bank.dim, alpha1, alpha2_ratio, clip=psd == "clip")
-    return ShrunkCovariance(covariance, a + covariance.isotropic, b, psd)
+    return ShrunkCovariance(covariance, a + covariance.isotropic, b + constant, psd)

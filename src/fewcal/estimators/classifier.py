@@ -71,7 +71,7 @@ class GDCClassifier(IncrementalMixin, ClassifierMixin, BaseEstimator):
         not exceed it.
     strength, shot_decay, trust, query_strength : default=None
         How much the base classes may say.
-    cov, cov_weights, common_size, alpha1, alpha2_ratio, off_diagonal, psd : default=None
+    cov, cov_weights, common_size, alpha1, alpha2_ratio, off_diagonal, psd, constant : default=None
         Covariance and its shrinkage.
     n, n_per, head, C : default=None
         Samples and the classifier trained on them; `head` is a name in `fewcal.heads.HEADS` or a scikit-learn
@@ -169,6 +169,7 @@ class GDCClassifier(IncrementalMixin, ClassifierMixin, BaseEstimator):
         alpha2_ratio: float | None = None,
         off_diagonal: str | None = None,
         psd: str | None = None,
+        constant: float | None = None,
         n: int | None = None,
         n_per: str | None = None,
         head: object = None,

@@ -263,6 +263,8 @@ def _noise(method: GDC, found: Calibration, point: int, count: int, random: Task
     c = shares(found, p.cov_weights)
     index, c = found.index[:, point : point + 1], c[:, point : point + 1]
     covariance = CalibratedCovariance(method.bank, p.cov, index, c, p.common_size)
-    shrunk = shrink_covariance(covariance, p.alpha1, p.alpha2_ratio, off_diagonal=p.off_diagonal, psd=p.psd)
+    shrunk = shrink_covariance(
+        covariance, p.alpha1, p.alpha2_ratio, off_diagonal=p.off_diagonal, psd=p.psd, constant=p.constant
+    )
     zero = torch.zeros_like(found.mean[:, point : point + 1])
     return shrunk.gaussian(zero).sample(count, random)[0, 0]

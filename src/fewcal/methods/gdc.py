@@ -157,7 +157,9 @@ class GDC(Method):
         """Σ'ₛ of each support point (eq. 5, 9)."""
         p = self.params
         covariance = CalibratedCovariance(self.bank, p.cov, found.index, shares(found, p.cov_weights), p.common_size)
-        return shrink_covariance(covariance, p.alpha1, p.alpha2_ratio, off_diagonal=p.off_diagonal, psd=p.psd)
+        return shrink_covariance(
+            covariance, p.alpha1, p.alpha2_ratio, off_diagonal=p.off_diagonal, psd=p.psd, constant=p.constant
+        )
 
     def calibrated(self, batch: TaskBatch) -> Calibrated:
         """The batch after calibration, for a head to train on."""
