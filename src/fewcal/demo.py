@@ -25,11 +25,13 @@ import numpy as np
 from fewcal._utils.atomic import atomic_path
 from fewcal._utils.terminal import ProgressBar
 from fewcal.bank import BaseBank
-from fewcal.episodes import sample_episodes
+from fewcal.episodes import EpisodeSpec, sample_episodes
 from fewcal.errors import FewcalError, FewcalWarning, InputError
 from fewcal.evaluation import Protocol, Results, evaluate
 from fewcal.features import FeatureSet, FeatureSplit
 from fewcal.methods import parse_methods
+from fewcal.methods.dc import DC
+from fewcal.methods.gdc import GDC
 
 if TYPE_CHECKING:
     from fewcal.estimators.explain import Explanation
@@ -273,23 +275,22 @@ def _plane(page: Page, features: FeatureSet, protocol: Protocol, task: int) -> N
     data = tsne_data(
         features,
         seed=protocol.seed,
-        task=task,
-        way=protocol.way,
-        query=protocol.query,
-        params=get_preset("whitened"),
+        methods={"DC": DC(), "GDC": GDC(get_preset("whitened"), cap_k=True)},
+        tasks=(task,),
+        spec=EpisodeSpec(protocol.way, protocol.shot, protocol.query),
+        shown=60,
+        scored=20,
         split=protocol.split,
         iterations=500,
     )
-    shares = {name: panel["agreement"] for name, panel in data["panels"].items()}
+    near = {name: sum(one["distance"]) / len(one["distance"]) for name, one in data["nearness"].items()}
     page.text(
         "The features of the same task by t-SNE, which keeps neighbours together and says nothing about distances. The "
         "better a method guessed a class from its one example, the better its sampled points cover the queries of that "
-        "class. "
-        + " ".join(
-            f"Over 100 tasks the sampled point nearest to a query has its class in {100 * s:.0f}% of "
-            f"the cases with {name}."
-            for name, s in shares.items()
-        )
+        "class. Over 20 tasks the energy distance between sampled points and their class, in units of the distance "
+        "between two of its rows, is "
+        + ", ".join(f"{distance:.2f} with {name}" for name, distance in near.items())
+        + "; it is 0 for the class itself and 1 for a single example."
     )
     page.figure(
         draw_tsne(data),

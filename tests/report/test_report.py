@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 from typer.testing import CliRunner
 
 from browser import Browser, BrowserPage
@@ -21,7 +22,7 @@ from fewcal.errors import InputError
 from fewcal.evaluation import Protocol, evaluate
 from fewcal.features import FeatureSet
 from fewcal.methods import Method, make_method
-from fewcal.render import Cell, Page
+from fewcal.render import Cell, Page, figures
 from fewcal.render.page import image_uri
 from fewcal.report.groups import group_runs
 from fewcal.report.hardest import explain_tasks
@@ -167,6 +168,26 @@ def test_light_and_dark(browser: Browser, tmp_path: Path) -> None:
     assert dark.js(back) == day
     light.close()
     dark.close()
+
+
+def test_charts_follow_the_dark_and_pictures_do_not(browser: Browser, tmp_path: Path) -> None:
+    page = Page("x")
+    page.figure(figures.mean_curve([0, 1], {"a": [0, 1]}), "a chart of one line")
+    page.figure(PNG, "a picture of one pixel")
+    page.write(tmp_path / "page.html")
+    seen = {}
+    for dark in (False, True):
+        opened = browser.open(tmp_path / "page.html", dark=dark)
+        x, y = opened.js("(r => [r.x, r.y])(document.querySelector('img.chart').getBoundingClientRect())")
+        opened.screenshot(tmp_path / "page.png")
+        with Image.open(tmp_path / "page.png") as shot:
+            # A corner of the chart, within its rounded border, and the ground of the page beside it.
+            pixels = [shot.convert("L").getpixel((int(x) + dx, int(y) + 12)) for dx in (12, -4)]
+        seen[dark] = pixels
+        assert opened.js("getComputedStyle(document.querySelectorAll('img')[1]).filter") == "none"
+        opened.close()
+    assert seen[False] == [255, 255]
+    assert max(seen[True]) < 40
 
 
 def test_scripts_in_texts_do_not_run(browser: Browser, tmp_path: Path) -> None:

@@ -152,8 +152,3 @@ def figure_experiment(
         figure=figure,
         variants=variants,
     )
-
-
-def few_tasks(case: Case) -> dict[str, object]:
-    """Arguments of a figure that runs methods: at most 200 tasks."""
-    return {"tasks": min(200, case.budget.tasks), "device": case.device}

@@ -104,6 +104,8 @@ def params_text(p: GDCParams) -> str:
     parts += [f"{p.cov} covariance", _HEADS.get(str(p.head), f"head {p.head}")]
     scale = {(False, False): "features at their own scale", (True, True): "centred unit vectors"}
     parts.append(scale.get((p.center, p.l2), "centred" if p.center else "unit vectors"))
+    if p.cov_weights != "with-support":
+        parts.append("covariances weighted by w/Σw")
     if not p.transform_base:
         parts.append("base features not Gaussianized")
     return "; ".join(parts)

@@ -1,7 +1,14 @@
-"""Figures 1 and 4: support, sampled and query points of a task in the plane."""
+"""Figures 1 and 4: support, sampled and query points of a task in the plane, and how near the samples are to a class.
+
+"Closer to the query points" is scored by the energy distance between the sampled points and held-out rows of the class.
+The share of queries whose nearest sampled point is of their class, which is nearest at hand, is no such score: it is
+highest where nothing is sampled and each class is its support point.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
@@ -9,168 +16,289 @@ import torch
 from torch import Tensor
 
 from fewcal._utils.randomness import TaskRandom
-from fewcal.episodes import EpisodeSpec, sample_episodes
+from fewcal.episodes import Episodes, EpisodeSpec, sample_episodes
 from fewcal.evaluation.stats import paired
-from fewcal.features import FeatureSet
+from fewcal.features import FeatureSet, FeatureSplit
 from fewcal.methods.base import TaskBatch
 from fewcal.methods.dc import DC
 from fewcal.methods.gdc import GDC
-from fewcal.paper.blocks import Verdict
-from fewcal.paper.measured import points as points_text
+from fewcal.paper.blocks import Picture, Section, Table, Value, Verdict
+from fewcal.paper.budget import WHOLE, Case
 from fewcal.paper.measured import quiet
-from fewcal.paper.registry import Figure, figure_experiment
-from fewcal.paper.sampled import SCALED, bank_of, embed
-from fewcal.paper.settings import gdc
-from fewcal.params import GDCParams
+from fewcal.paper.published import dataset_title
+from fewcal.paper.registry import Experiment, Figure, Records
+from fewcal.paper.sampled import TUNED, bank_of, drawn_text, embed, energy_distance
+from fewcal.paper.settings import PRINTED, UNIT_SCALE, gdc, paper_params
 from fewcal.render import figures
 
 if TYPE_CHECKING:
     import matplotlib.figure
 
+VARIANTS = (PRINTED, UNIT_SCALE, TUNED)
+_SPEC = EpisodeSpec(way=5, shot=1, query=15)
+# Held-out rows of a class that samples are compared with, at most.
+_REAL = 150
 
-class TsnePanel(figures.Panel):
-    """Points of one method, and the share of queries whose nearest sample is of their class."""
 
-    agreement: float
+class TsneTask(TypedDict):
+    """A task in the plane, with a panel for each method."""
+
+    task: int
+    class_names: list[str]
+    panels: dict[str, figures.Panel]
+
+
+class Nearness(TypedDict):
+    """For each task, mean over its classes: energy distance and width of the samples, and distance of the support.
+
+    All in units of the mean distance between two rows of the class.
+    """
+
+    distance: list[float]
+    width: list[float]
+    support: list[float]
 
 
 class TsneData(TypedDict):
-    """A panel for DC and one for GDC; `gain` is GDC's agreement minus DC's over many tasks."""
+    """Tasks in the plane, and how near the samples of each method are to their class over many tasks."""
 
-    panels: dict[str, TsnePanel]
-    class_names: list[str]
+    tasks: list[TsneTask]
+    nearness: dict[str, Nearness]
+    settings: dict[str, str]
     shot: int
-    task: int
     seed: int
-    n: int
-    gain: float
-    gain_half: float
+    shown: int
+
+
+def figure_methods(dataset: str, shot: int = 1) -> dict[str, DC | GDC]:
+    """DC, and the published row of GDC as printed and in its variants."""
+    row = paper_params(dataset, shot)
+    return {"DC": DC(), **{f"GDC, {v.name}": gdc(v.params(row)) for v in VARIANTS}}
 
 
 def tsne_data(
     features: FeatureSet,
     *,
     seed: int = 0,
-    task: int = 0,
-    way: int = 5,
-    shot: int = 1,
-    query: int = 15,
-    n: int = 60,
-    params: GDCParams = SCALED,
+    methods: Mapping[str, DC | GDC] | None = None,
+    tasks: Sequence[int] = (0, 1),
+    spec: EpisodeSpec = _SPEC,
+    shown: int = 150,
+    scored: int = 50,
     split: str = "novel",
     iterations: int = 1000,
 ) -> TsneData:
-    """Support, `n` samples of each support point and queries of one task in the plane, for DC and for GDC.
+    """Support, samples and queries of some `tasks` in the plane, and `scored` tasks by their energy distance.
 
-    Each method is seen in its own space. `agreement` is the share of queries whose nearest sampled point is of their
-    own class: "closer to the query points" as a number, over 50 tasks.
+    Each method is seen in its own space. All its points are scored; in the plane are `shown` of each class, evenly
+    spaced.
     """
     bank = bank_of(features)
-    methods: dict[str, DC | GDC] = {
-        "DC": DC(n=n * shot),
-        "GDC": gdc(params.with_changes(n=n, n_per="point")),
-    }
-    spec = EpisodeSpec(way, shot, query, seed)
+    spec = replace(spec, seed=seed)
     rows = features.split(split)
-    labels = rows.require_labels()
-    one = sample_episodes(labels, spec, range(task, task + 1), rows.classes)
-    panels: dict[str, TsnePanel] = {}
-    agreements: dict[str, np.ndarray] = {}
-    for name, method in methods.items():
+    drawn: list[TsneTask] = [
+        {"task": t, "class_names": [rows.classes[int(c)] for c in _episodes(rows, spec, t).classes[0]], "panels": {}}
+        for t in tasks
+    ]
+    nearness: dict[str, Nearness] = {}
+    settings = {}
+    for name, method in (methods or figure_methods("mini", spec.shot)).items():
         method.prepare(bank)
-        agreements[name] = _agreement(method, features, split, spec)
-        x, y, z, truth = _augmented(method, features, split, spec, task)
-        points = torch.cat([x[0], z[0]]).numpy()
-        kinds = ["support"] * (way * shot) + ["sample"] * (len(x[0]) - way * shot) + ["query"] * len(z[0])
-        panels[name] = {
-            "points": embed(points, seed, iterations),
-            "classes": torch.cat([y[0], truth]).tolist(),
-            "kinds": kinds,
-            "agreement": round(float(agreements[name].mean()), 4),
-        }
-    names = [rows.classes[int(c)] for c in one.classes[0]]
-    gain = paired(agreements["GDC"], agreements["DC"])
+        settings[name] = _setting(method)
+        nearness[name] = _nearness(method, rows, spec, scored)
+        for one in drawn:
+            one["panels"][name] = _panel(method, rows, spec, one["task"], shown, iterations)
     return {
-        "panels": panels,
-        "class_names": names,
-        "shot": shot,
-        "task": task,
+        "tasks": drawn,
+        "nearness": nearness,
+        "settings": settings,
+        "shot": spec.shot,
         "seed": seed,
-        "n": n,
-        "gain": gain.difference,
-        "gain_half": gain.ci95,
+        "shown": shown,
     }
 
 
-def draw_tsne(data: TsneData) -> matplotlib.figure.Figure:
-    """DC beside GDC, with the paper's markers."""
-    return figures.embedding_panels(data["panels"], data["class_names"])
+def _setting(method: DC | GDC) -> str:
+    if isinstance(method, GDC):
+        return drawn_text(method.params)
+    return f"k={method.k}, α={method.alpha:g}, β={method.beta:g}; n={method.n} a class; base features not Gaussianized"
 
 
-def say_tsne(data: TsneData) -> str:
-    """What the picture of one task and the count over many show."""
-    dc, gdc = (data["panels"][name]["agreement"] for name in ("DC", "GDC"))
-    verdict = "no clear difference"
-    if abs(data["gain"]) > data["gain_half"]:
-        verdict = "as the paper says" if data["gain"] > 0 else "against what the paper says"
-    return (
-        f"Task {data['task']} of seed {data['seed']}, {data['shot']}-shot. Support points are + in black circles, "
-        f"sampled points semi-transparent o, queries *. Over 50 tasks the sampled point nearest to a query "
-        f"has its class in {100 * dc:.1f}% of the cases with DC and in {100 * gdc:.1f}% with GDC "
-        f"({100 * data['gain']:+.1f} ± {100 * data['gain_half']:.1f} points): {verdict}."
-    )
-
-
-def _agreement(method: DC | GDC, features: FeatureSet, split: str, spec: EpisodeSpec, tasks: int = 50) -> np.ndarray:
-    """For each task, the share of queries whose nearest sampled point is of their class, `(T,)`."""
-    right = []
-    for first in range(0, tasks, 10):
-        x, y, z, truth = _augmented(method, features, split, spec, first, 10)
-        support = spec.way * spec.shot
-        nearest = torch.cdist(z, x[:, support:]).argmin(dim=-1)
-        right.append((y[:, support:].gather(1, nearest) == truth).double().mean(dim=1))
-    return torch.cat(right).numpy()
-
-
-def _augmented(
-    method: DC | GDC, features: FeatureSet, split: str, spec: EpisodeSpec, first: int, tasks: int = 1
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Support ∪ samples `(T, M, D)`, their classes `(T, M)`, queries `(T, NQ, D)` and their classes `(NQ,)`."""
-    rows = features.split(split)
-    episodes = sample_episodes(rows.require_labels(), spec, range(first, first + tasks), rows.classes)
+def _panel(
+    method: DC | GDC, rows: FeatureSplit, spec: EpisodeSpec, task: int, shown: int, iterations: int
+) -> figures.Panel:
+    """A task in the plane, with `shown` samples of each class at most."""
+    x, query = _task_points(method, rows, spec, task)
+    own = _even(x.shape[1] - spec.shot, shown) + spec.shot
+    some = torch.cat([x[:, : spec.shot], x[:, own]], dim=1)
+    kinds = ["support"] * spec.shot + ["sample"] * len(own)
+    points = torch.cat([some.flatten(0, 1), query.flatten(0, 1)]).numpy()
     order = torch.arange(spec.way)
+    classes = torch.cat([order.repeat_interleave(some.shape[1]), order.repeat_interleave(spec.query)])
+    return {
+        "points": embed(points, spec.seed, iterations),
+        "classes": classes.tolist(),
+        "kinds": kinds * spec.way + ["query"] * (spec.way * spec.query),
+    }
 
-    def take(index: np.ndarray) -> Tensor:
-        flat = np.asarray(rows.features[index.reshape(-1)], np.float32)
-        return method.transform(torch.from_numpy(flat)).view(tasks, -1, flat.shape[1])
 
-    labels = order.repeat_interleave(spec.shot).expand(tasks, -1)
-    random = TaskRandom(spec.seed, list(range(first, first + tasks)))
+def _nearness(method: DC | GDC, rows: FeatureSplit, spec: EpisodeSpec, tasks: int) -> Nearness:
+    """The energy distance of support ∪ samples, and of the support alone, to held-out rows of their class."""
+    out: Nearness = {"distance": [], "width": [], "support": []}
+    labels = rows.require_labels()
+    for task in range(tasks):
+        x, _ = _task_points(method, rows, spec, task)
+        episode = _episodes(rows, spec, task)
+        held_out = [
+            np.setdiff1d(np.flatnonzero(labels == c), own)
+            for c, own in zip(episode.classes[0], episode.support[0], strict=True)
+        ]
+        size = min(_REAL, *map(len, held_out))
+        real = _take(method, rows, np.stack([one[_even(len(one), size)] for one in held_out]))
+        distance, width = energy_distance(x, real)
+        alone, _ = energy_distance(x[:, : spec.shot], real)
+        out["distance"].append(round(float(distance.mean()), 5))
+        out["width"].append(round(float(width.mean()), 5))
+        out["support"].append(round(float(alone.mean()), 5))
+    return out
+
+
+def _even(count: int, most: int) -> np.ndarray:
+    """Indices of `most` of `count` things, evenly spaced."""
+    return np.linspace(0, count - 1, min(count, most)).astype(int)
+
+
+def _episodes(rows: FeatureSplit, spec: EpisodeSpec, task: int) -> Episodes:
+    return sample_episodes(rows.require_labels(), spec, range(task, task + 1), rows.classes)
+
+
+def _take(method: DC | GDC, rows: FeatureSplit, index: np.ndarray) -> Tensor:
+    """Rows in the space of a method, `(*index.shape, D)`."""
+    flat = np.asarray(rows.features[index.reshape(-1)], np.float32)
+    return method.transform(torch.from_numpy(flat)).view(*index.shape, -1)
+
+
+def _task_points(method: DC | GDC, rows: FeatureSplit, spec: EpisodeSpec, task: int) -> tuple[Tensor, Tensor]:
+    """Support, then samples, of each class `(N, K + n, D)`, and its queries `(N, Q, D)`."""
+    episode = _episodes(rows, spec, task)
+    labels = torch.arange(spec.way).repeat_interleave(spec.shot)[None]
     with torch.no_grad(), quiet():
-        support = take(episodes.support)
-        x, y = method.calibrated(TaskBatch(support, labels, spec.way, random)).points()
-        return x, y, take(episodes.query), order.repeat_interleave(spec.query)
+        support = _take(method, rows, episode.support).view(1, spec.way * spec.shot, -1)
+        batch = TaskBatch(support, labels, spec.way, TaskRandom(spec.seed, [task]))
+        x, y = method.calibrated(batch).points()
+        by_class = torch.stack([x[0, y[0] == c] for c in range(spec.way)])  # the support comes first
+        return by_class, _take(method, rows, episode.query)[0].view(spec.way, spec.query, -1)
 
 
-def judge(record: TsneData, where: str) -> list[Verdict]:
-    """Whether the samples of GDC are closer to the queries than those of DC."""
-    gain, half = record["gain"], record["gain_half"]
-    found = (
-        f"{points_text(gain)} ± {100 * half:.2f} points of queries whose nearest sample is of their class (50 tasks)"
+# ---- showing --------------------------------------------------------------------------------------------------------
+
+
+def draw_tsne(data: TsneData, place: int = 0) -> matplotlib.figure.Figure:
+    """One of the tasks: DC beside GDC, with the paper's markers."""
+    task = data["tasks"][place]
+    return figures.embedding_panels(task["panels"], task["class_names"])
+
+
+def say_tsne(data: TsneData, place: int = 0) -> str:
+    """What the picture of one task shows, and with which settings."""
+    settings = "; ".join(f"{name} ({words})" for name, words in data["settings"].items())
+    return (
+        f"Task {data['tasks'][place]['task']} of seed {data['seed']}, {data['shot']}-shot, each method in its own "
+        f"space. Support points are + in a circle, sampled points semi-transparent o (at most {data['shown']} of each "
+        f"class are drawn, evenly spaced), queries *. Settings: {settings}. No classifier is trained here."
     )
-    claim = "sampled points of GDC are closer to the queries than those of DC"
-    holds = gain > 0 if abs(gain) > half else None
-    return [Verdict(claim, f"{where}, {record['shot']}-shot", found, holds, "tuned or rescaled")]
+
+
+def judge(data: TsneData, where: str) -> list[Verdict]:
+    """Whether the samples of GDC are nearer to their class than those of DC, and more compact, for each variant."""
+    out = []
+    dc = data["nearness"]["DC"]
+    for variant in VARIANTS:
+        own = data["nearness"].get(f"GDC, {variant.name}")
+        if own is None:
+            continue
+        place = f"{where}, {data['shot']}-shot, {variant.name}"
+        for claim, mine, its, beside in (
+            (
+                "sampled points of GDC are closer to their class than those of DC",
+                own["distance"],
+                dc["distance"],
+                f"; the support point alone: {np.mean(own['support']):.2f}",
+            ),
+            (
+                "clusters of sampled points are more compact than those of DC",
+                own["width"],
+                dc["width"],
+                "; the class itself: 1",
+            ),
+        ):
+            gain = paired(np.array(its), np.array(mine))
+            kind = "energy distance" if mine is own["distance"] else "mean distance between samples"
+            found = (
+                f"{kind} {np.mean(mine):.2f}, DC {np.mean(its):.2f} (difference {np.mean(mine) - np.mean(its):+.2f} ± "
+                f"{gain.ci95:.2f}){beside} ({gain.n} tasks)"
+            ).replace("-", "−")
+            holds = gain.difference > 0 if abs(gain.difference) > gain.ci95 else None
+            out.append(Verdict(claim, place, found, holds, variant.group))
+    return out
+
+
+def nearness_table(data: TsneData, where: str) -> Table:
+    """Energy distance and width of each method, with the support alone beside them."""
+    rows: list[list[Value]] = []
+    for name, one in data["nearness"].items():
+        means = [float(np.round(np.mean(one[k]), 3)) for k in ("distance", "width", "support")]
+        rows.append([name, *means, data["settings"][name]])
+    tasks = len(data["nearness"]["DC"]["distance"])
+    caption = (
+        f"{where}, {data['shot']}-shot, {tasks} tasks: energy distance between support ∪ samples and held-out rows of "
+        "the class (0: the class itself), and mean distance between samples, both in units of the mean distance "
+        "between two rows of the class"
+    )
+    return Table(["method", "energy distance", "width", "support alone", "setting"], rows, caption)
+
+
+def compute(case: Case) -> TsneData:
+    """Figures 1 and 4: two tasks of five novel classes."""
+    methods = figure_methods(case.dataset)
+    return tsne_data(case.features, seed=case.budget.seed, methods=methods, scored=min(50, case.budget.study))
+
+
+def show(records: Records[TsneData]) -> Section:
+    """Both figures, and the table that the verdict comes from."""
+    section = Section()
+    for (dataset, _), record in records.items():
+        where = dataset_title(dataset)
+        section.verdicts += judge(record, where)
+        section.blocks.append(
+            "Closer is said of pictures, which no interval goes with. Scored is the energy distance between the points "
+            "that a classifier would be trained on and held-out rows of their class: it is lowest for the class itself "
+            "and does not reward leaving the sampling out, which a count of queries whose nearest sample has their "
+            "class does. `default` draws no points, so these figures say nothing about it."
+        )
+        section.blocks.append(nearness_table(record, where))
+        for place, number in zip(range(len(record["tasks"])), ("1", "4"), strict=False):
+            words = f"Figure {number} on {where}. {say_tsne(record, place)}"
+            stem = f"tsne-{dataset}-figure{number}"
+            section.blocks.append(Picture(stem, draw_tsne(record, place), words, words))
+    return section
 
 
 FIGURE = Figure("tsne", "Support, sampled and query points", "figures 1 and 4", tsne_data, draw_tsne, say_tsne)
 EXPERIMENTS = (
-    figure_experiment(
-        FIGURE,
-        "Sampled points of GDC are closer to the queries than those of DC.",
-        "mini",
+    Experiment(
+        "tsne",
+        FIGURE.title,
+        FIGURE.source,
+        "Sampled points of GDC are closer to the queries than those of DC, in more compact clusters.",
+        compute,
+        show,
+        ("mini",),
+        (WHOLE,),
         packages=("sklearn", "scipy"),
-        judge=judge,
-        cost="20 s",
+        elsewhere=True,
+        cost="2 min",
+        figure=FIGURE,
+        variants=VARIANTS,
     ),
 )

@@ -9,7 +9,14 @@ page (6.9 inches) of a two-column paper. Accuracies come in as shares (0 to 1) a
 True
 """
 
-from fewcal.render.figures.curves import accuracy_lines, heat_map, mean_curve, weight_histograms
+from fewcal.render.figures.curves import (
+    accuracy_lines,
+    accuracy_panels,
+    heat_map,
+    heat_maps,
+    mean_curve,
+    weight_histograms,
+)
 from fewcal.render.figures.planes import Cloud, Panel, TaskView, drifting_samples, embedding_panels, task_map
 from fewcal.render.figures.runs import accuracy_intervals, difference_forest, reliability, task_distribution
 from fewcal.render.figures.style import COLOURS, COLUMN, FORMATS, LINES, MARKERS, PAGE, save, style, svg_bytes
@@ -26,10 +33,12 @@ __all__ = [
     "TaskView",
     "accuracy_intervals",
     "accuracy_lines",
+    "accuracy_panels",
     "difference_forest",
     "drifting_samples",
     "embedding_panels",
     "heat_map",
+    "heat_maps",
     "mean_curve",
     "reliability",
     "save",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -12,7 +12,9 @@ from fewcal.errors import InputError
 from fewcal.render.figures.style import COLUMN, LINES, MARKERS, PAGE, colour_of, drawn, new_axes, new_grid, percent
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
 
 
 @drawn
@@ -32,30 +34,35 @@ def mean_curve(base_mean: Sequence[float], estimates: Mapping[str, Sequence[floa
     return figure
 
 
-@drawn
-def accuracy_lines(
-    x: Sequence[float],
-    series: Mapping[str, tuple[Sequence[float | None], Sequence[float | None]]],
-    *,
-    xlabel: str,
-    log: bool = False,
-) -> Figure:
-    """Accuracy against a parameter: lines with bands, each series `(means, half-widths)` (figure 3, left; effect of k).
+# Means and half-widths along an axis; a value of None is left out.
+Line: TypeAlias = tuple[Sequence[float | None], Sequence[float | None]]
 
-    A value of None is left out.
-    """
-    figure, axis = new_axes(COLUMN, 2.5)
-    for i, (name, (means, halves)) in enumerate(series.items()):
-        y, half = percent(means), percent(halves)
-        axis.plot(x, y, color=colour_of(i), linestyle=LINES[i % len(LINES)], marker=MARKERS[i % 7], label=name)
-        axis.fill_between(x, y - half, y + half, color=colour_of(i), alpha=0.18, linewidth=0)
-    if log:
-        axis.set_xscale("log", base=10 if max(x) > 200 else 2)
-        axis.set_xticks(list(x), _apart(x))
-        axis.minorticks_off()
-    axis.set(xlabel=xlabel, ylabel="accuracy %")
-    axis.grid(True)
-    axis.legend()
+
+def accuracy_lines(x: Sequence[float], series: Mapping[str, Line], *, xlabel: str, log: bool = False) -> Figure:
+    """Accuracy against a parameter: lines with bands, each series `(means, half-widths)`."""
+    return accuracy_panels(x, {"": series}, xlabel=xlabel, log=log)
+
+
+@drawn
+def accuracy_panels(
+    x: Sequence[float], panels: Mapping[str, Mapping[str, Line]], *, xlabel: str, log: bool = False
+) -> Figure:
+    """Accuracy against a parameter, a panel for each setting on one axis (figure 3, left; effect of k)."""
+    width = COLUMN if len(panels) == 1 else PAGE
+    figure, axes = new_grid(width, 2.5, columns=len(panels), sharey=True)
+    for axis, (title, series) in zip(axes[0], panels.items(), strict=True):
+        for i, (name, (means, halves)) in enumerate(series.items()):
+            y, half = percent(means), percent(halves)
+            axis.plot(x, y, color=colour_of(i), linestyle=LINES[i % len(LINES)], marker=MARKERS[i % 7], label=name)
+            axis.fill_between(x, y - half, y + half, color=colour_of(i), alpha=0.18, linewidth=0)
+        if log:
+            axis.set_xscale("log", base=10 if max(x) > 200 else 2)
+            axis.set_xticks(list(x), _apart(x, 0.11 if len(panels) == 1 else 0.17))
+            axis.minorticks_off()
+        axis.set(xlabel=xlabel, title=title)
+        axis.grid(True)
+        axis.legend()
+    axes[0][0].set_ylabel("accuracy %")
     return figure
 
 
@@ -73,23 +80,38 @@ def _apart(x: Sequence[float], gap: float = 0.11) -> list[str]:
     return out
 
 
+Grid: TypeAlias = Sequence[Sequence[float | None]]
+
+
+def heat_map(values: Grid, columns: Sequence[float], rows: Sequence[float], *, xlabel: str, ylabel: str) -> Figure:
+    """Accuracy on a grid, `values[row][column]`; the best cell has a frame."""
+    return heat_maps({"": values}, columns, rows, xlabel=xlabel, ylabel=ylabel)
+
+
 @drawn
-def heat_map(
-    values: Sequence[Sequence[float | None]],
-    columns: Sequence[float],
-    rows: Sequence[float],
-    *,
-    xlabel: str,
-    ylabel: str,
+def heat_maps(
+    panels: Mapping[str, Grid], columns: Sequence[float], rows: Sequence[float], *, xlabel: str, ylabel: str
 ) -> Figure:
-    """Accuracy on a grid, `values[row][column]`; the best cell has a frame (the paper's figure 3, right)."""
+    """Accuracy on grids, a panel with its own colours for each setting; the best cell has a frame (figure 3, right)."""
+    width = COLUMN + 0.5 if len(panels) == 1 else PAGE
+    figure, axes = new_grid(width, 0.36 * len(rows) + 0.9, columns=len(panels))
+    for axis, (title, values) in zip(axes[0], panels.items(), strict=True):
+        share = np.array([[np.nan if v is None else v for v in row] for row in values], float) * 100
+        if share.shape != (len(rows), len(columns)):
+            raise InputError(f"the heat map has {share.shape} values for {len(rows)} rows and {len(columns)} columns")
+        image = axis.imshow(share, cmap="cividis", aspect="auto", origin="lower")
+        _cell_texts(axis, image, share)
+        axis.set_xticks(range(len(columns)), [f"{v:g}" for v in columns])
+        axis.set_yticks(range(len(rows)), [f"{v:g}" for v in rows])
+        axis.set(xlabel=xlabel, ylabel=ylabel, title=title)
+        figure.colorbar(image, ax=axis, label="accuracy %", pad=0.02)
+    return figure
+
+
+def _cell_texts(axis: Axes, image: AxesImage, share: np.ndarray) -> None:
+    """The number in each cell, and a frame around the best."""
     from matplotlib.patches import Rectangle
 
-    share = np.array([[np.nan if v is None else v for v in row] for row in values], float) * 100
-    if share.shape != (len(rows), len(columns)):
-        raise InputError(f"the heat map has {share.shape} values for {len(rows)} rows and {len(columns)} columns")
-    figure, axis = new_axes(COLUMN + 0.5, 0.36 * len(rows) + 0.9)
-    image = axis.imshow(share, cmap="cividis", aspect="auto", origin="lower")
     for i, j in np.ndindex(*share.shape):
         if not math.isnan(share[i, j]):
             dark = np.dot(image.to_rgba(share[i, j])[:3], (0.3, 0.59, 0.11)) < 0.5
@@ -99,11 +121,6 @@ def heat_map(
     if not np.isnan(share).all():
         i, j = np.unravel_index(np.nanargmax(share), share.shape)
         axis.add_patch(Rectangle((j - 0.47, i - 0.46), 0.94, 0.92, fill=False, edgecolor="#D55E00", linewidth=2))
-    axis.set_xticks(range(len(columns)), [f"{v:g}" for v in columns])
-    axis.set_yticks(range(len(rows)), [f"{v:g}" for v in rows])
-    axis.set(xlabel=xlabel, ylabel=ylabel)
-    figure.colorbar(image, ax=axis, label="accuracy %", pad=0.02)
-    return figure
 
 
 @drawn
@@ -115,7 +132,7 @@ def weight_histograms(panels: Mapping[str, Sequence[float]], marks: Mapping[str,
     data = {name: np.asarray(v, float) for name, v in panels.items()}
     every = np.concatenate([v[v > 0] for v in data.values()] + [np.array(list((marks or {}).values()) or [1e-3])])
     low, high = math.floor(2 * math.log10(every.min())) / 2, math.ceil(2 * math.log10(every.max())) / 2
-    bins = np.logspace(low, max(high, low + 0.5), 40)
+    bins = np.logspace(low, max(high, low + 0.5), 60)
     columns = min(2, len(data))
     lines = -(-len(data) // columns)
     width = PAGE if columns > 1 else COLUMN
@@ -133,9 +150,11 @@ def weight_histograms(panels: Mapping[str, Sequence[float]], marks: Mapping[str,
         for i, (word, at) in enumerate((marks or {}).items()):
             axis.axvline(at, color=colour_of(1), linestyle=LINES[1 + i], label=word)
         axis.set(xscale="log", title=name, ylabel="% of weights")
+        axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axis.xaxis.set_minor_formatter("")
         axis.grid(True, axis="y")
         if marks:
-            axis.legend()
+            axis.legend(loc="upper left")
     for axis in axes[-1]:
         axis.set_xlabel("share wᵢ/(1+Σw) of a base class")
     return figure

@@ -13,6 +13,10 @@ from fewcal.render.figures.style import COLUMN, MARKERS, PAGE, colour_of, drawn,
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.path import Path
+
+# In a legend: the paper's mark of a support point, + in a circle.
+_SUPPORT = "+ in a circle"
 
 
 class Panel(TypedDict):
@@ -44,13 +48,18 @@ class Cloud(TypedDict):
 
 @drawn
 def embedding_panels(panels: Mapping[str, Panel], class_names: Sequence[str] = ()) -> Figure:
-    """Support, sampled and query points in the plane, a panel for each method (the paper's figures 1 and 4).
+    """Support, sampled and query points in the plane, a panel for each method, two in a row (figures 1 and 4).
 
     Support points are + in a black circle, samples o, semi-transparent, queries *. The number beside a support point is
     its class.
     """
-    figure, axes = new_grid(PAGE, PAGE / 2 / max(len(panels), 1) * 2 + 0.5, columns=len(panels))
-    for axis, (name, panel) in zip(axes[0], panels.items(), strict=True):
+    columns = min(2, len(panels))
+    lines = -(-len(panels) // columns)
+    figure, axes = new_grid(PAGE, 3.1 * lines + 0.5, lines, columns)
+    flat = [axis for line in axes for axis in line]
+    for axis in flat[len(panels) :]:
+        axis.set_visible(False)
+    for axis, (name, panel) in zip(flat, panels.items(), strict=False):
         points, classes = np.asarray(panel["points"], float), np.asarray(panel["classes"])
         kinds = np.asarray(panel["kinds"])
         for c in np.unique(classes):
@@ -64,7 +73,7 @@ def embedding_panels(panels: Mapping[str, Panel], class_names: Sequence[str] = (
             _numbered(axis, own[:1], int(c))
         _map_axis(axis)
         axis.set_title(name)
-    marks = {"support": (r"$\oplus$", 9, 1.0), "sampled": ("o", 4.5, 0.35), "query": ("*", 8, 1.0)}
+    marks = {"support": (_SUPPORT, 9, 1.0), "sampled": ("o", 4.5, 0.35), "query": ("*", 8, 1.0)}
     _map_legend(figure, marks, class_names)
     return figure
 
@@ -92,7 +101,7 @@ def task_map(view: TaskView, class_names: Sequence[str]) -> Figure:
     _numbered(axis, after, *range(len(after)))
     _map_axis(axis)
     marks = {
-        "example": (r"$\oplus$", 9, 1.0),
+        "example": (_SUPPORT, 9, 1.0),
         "calibrated mean": ("D", 5, 1.0),
         "query, right": ("*", 8, 1.0),
         "query, wrong": ("x", 5, 1.0),
@@ -131,33 +140,49 @@ def _map_legend(
     from matplotlib.lines import Line2D
 
     handles = [
-        Line2D([], [], linestyle="none", color="black", marker=marker, markersize=size, alpha=alpha, label=label)
+        Line2D(
+            [], [], linestyle="none", color="black", markersize=size, alpha=alpha, label=label,
+            marker=_circled_plus() if marker == _SUPPORT else marker,
+            markerfacecolor="none" if marker == _SUPPORT else "black",
+        )
         for label, (marker, size, alpha) in marks.items()
-    ]
+    ]  # fmt: skip
     names = textwrap.fill("; ".join(f"{i + 1}\u00a0{short(n, 40)}" for i, n in enumerate(class_names)), width)
     figure.legend(handles=handles, loc="outside lower center", ncols=len(marks), title=names or None, title_fontsize=8)
 
 
-@drawn
-def drifting_samples(clouds: Mapping[str, Cloud], support: Sequence[float]) -> Figure:
-    """Clouds of samples with their means (*) and the support point (+ in a circle) (the paper's figure 2, right)."""
-    from matplotlib.collections import PathCollection
+def _circled_plus() -> Path:
+    from matplotlib.path import Path
 
-    figure, axis = new_axes(COLUMN, 2.9)
-    for i, (name, cloud) in enumerate(clouds.items()):
-        x, y = _xy(cloud["points"])
-        marker = MARKERS[i % len(MARKERS)]
-        axis.scatter(x, y, s=10, c=colour_of(i), alpha=0.35, linewidths=0, marker=marker, label=name)
-        axis.scatter(
-            *_xy(cloud["mean"]), s=150, c=colour_of(i), edgecolors="black", linewidths=0.7, marker="*", zorder=3
-        )
-    axis.scatter(*_xy(support), s=130, facecolors="white", edgecolors="black", linewidths=1.2, zorder=4)
-    axis.scatter(*_xy(support), s=80, c="black", linewidths=1.8, marker="+", zorder=5)
-    axis.set(xticks=[], yticks=[])
-    axis.spines[["top", "right"]].set_visible(True)
-    legend = figure.legend(loc="outside lower center", ncols=min(len(clouds), 5), columnspacing=1, handletextpad=0.2)
-    for handle in legend.legend_handles:
-        if isinstance(handle, PathCollection):
-            handle.set_alpha(1)
-            handle.set_sizes([24])
+    lines = [Path([[-0.6, 0], [0.6, 0]]), Path([[0, -0.6], [0, 0.6]])]
+    return Path.make_compound_path(Path.unit_circle(), *lines)
+
+
+@drawn
+def drifting_samples(panels: Mapping[str, tuple[Mapping[str, Cloud], Sequence[float]]]) -> Figure:
+    """Clouds of samples with their means (*) and the support point (+ in a circle) (the paper's figure 2, right).
+
+    A panel for each setting, each `(clouds by name, support point)`.
+    """
+    from matplotlib.lines import Line2D
+
+    figure, axes = new_grid(PAGE if len(panels) > 1 else COLUMN, 2.7, columns=len(panels))
+    names: dict[str, None] = {}
+    for axis, (title, (clouds, support)) in zip(axes[0], panels.items(), strict=True):
+        for i, (name, cloud) in enumerate(clouds.items()):
+            names[name] = None
+            marker = MARKERS[i % len(MARKERS)]
+            axis.scatter(*_xy(cloud["points"]), s=10, c=colour_of(i), alpha=0.35, linewidths=0, marker=marker)
+            axis.scatter(
+                *_xy(cloud["mean"]), s=150, c=colour_of(i), edgecolors="black", linewidths=0.7, marker="*", zorder=3
+            )
+        axis.scatter(*_xy(support), s=130, facecolors="white", edgecolors="black", linewidths=1.2, zorder=4)
+        axis.scatter(*_xy(support), s=80, c="black", linewidths=1.8, marker="+", zorder=5)
+        _map_axis(axis)
+        axis.set_title(title)
+    handles = [
+        Line2D([], [], linestyle="none", color=colour_of(i), marker=MARKERS[i % len(MARKERS)], markersize=5, label=name)
+        for i, name in enumerate(names)
+    ]
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(len(names), 5), columnspacing=1)
     return figure
