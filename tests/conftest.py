@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 from threadpoolctl import threadpool_limits
 
 from browser import CHROMIUM, Browser
@@ -24,6 +25,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 THREADS = int(os.environ.get("FEWCAL_TEST_THREADS", "1"))
 torch.set_num_threads(THREADS)
 threadpool_limits(THREADS)
+# A machine that is busy makes examples slow, which says nothing about them.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 
 def single_shots(x: torch.Tensor) -> TaskBatch:

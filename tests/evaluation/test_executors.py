@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -178,6 +179,45 @@ def test_a_scheduler_that_is_not_there(
     [line] = told.err.splitlines()
     assert line.startswith(f"fewcal: no Dask scheduler answers at '{address}'")
     assert "start one with `dask scheduler`" in line
+
+
+@pytest.mark.slow
+def test_a_killed_scheduler_is_one_line(features: FeatureSet, tmp_path: Path) -> None:
+    """Dask itself prints a traceback for every connection that it loses."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    features.save(tmp_path / "features")
+    port, quiet = address.partition(":")[2], {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    start = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", port]
+    join = [sys.executable, "-m", "distributed.cli.dask_worker", address, "--nthreads", "1", "--no-dashboard"]
+    options = ["--methods", "ncm", "--tasks", "100000", "--scheduler", address, "--out", str(tmp_path / "run")]
+    with (
+        subprocess.Popen([*start, "--no-dashboard"], **quiet) as scheduler,  # type: ignore[call-overload]
+        subprocess.Popen(join, **quiet) as worker,  # type: ignore[call-overload]
+        subprocess.Popen(
+            [sys.executable, "-m", "fewcal", "evaluate", str(tmp_path / "features"), *options],
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as command,
+    ):
+        deadline = time.monotonic() + 120
+        while not list(tmp_path.glob("run/blocks/*.npz")) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        scheduler.kill()
+        told = command.communicate(timeout=120)[1]
+        worker.kill()
+    assert command.returncode == 3, told
+    assert "Traceback" not in told
+    last = told.rstrip().splitlines()[-1]
+    assert last.startswith(f"fewcal: the Dask cluster at '{address}' has no workers or is gone")
+
+
+def test_dask_prints_nothing_of_its_own() -> None:
+    logging.getLogger("distributed.client").setLevel(logging.WARNING)  # as its configuration has it
+    with dask_client("local:1"):
+        assert not logging.getLogger("distributed.client").isEnabledFor(logging.ERROR)
+        assert not logging.getLogger("distributed.core").isEnabledFor(logging.ERROR)
 
 
 @pytest.mark.slow

@@ -90,6 +90,32 @@ def test_a_query_file_needs_no_labels(tmp_path: Path, format: str) -> None:
         FeatureSet.load(tmp_path)
 
 
+def test_damaged_safetensors_are_refused(tmp_path: Path) -> None:
+    """safetensors takes a flipped bit for another number; our checksums do not, whatever it hits."""
+    split = make()
+    split.save(tmp_path / "x.safetensors")
+    split.save(tmp_path / "again.safetensors")
+    whole = (tmp_path / "x.safetensors").read_bytes()
+    assert (tmp_path / "again.safetensors").read_bytes() == whole  # metadata have one order
+    places = [len(whole) - 1, whole.index(b"class a"), whole.index(b'"F16"') + 1]  # a number, a name, the type
+    for place in places:
+        damaged = bytearray(whole)
+        damaged[place] ^= 4
+        (tmp_path / "x.safetensors").write_bytes(damaged)
+        with pytest.raises(FileFormatError, match=r"x\.safetensors"):
+            load_split(tmp_path / "x.safetensors")
+    # The key of the checksums is hit as well: they are still found.
+    (tmp_path / "x.safetensors").write_bytes(whole.replace(b"checksums", b"chacksums").replace(b"class a", b"class d"))
+    with pytest.raises(FileFormatError, match="does not hold what was written; get or make it again"):
+        load_split(tmp_path / "x.safetensors")
+
+
+def test_safetensors_of_others_need_no_checksums(tmp_path: Path) -> None:
+    arrays = {"features": np.eye(2, dtype=np.float32), "labels": np.array([0, 1])}
+    save_file(arrays, tmp_path / "x.safetensors", {"classes": '["a", "b"]', "format": "np"})
+    assert load_split(tmp_path / "x.safetensors").classes == ["a", "b"]
+
+
 @given(
     hnp.arrays(np.float16, st.tuples(st.integers(1, 8), st.integers(1, 4)), elements=st.floats(-8, 8, width=16)),
     st.randoms(use_true_random=False),

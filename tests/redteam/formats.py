@@ -66,7 +66,10 @@ def _split(extension: str) -> Format:
         file.write_bytes(pickle.dumps(rows, 4))
         return file
 
-    return Format(f"features .{extension}", make, lambda folder: load_split(folder / f"base.{extension}").fingerprint())
+    def read(folder: Path) -> str:
+        return load_split(folder / f"base.{extension}").fingerprint()
+
+    return Format(f"features .{extension}", make, read, sealed=extension == "safetensors")
 
 
 def _make_bank(folder: Path) -> Path:

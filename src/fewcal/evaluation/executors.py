@@ -120,8 +120,7 @@ def dask_client(scheduler: str) -> Iterator[Any]:
     except ImportError as error:
         raise InputError("a Dask scheduler needs the package distributed: pip install 'fewcal[dask]'") from error
     workers = _local_workers(scheduler)
-    # A lost scheduler is told in a line of our own; Dask would print a traceback for each of its connections.
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)
+    _silence_dask()
     cluster: Any = None
     client: Any = None
     try:
@@ -137,12 +136,25 @@ def dask_client(scheduler: str) -> Iterator[Any]:
                 f"no Dask scheduler answers at {scheduler!r} ({error}); start one with `dask scheduler`, "
                 "or use 'local:N' for workers on this machine"
             ) from error
-        yield client
+        try:
+            yield client
+        except Exception as error:
+            # Without its scheduler, a client raises whatever its own parts meet first.
+            if isinstance(error, FewcalError) or client.status == "running":
+                raise
+            raise _cluster_gone(scheduler, error) from error
     finally:
         if client is not None:
             client.close()
         if cluster is not None:
             cluster.close()
+
+
+def _silence_dask() -> None:
+    """A lost scheduler is told in a line of our own; Dask would print a traceback for each of its connections."""
+    for name in ("distributed", *logging.root.manager.loggerDict):
+        if name.partition(".")[0] == "distributed":  # Dask's configuration gives some of them a level of their own
+            logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def ship(client: Any, value: Any, scheduler: str) -> Any:
@@ -151,11 +163,15 @@ def ship(client: Any, value: Any, scheduler: str) -> Any:
         client.wait_for_workers(1, timeout=_WORKERS)
         [shipped] = client.scatter([value], broadcast=True, hash=False)
     except (OSError, ValueError) as error:  # a timeout is an OSError
-        raise FewcalError(
-            f"the Dask cluster at {scheduler!r} has no workers or is gone ({type(error).__name__}); "
-            f"start them with `dask worker {scheduler}` (what is kept on disk can be resumed)"
-        ) from error
+        raise _cluster_gone(scheduler, error) from error
     return shipped
+
+
+def _cluster_gone(scheduler: str, error: Exception) -> FewcalError:
+    return FewcalError(
+        f"the Dask cluster at {scheduler!r} has no workers or is gone ({type(error).__name__}); "
+        f"start them with `dask worker {scheduler}` (what is kept on disk can be resumed)"
+    )
 
 
 def _on_client(client: Any, job: Job, todo: Sequence[tuple[int, int]], scheduler: str, threads: int) -> Iterator[Block]:

@@ -44,6 +44,8 @@ from fewcal.params import current_values
 
 FORMAT = "fewcal-run"
 FORMAT_VERSION = 1
+# What a finished run has beside its configuration.
+FILES = ("environment.json", "summary.json", "summary.md", "tasks.parquet", "results.npz")
 
 
 class Run:
@@ -120,6 +122,11 @@ class Run:
             return load_run(self.folder)
         except FileFormatError:
             return None
+
+    @property
+    def has_all_files(self) -> bool:
+        """Whether a finished run has kept all that it wrote."""
+        return all((self.folder / name).is_file() for name in FILES)
 
     # ---- blocks -------------------------------------------------------------------------------------------------
 

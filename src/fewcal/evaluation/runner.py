@@ -120,6 +120,8 @@ class _Evaluation:
         total = self.protocol.tasks
         if run is not None and (complete := run.results()) is not None:
             progress(total, total)
+            if not run.has_all_files:  # somebody removed a table, which the results suffice to make again
+                run.finish(complete, environment(self.device))
             return complete
         # Sums over many threads round otherwise than over few: a run goes on with as many as it began with.
         threads = (run.threads if run is not None else None) or worker_threads(n_jobs, scheduler, total)

@@ -7,7 +7,7 @@ Each reader returns the raw arrays as they stand in the file, `RawSplit`; meanin
 |---|---|---|---|
 | .npz | `features` (R, D) | `labels` (R,), int or str | `classes` (C,), optional |
 | .parquet | columns `f0`..`fD-1`, or one list column `features` | column `label`, int or str | schema metadata |
-| .safetensors | tensor `features` | tensor `labels` | metadata `classes`, a JSON list, optional |
+| .safetensors | tensor `features` | tensor `labels` | metadata `classes`, a JSON list, and `checksums` |
 | .plk, .pkl | `{class: [vector, ...]}`, read only | the keys | the keys, where they are text |
 """
 

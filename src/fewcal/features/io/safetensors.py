@@ -1,8 +1,13 @@
-"""`.safetensors`: tensors `features` and `labels`; metadata `classes`, a JSON list, optional."""
+"""`.safetensors`: tensors `features` and `labels`; metadata `classes`, a JSON list, and `checksums`, both optional.
+
+Files that others write need no checksums. Where a file has them, features, labels and class names must be what was
+written: safetensors itself takes any change of its bytes for another number.
+"""
 
 from __future__ import annotations
 
 import json
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +29,13 @@ def read_safetensors(path: Path) -> RawSplit:
             )
         features = file.get_tensor("features")
         labels = file.get_tensor("labels") if "labels" in names else None
-        classes = (file.metadata() or {}).get("classes")
+        metadata = file.metadata() or {}
+    classes = metadata.get("classes")
+    found = _checksums(features, labels, classes)
+    # By key or by how they begin: damage that hits the one leaves the other.
+    known = [v for key, v in metadata.items() if key == "checksums" or v.startswith(found[:8])]
+    if known not in ([], [found]):
+        raise FileFormatError(f"{path} is damaged: it does not hold what was written; get or make it again")
     return RawSplit(features, labels, None if classes is None else classes_from_json(classes, path))
 
 
@@ -35,7 +46,35 @@ def write_safetensors(path: Path, raw: RawSplit) -> None:
     arrays = {"features": np.ascontiguousarray(raw.features)}
     if raw.labels is not None:
         arrays["labels"] = np.ascontiguousarray(raw.labels)
-    save_file(arrays, str(path), None if raw.classes is None else {"classes": json.dumps(raw.classes)})
+    classes = None if raw.classes is None else json.dumps(raw.classes)
+    sums = _checksums(arrays["features"], arrays.get("labels"), classes)
+    save_file(arrays, str(path), {"checksums": sums} | ({} if classes is None else {"classes": classes}))
+    _order_metadata(path)
+
+
+def _checksums(features: np.ndarray, labels: np.ndarray | None, classes: str | None) -> str:
+    """CRC-32 of what a file holds, type and shape included, as JSON; null for what it has not."""
+
+    def one(array: np.ndarray | None) -> int | None:
+        if array is None:
+            return None
+        kind = f"{array.dtype.str} {array.shape}".encode()
+        return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, zlib.crc32(kind))
+
+    names = None if classes is None else zlib.crc32(classes.encode())
+    return json.dumps({"crc32": {"features": one(features), "labels": one(labels), "classes": names}})
+
+
+def _order_metadata(path: Path) -> None:
+    """Put the metadata, which safetensors writes in a random order, in one: the same features give the same bytes."""
+    with path.open("r+b") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(size)
+        if len(text) == size:
+            file.seek(8)
+            file.write(text)
 
 
 FORMAT = FileFormat((".safetensors",), read_safetensors, write_safetensors)
