@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import base64
 import fcntl
+import importlib.util
 import json
 import os
 import select
@@ -24,6 +25,17 @@ from pathlib import Path
 from typing import Any
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+def _axe() -> Path | None:
+    """axe-core, which knows what screen readers and keyboards need: of AXE_CORE, or of the package that brings it."""
+    if "AXE_CORE" in os.environ:
+        return Path(os.environ["AXE_CORE"])
+    package = importlib.util.find_spec("axe_core_python")
+    return None if package is None or package.origin is None else Path(package.origin).with_name("axe.min.js")
+
+
+AXE = _axe()
 _FLAGS = [
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--hide-scrollbars"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-extensions"),
@@ -254,6 +266,16 @@ class BrowserPage:
                 })()"""
             )
         )
+
+    def serious_faults(self) -> list[str]:
+        """What axe-core finds that keeps people out, with the element; empty is good."""
+        assert AXE is not None
+        self.call("Page.setBypassCSP", enabled=True)
+        self.js(AXE.read_text(encoding="utf-8") + "; true")
+        found = self.js(
+            "axe.run().then(r => r.violations.map(v => [v.impact, v.id, v.nodes.map(n => n.html.slice(0, 120))]))"
+        )
+        return [f"{name}: {elements}" for impact, name, elements in found if impact in ("serious", "critical")]
 
     def screenshot(self, path: str | Path, whole: bool = True) -> Path:
         """Save the page as PNG, from top to bottom or what the window shows."""

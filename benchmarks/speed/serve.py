@@ -88,7 +88,7 @@ def main() -> None:
     extractor, pictures = get_extractor(options.extractor), photographs(CLASSES * SHOTS)
     rows = extractor([prepared(p, extractor) for p in pictures])
     names = [f"class {i}" for i in range(CLASSES) for _ in range(SHOTS)]
-    classifier = GDCClassifier(beta=extractor.beta, l2=True).fit(rows, names)
+    classifier = GDCClassifier().fit(rows, names)
     total = options.clients * options.requests
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model.fewcal"

@@ -108,6 +108,13 @@ def test_none_of_these_is_counted_and_is_no_wrong_answer(album: Path, bank: Path
     assert page.count("⚠ is ") == ((given != truth) & ~away).sum()
 
 
+def test_nothing_is_warned_of_without_a_bank(album: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = classify(album / "photos", album / "new", extractor=colours())
+    assert found.classifier.preset == "whitened"
+
+
 def test_plain_and_with_a_bank(album: Path, bank: Path) -> None:
     for place in (None, bank):
         answers = classify(album / "photos", album / "new", colours(), bank=place)

@@ -125,6 +125,12 @@ def test_files_of_others_damaged_and_newer_ones_are_refused(world: ProcessGroup,
     tensors = load_file(good)
     header = good.read_bytes()
     meta = json.loads(json.loads(header[8 : 8 + int.from_bytes(header[:8], "little")])["__metadata__"]["fewcal"])
+    (tmp_path / "flipped").write_bytes(header[:-1] + bytes([header[-1] ^ 1]))
+    with pytest.raises(FileFormatError, match="is not what was written"):
+        GDCClassifier.load(tmp_path / "flipped")
+    del meta["checksums"]  # as files of earlier versions are, which are read
+    save_file(tensors, str(tmp_path / "earlier"), metadata={"fewcal": json.dumps(meta)})
+    assert GDCClassifier.load(tmp_path / "earlier").classes_.tolist() == sorted(set(y))
     changes: list[tuple[dict[str, object], str]] = [
         ({"version": 99}, "upgrade fewcal"),
         ({"classes": ["ant"]}, "damaged"),

@@ -90,27 +90,26 @@ class RunFolder(RuleBasedStateMachine):
     # ---- what a disk does ---------------------------------------------------------------------------------------
 
     @precondition(lambda self: self.blocks)
-    @rule(where=FRACTIONS, at=FRACTIONS, how=st.sampled_from(["flip", "cut", "remove"]))
+    @rule(where=FRACTIONS, at=FRACTIONS, how=st.sampled_from(["garbage", "cut", "remove"]))
     def damaged_block(self, where: float, at: float, how: str) -> None:
         start = sorted(self.blocks)[int(where * len(self.blocks))]
         self._damage(self.folder / "blocks" / f"{start:08d}.npz", at, how)
-        self.blocks = self._sound_blocks()
+        self.blocks.discard(start)
 
-    @precondition(lambda self: self.finished and (self.folder / "tasks.parquet").exists())
+    @precondition(lambda self: self.finished)
     @rule(name=st.sampled_from(["results.npz", "tasks.parquet", "summary.json"]))
     def lost_result(self, name: str) -> None:
         """A file is gone: the next start makes it again."""
-        (self.folder / name).unlink()
+        (self.folder / name).unlink(missing_ok=True)
         self.finished = name != "results.npz"
 
     @precondition(lambda self: self.finished)
-    @rule(at=FRACTIONS, how=st.sampled_from(["flip", "cut"]))
+    @rule(at=FRACTIONS, how=st.sampled_from(["garbage", "cut"]))
     def damaged_result(self, at: float, how: str) -> None:
         self._damage(self.folder / "results.npz", at, how)
-        try:
+        with pytest.raises(FewcalError, match="is damaged"):
             load_run(self.folder)
-        except FewcalError:
-            self.finished = False
+        self.finished = False
 
     @precondition(lambda self: not self.finished)
     @rule(name=st.sampled_from([".config.json.7.tmp", ".fewcal.lock"]))
@@ -119,7 +118,7 @@ class RunFolder(RuleBasedStateMachine):
         (self.folder / name).write_bytes(b'{"form')
 
     @precondition(lambda self: self.began)
-    @rule(at=FRACTIONS, how=st.sampled_from(["flip", "cut"]))
+    @rule(at=FRACTIONS, how=st.sampled_from(["garbage", "cut"]))
     def damaged_configuration(self, at: float, how: str) -> None:
         """Refused, or as it was; never another run. Then it is put back from a copy."""
         file = self.folder / "config.json"
@@ -137,13 +136,13 @@ class RunFolder(RuleBasedStateMachine):
         elif how == "cut":
             file.write_bytes(data[:place])
         else:
-            file.write_bytes(data[:place] + bytes([data[place] ^ 16]) + data[place + 1 :])
+            file.write_bytes(b"garbage" * 20)
 
     def _content(self) -> dict[Path, bytes]:
         return {p: p.read_bytes() for p in self.folder.rglob("*") if p.is_file() and not is_leftover(p)}
 
     def _sound_blocks(self) -> set[int]:
-        """Blocks that can still be read and hold what was written; a flipped bit in the frame may do no harm."""
+        """Blocks that can be read to the end."""
         found = set()
         for file in (self.folder / "blocks").glob("*.npz"):
             try:
@@ -174,5 +173,5 @@ def test_run_folders_in_any_order_of_events(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(engine, "BLOCK_TASKS", BLOCK)
     run(tmp_path / "whole")
     run_state_machine_as_test(
-        lambda: RunFolder(tmp_path / "whole"), settings=settings(max_examples=15, stateful_step_count=12)
+        lambda: RunFolder(tmp_path / "whole"), settings=settings(max_examples=12, stateful_step_count=12)
     )

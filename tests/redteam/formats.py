@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fewcal import GDCClassifier
 from fewcal.bank import BaseBank
 from fewcal.episodes import Episodes, EpisodeSpec, sample_episodes
 from fewcal.evaluation import Protocol, evaluate
@@ -81,6 +82,17 @@ def _read_bank(folder: Path) -> str:
     bank = BaseBank.load(folder / "bank.safetensors")
     rows = [bank.rows(i).numpy() for i in range(len(bank))]
     return _digest(bank.classes, bank.means.numpy(), bank.scatter.numpy(), *rows)
+
+
+def _make_classifier(folder: Path) -> Path:
+    base = _features().split("base")
+    rows, labels = base.features, base.require_labels()
+    return GDCClassifier(preset="whitened", beta=0.5, l2=True).fit(rows, labels).save(folder / "model.fewcal")
+
+
+def _read_classifier(folder: Path) -> str:
+    model = GDCClassifier.load(folder / "model.fewcal")
+    return _digest(model.classes_, model.predict_proba(_features().split("novel").features))
 
 
 def _make_checkpoint(folder: Path) -> Path:
@@ -241,6 +253,7 @@ def _read_pack(folder: Path) -> str:
 FORMATS = [
     *(_split(extension) for extension in ("npz", "parquet", "safetensors", "plk")),
     Format("bank", _make_bank, _read_bank, sealed=True),
+    Format("classifier", _make_classifier, _read_classifier, sealed=True),
     Format("checkpoint", _make_checkpoint, _read_checkpoint, sealed=True),
     Format("run: config.json", _make_run("config.json"), _read_run, sealed=True),
     Format("run: results.npz", _make_run("results.npz"), _read_run, sealed=True),

@@ -173,7 +173,7 @@ def classify(
         raise InputError(f"no example of class {lost[0]!r} can be read; add one that can")
     z, asked = features_of(asked, total - len(asked))
     gdc = GDCClassifier(bank=loaded, preset=preset, device=device, random_state=seed)
-    classifier = gdc.set_params(**(plain_settings(loaded, model) | changes)).fit(x, np.array(known.labels))
+    classifier = gdc.set_params(**(plain_settings(loaded, model, preset) | changes)).fit(x, np.array(known.labels))
     table = predict_features(classifier, z, reject)
     shown = asked.texts if isinstance(asked, Texts) else asked.names
     table = {"item": np.array(shown, object), **{k: v for k, v in table.items() if k != "row"}}
@@ -193,14 +193,18 @@ def _method_name(bank: BaseBank | None, preset: str) -> str:
     return "plain discriminant, no base classes" if bank is None else f"GDC, preset {preset}, {len(bank)} base classes"
 
 
-def plain_settings(bank: BaseBank | None, extractor: Extractor) -> dict[str, float | bool]:
+def plain_settings(bank: BaseBank | None, extractor: Extractor, preset: str = "default") -> dict[str, float | str]:
     """Parameters that do for features of an extractor where no base classes tell better ones: a power, unit length.
+
+    The default preset learns these from base classes and takes none; `whitened` is the one that does.
 
     >>> from fewcal.features.extractors import as_extractor
     >>> plain_settings(None, as_extractor(lambda texts: [[1.0] for _ in texts], name="one", kind="text"))
-    {'beta': 1.0, 'l2': True}
+    {'preset': 'whitened', 'beta': 1.0, 'l2': True}
     """
-    return {"beta": extractor.beta, "l2": True} if bank is None else {}
+    if bank is not None:
+        return {}
+    return {"preset": "whitened" if preset == "default" else preset, "beta": extractor.beta, "l2": True}
 
 
 def labelled_items(source: StrPath | Items, model: Extractor, columns: tuple[str, str] = ("text", "label")) -> Items:

@@ -58,7 +58,7 @@ def fit_model(
         check_same_extractor(bank, model)
     items = labelled_items(support, model, how.columns)
     x, kept = embed(items, model, batch=how.batch, workers=how.workers, skip_bad=how.skip_bad, progress=how.progress)
-    classifier.set_params(**(plain_settings(bank, model) | changes)).fit(x, np.array(kept.labels))
+    classifier.set_params(**(plain_settings(bank, model, preset) | changes)).fit(x, np.array(kept.labels))
     classifier.extractor_ = model.stamp
     return classifier
 

@@ -146,7 +146,9 @@ class IncrementalMixin:
     def load(cls, path: StrPath, *, device: str | torch.device | None = None) -> Self:
         """Read a classifier that `save` wrote; it answers as the one that was saved."""
         fit = read_fit(path)
-        made: Any = cls(bank=fit.bank, preset=fit.params or "default", **fit.plain)  # type: ignore[call-arg]
+        # Parameters of a transform without a bank are none of the default's.
+        preset = fit.params or ("whitened" if fit.plain else "default")
+        made: Any = cls(bank=fit.bank, preset=preset, **fit.plain)  # type: ignore[call-arg]
         made.set_params(device=device, random_state=fit.random_state)
         names = fit.about.get("feature_names")
         rows = fit.support.numpy()

@@ -7,7 +7,6 @@ it has; adding examples is a fit on all of them. No pickle, no code.
 
 from __future__ import annotations
 
-import json
 import platform
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -18,8 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fewcal._utils.atomic import atomic_path
-from fewcal._utils.safetensors_io import read_tensors
+from fewcal._utils.safetensors_io import read_tensors, write_tensors
 from fewcal._utils.types import JSON, StrPath
 from fewcal._version import __version__
 from fewcal.bank import BaseBank
@@ -67,8 +65,6 @@ def moments_only(bank: BaseBank, params: GDCParams) -> BaseBank:
 
 def write_fit(fit: SavedFit, path: StrPath) -> Path:
     """Write a fit; the file appears under its name only when it is complete."""
-    from safetensors.torch import save_file
-
     classes, codes = np.unique(fit.labels, return_inverse=True)
     if fit.labels.dtype.kind not in "OUSiufb":
         raise InputError(f"labels of type {fit.labels.dtype} cannot be saved; use texts or integers")
@@ -87,13 +83,12 @@ def write_fit(fit: SavedFit, path: StrPath) -> Path:
         "about": fit.about,
         "bank": None,
     }
-    tensors = {"support": fit.support.contiguous(), "labels": torch.from_numpy(codes.astype(np.int64))}
+    tensors = {"support": fit.support, "labels": torch.from_numpy(codes.astype(np.int64))}
     if fit.bank is not None:
         meta["bank"], parts = described(fit.bank.parts, fit.bank.fingerprint)
         tensors |= {f"{_BANK}{name}": tensor for name, tensor in parts.items()}
     target = Path(path)
-    with atomic_path(target) as temporary:
-        save_file(tensors, str(temporary), metadata={"fewcal": json.dumps(meta)})
+    write_tensors(target, tensors, meta)
     return target
 
 

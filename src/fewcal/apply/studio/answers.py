@@ -43,7 +43,7 @@ class Recipe:
 
         if self.bank is not None:
             return GDCClassifier(bank=self.bank, preset=self.preset)
-        return GDCClassifier(beta=self.beta, l2=True)
+        return GDCClassifier(preset="whitened", beta=self.beta, l2=True)
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ def python_snippet(rows: Sequence[Row], extractor: str, beta: float, bank: str |
     support = [(row.text if row.text is not None else row.name, row.answer) for row in rows if row.labelled]
     texts = any(row.text is not None for row in rows)
     listed = "\n".join(f"    ({item!r}, {name!r})," for item, name in support)
-    given = f"beta={beta!r}, l2=True" if bank is None else f"bank={bank!r}, preset={preset!r}"
+    given = f"preset='whitened', beta={beta!r}, l2=True" if bank is None else f"bank={bank!r}, preset={preset!r}"
     if texts:
         load = "extractor(items)"
         more = ""
