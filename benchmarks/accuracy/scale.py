@@ -38,7 +38,6 @@ def main() -> None:
     print(table_head("features", "β", "squared distance", "distance"))
     for dataset in ("mini", "meta-tiered"):
         found = implied_distances(dataset, 1)
-        assert found is not None
         beta = paper_params(dataset, 1).beta
         print(
             table_row([f"the paper's {dataset}, from its weights", beta, f"{found[0]:.1f}", f"{found[0] ** 0.5:.1f}"])

@@ -168,8 +168,8 @@ def candidate(dataset: str, shot: int, number: int = 1) -> Candidate | None:
     return None
 
 
-def implied_distances(dataset: str, shot: int) -> list[float] | None:
-    """Squared distances (eq. 6) that tables 8 and 9 imply, nearest first; None for datasets that they do not have.
+def implied_distances(dataset: str, shot: int) -> list[float]:
+    """Squared distances (eq. 6) that tables 8 and 9 imply, nearest first; none for datasets that they do not have.
 
     The tables list shares s = w/(1 + Σw) of w = 1/(1 + d^m), so d = ((1 − Σs)/s − 1)^(1/m) with the m of the dataset.
 
@@ -181,4 +181,4 @@ def implied_distances(dataset: str, shot: int) -> list[float] | None:
         if row is not None and (listed["dataset"], listed["method"], listed["shot"]) == (dataset, "GDC", shot):
             rest = 1 - sum(listed["values"])
             return [(rest / share - 1) ** (1 / row["m"]) for share in listed["values"]]
-    return None
+    return []

@@ -24,6 +24,7 @@ from fewcal.methods.gdc import GDC
 from fewcal.paper.blocks import Verdict
 from fewcal.paper.budget import Case
 from fewcal.paper.measured import quiet
+from fewcal.paper.published import implied_distances
 from fewcal.paper.registry import Figure, figure_experiment
 from fewcal.paper.sampled import bank_of, drawn_text, embed
 from fewcal.paper.settings import PRINTED, UNIT_SCALE, Variant, paper_params
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
     import matplotlib.figure
 
 # Distances divided by a number, so that the median support point is as far from its nearest base class as the paper's
-# are on miniImageNet: table 9 has a share of 0.1008 for it with m = 1, and 0.7555 for all eight.
-PAPER_DISTANCE = (1 - 0.7555) / 0.1008 - 1
+# are on miniImageNet, by the weights in table 9.
+PAPER_DISTANCE = implied_distances("mini", 1)[0]
 RESCALED = Variant(f"rescaled to d = {PAPER_DISTANCE:.2g}", "tuned or rescaled")
 VARIANTS = (PRINTED, UNIT_SCALE, RESCALED)
 # A mean that moved by so much of the way to the base class, at most and at least, is at the support point and far away.
