@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_flatten
 
 import reference
 from fewcal._utils.randomness import TaskRandom
+from fewcal.covariance.shrinkage import main_axes
 from fewcal.errors import FewcalWarning, InputError
 from fewcal.factor_gaussian import CLIP_MARGIN, FactorGaussian, shrink
 
@@ -196,11 +197,61 @@ def test_all_distributions_at_once_as_on_a_gpu(isotropic: bool) -> None:
     a = torch.rand(2, 2, generator=random) if isotropic else None
     g = FactorGaussian(mean, factor, a, torch.rand(2, 2, generator=random))
     out = torch.empty(2, 2, 50_000, 4)
-    root, along = (v[..., None, None] for v in g._base_root())
-    g._draw(out, mean[..., None, :], factor, root, along, TaskRandom(0, [0, 1]))
+    g._draw(out, TaskRandom(0, [0, 1]))
     torch.testing.assert_close(out.mean(dim=2), mean, rtol=0, atol=0.08)
     centred = out - out.mean(dim=2, keepdim=True)
     torch.testing.assert_close(centred.mT @ centred / 50_000, g.dense(), rtol=0.03, atol=0.12)
+
+
+def low_rank_world(d: int = 60, p: int = 300) -> tuple[torch.Tensor, torch.Tensor]:
+    """A factor `(P, D)` with a falling spectrum, and the covariance that its kind has."""
+    deviation = 0.8 ** torch.arange(d)
+    turn = torch.linalg.qr(torch.randn(d, d, generator=torch.Generator().manual_seed(1))).Q
+    factor = torch.randn(p, d, generator=torch.Generator().manual_seed(2)) / p**0.5 * deviation @ turn.T
+    return factor, (turn * deviation**2) @ turn.T
+
+
+def test_compressed_covariances_are_the_same_in_every_direction_where_shrinkage_outweighs() -> None:
+    factor, kind = low_rank_world()
+    g = FactorGaussian(torch.zeros(60), factor, torch.tensor(0.05), torch.tensor(0.01))
+    small = g.compressed(main_axes(kind, 50), n=2000)
+    assert small.factor.shape == (32, 60)
+    lower = torch.linalg.cholesky(g.dense().double())
+    change = torch.linalg.solve(lower, (small.dense() - g.dense()).double())
+    relative = torch.linalg.eigvalsh(torch.linalg.solve(lower, change.mT))
+    assert float(relative.abs().max()) < 4e-3
+    torch.testing.assert_close(small.dense().trace(), g.dense().trace())
+
+
+def test_nothing_is_compressed_where_it_saves_nothing_or_shrinkage_is_small() -> None:
+    factor, kind = low_rank_world()
+    axes = main_axes(kind, 50)
+    g = FactorGaussian(torch.zeros(60), factor, torch.tensor(0.05), torch.tensor(0.01))
+    assert g.compressed(axes, n=20) is g
+    slight = FactorGaussian(g.mean, factor, torch.tensor(1e-14), g.b)
+    assert slight.compressed(axes, n=2000) is slight
+    bare = FactorGaussian(g.mean, factor, None, g.b)
+    assert bare.compressed(axes, n=2000) is bare
+
+
+def test_compressed_points_have_the_moments_and_do_not_depend_on_the_batch() -> None:
+    factor, kind = low_rank_world()
+    g = FactorGaussian(torch.ones(2, 1, 60), factor.expand(2, 1, 300, 60), torch.full((2, 1), 0.05), torch.zeros(2, 1))
+    axes = main_axes(kind, 50)
+    x = g.sample(30_000, TaskRandom(0, [3, 4]), axes=axes)
+    assert torch.equal(g[1:].sample(30_000, TaskRandom(0, [4]), axes=axes), x[1:])
+    assert not torch.equal(g.sample(30_000, TaskRandom(0, [3, 4])), x)
+    torch.testing.assert_close(x.mean(dim=2), g.mean, rtol=0, atol=0.03)
+    torch.testing.assert_close(torch.cov(x[0, 0].T), g.dense()[0, 0], rtol=0, atol=0.03)
+
+
+def test_main_axes_are_those_of_the_largest_variance() -> None:
+    _, kind = low_rank_world()
+    variances, columns = main_axes(kind, 8)
+    torch.testing.assert_close(
+        variances, torch.linalg.eigvalsh(kind).flip(0)[:8] / kind.diagonal().mean(), rtol=1e-3, atol=0
+    )
+    torch.testing.assert_close(columns.mT @ columns, torch.eye(8), rtol=0, atol=1e-5)
 
 
 def test_peak_memory_of_sampling() -> None:

@@ -19,6 +19,12 @@ from fewcal.errors import FewcalWarning, InputError
 
 # Numbers made at a time on a CPU. It bounds memory; it is fixed because it fixes the random stream.
 _AT_ONCE = 1 << 20
+# Main axes along which factors may be drawn, and what may be left to isotropic noise beside them: in a direction not
+# much more than this share of its variance, no more than half precision takes where a processor has that.
+_MAIN = tuple(range(32, 128, 16))
+_NEGLIGIBLE = 2e-3
+# Below this many products, n·P·D, nothing is saved by it.
+_WORTH_IT = 1 << 22
 CLIP_MARGIN = 1e-3
 
 
@@ -65,10 +71,17 @@ class FactorGaussian:
         factor = self.factor.to(self.mean.dtype)
         return factor.mT @ factor + self._a()[..., None, None] * eye + self.b[..., None, None]
 
-    def sample(self, n: int, random: TaskRandom | torch.Generator | int, out: Tensor | None = None) -> Tensor:
+    def sample(
+        self,
+        n: int,
+        random: TaskRandom | torch.Generator | int,
+        out: Tensor | None = None,
+        axes: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
         """Draw `n` points from each distribution, `(*B, n, D)` (eq. 10), into `out` where it is given.
 
-        With a `TaskRandom` the first batch dimension is the tasks' and each task draws from its own stream.
+        With a `TaskRandom` the first batch dimension is the tasks' and each task draws from its own stream. With `axes`
+        a CPU draws from what `compressed` makes of each distribution.
         """
         if n < 1:
             raise InputError(f"n={n} must be at least 1")
@@ -90,40 +103,105 @@ class FactorGaussian:
             raise InputError(f"out has shape {tuple(result.shape)}, expected {shape}")
         tasks, each, d, p = batch[0], math.prod(batch[1:]), self.dim, self.factor.shape[-2]
         flat = result.view(tasks, each, n, d)
-        mean = self.mean.reshape(tasks, each, 1, d)
-        factor = self.factor.expand(*self.mean.shape[:-1], p, d).reshape(tasks, each, p, d)
-        root, along = (v.reshape(tasks, each, 1, 1) for v in self._base_root())
+        whole = FactorGaussian(
+            self.mean.reshape(tasks, each, d),
+            self.factor.expand(*self.mean.shape[:-1], p, d).reshape(tasks, each, p, d),
+            None if self.a is None else self.a.reshape(tasks, each),
+            self.b.reshape(tasks, each),
+        )
         if flat.is_cuda:
-            self._draw(flat, mean, factor, root, along, random)
+            whole._draw(flat, random)
             return result
         # On a CPU some points of one task at a time, which bounds memory and keeps them in the cache.
         some, rows = max(1, _AT_ONCE // (n * max(p, d))), max(1, _AT_ONCE // max(p, d))
+        compress = axes is not None and n * p * d >= _WORTH_IT and _saves(_MAIN[0], n, p)
+        some = 1 if compress else some
         for t in range(tasks):
             own = random.part(slice(t, t + 1))
             for begin in range(0, each, some):
                 at = (slice(t, t + 1), slice(begin, begin + some))
+                drawn = whole[at]
+                if axes is not None and compress:
+                    drawn = drawn.compressed(axes, n)
                 for part in flat[at].split(rows, dim=2):
-                    self._draw(part, mean[at], factor[at], root[at], along[at], own)
+                    drawn._draw(part, own)
         return result
+
+    def __getitem__(self, at: slice | tuple[slice, ...]) -> FactorGaussian:
+        """Some of the distributions, by slices of the batch dimensions."""
+        return FactorGaussian(self.mean[at], self.factor[at], None if self.a is None else self.a[at], self.b[at])
+
+    def compressed(self, axes: tuple[Tensor, Tensor], n: int) -> FactorGaussian:
+        """The same with fewer rows in F, where shrinkage outweighs FᵀF so far that nobody could tell points from it.
+
+        Parameters
+        ----------
+        axes : Tensor (A,) and Tensor (D, A)
+            Variances in descending order, as shares of their mean over all D directions, and orthonormal columns: the
+            axes along which such factors vary most.
+        n : int
+            Points that are to be drawn; where it would save nothing, nothing is done.
+
+        With A the first of the axes, Σ keeps FᵀFA, all that F says of them, exactly: F becomes B = L⁻¹(FA)ᵀF with
+        LLᵀ = (FA)ᵀFA, and the trace of FᵀF − BᵀB, which the other directions have among themselves, is spread evenly.
+        """
+        p, d = self.factor.shape[-2:]
+        if self.a is None:
+            return self
+        variances, vectors = axes
+        factor = self.factor.to(self.mean.dtype)
+        total = torch.linalg.vector_norm(factor, dim=(-2, -1)).square()
+        outweighed = float((total / (d * self.a)).max())
+        if outweighed > 1:  # also where rounding would hide what is left out
+            return self
+        for r in _MAIN:
+            if r >= len(variances) or not _saves(r, n, p):
+                return self
+            if float(variances[r]) * outweighed <= _NEGLIGIBLE:
+                break
+        else:
+            return self
+        main = vectors[:, :r]
+        cross = (factor @ main).mT @ factor
+        inner = cross @ main
+        inner.diagonal(dim1=-2, dim2=-1).mul_(1 + 1e-5)
+        lower, info = torch.linalg.cholesky_ex(inner)
+        if bool(info.any()):
+            return self
+        rows = torch.linalg.solve_triangular(lower, cross, upper=False)
+        rest = (total - torch.linalg.vector_norm(rows, dim=(-2, -1)).square()).clamp(min=0) / d
+        if bool((rest > _NEGLIGIBLE * self.a).any()):  # a factor unlike its kind
+            return self
+        return FactorGaussian(self.mean, rows, self.a + rest, self.b)
 
     def _base_root(self) -> tuple[Tensor, Tensor]:
         """r and s, `(*B)`, with r·I + s·11ᵀ the square root of a·I + b·11ᵀ: √a and (√(a+bD) − √a)/D."""
         root = self._a().clamp(min=0).sqrt()
         return root, ((self._a() + self.b * self.dim).clamp(min=0).sqrt() - root) / self.dim
 
-    def _draw(self, out: Tensor, mean: Tensor, factor: Tensor, root: Tensor, along: Tensor, random: TaskRandom) -> None:
+    def _draw(self, out: Tensor, random: TaskRandom) -> None:
         """Points into `out (T, S, n, D)`: the mean, noise with covariance a·I + b·11ᵀ, and G·F, G standard normal."""
+        mean, factor, p = self.mean[..., None, :], self.factor, self.factor.shape[-2]
+        root, along = (v[..., None, None] for v in self._base_root())
         if self.a is None:  # one number a point suffices
-            noise = random.normal(*out.shape[1:-1], 1, dtype=out.dtype)
-            torch.add(mean, noise * (along * self.dim**0.5), out=out)
+            shift = random.normal(*out.shape[1:-1], 1, dtype=out.dtype) * (along * self.dim**0.5)
         else:
             random.fill_normal(out)
-            stretch = out.sum(dim=-1, keepdim=True) * along
-            out.mul_(root).add_(stretch).add_(mean)
-        if factor.shape[-2]:
-            low = factor.dtype if factor.dtype != out.dtype else torch.bfloat16 if half_pays(factor) else out.dtype
-            latent = random.normal(*out.shape[1:-1], factor.shape[-2], dtype=out.dtype if out.is_cuda else low)
+            shift = out.sum(dim=-1, keepdim=True) * along
+            out.mul_(root)
+        if self.a is None:
+            torch.add(mean, shift, out=out)
+        else:
+            out.add_(shift).add_(mean)
+        if not p:
+            return
+        low = factor.dtype if factor.dtype != out.dtype else torch.bfloat16 if half_pays(factor) else out.dtype
+        latent = random.normal(*out.shape[1:-1], p, dtype=out.dtype if out.is_cuda else low)
+        if out.is_cuda or low != out.dtype:
             out.add_(products(latent.to(low).flatten(0, 1), factor.to(low).flatten(0, 1)).view_as(out))
+            return
+        # Into place: no second array to fill and add.
+        out.view(-1, *out.shape[2:]).baddbmm_(latent.flatten(0, 1), factor.flatten(0, 1))
 
     # ---- B = a·I + b·11ᵀ, and Woodbury around it ------------------------------------------------------------------
 
@@ -179,6 +257,11 @@ class FactorGaussian:
         values, vectors = torch.linalg.eigh(self.dense().double())
         factor = (values.clamp(min=0).sqrt()[..., None] * vectors.mT).to(self.mean.dtype)
         return FactorGaussian(self.mean, factor, None, torch.zeros_like(self.b))
+
+
+def _saves(r: int, n: int, p: int) -> bool:
+    """Whether n points along r axes, with the two products that find them, take far less than n points of P rows."""
+    return 2.5 * (2 * p + n) * r <= n * p
 
 
 def shrink(

@@ -21,6 +21,7 @@ from fewcal.errors import FewcalWarning, InputError
 from fewcal.heads import closed_form_head, lbfgs_head, sgd_head
 from fewcal.heads.closed_form import conjugate_gradients
 from fewcal.heads.linear import LinearHead, class_means, nearest_mean_head
+from fewcal.heads.two_loop import History, precondition
 
 
 def points(
@@ -125,6 +126,39 @@ def test_lbfgs_does_not_depend_on_the_batch(batch: int) -> None:
     ]
     torch.testing.assert_close(torch.cat(parts), whole, rtol=1e-3, atol=1e-3)
     assert torch.equal(torch.cat(parts).argmax(-1), whole.argmax(-1))
+
+
+def test_the_history_gives_the_direction_of_the_two_loop_recursion() -> None:
+    """Against the recursion as books print it, in float64, with a pair of no curvature among the others."""
+    random = torch.Generator().manual_seed(0)
+    damping = torch.tensor([0.3, 0.9]).view(2, 1, 1)
+    history = History(torch.zeros(2, 3, 5), damping, memory=3)
+    pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for i in range(6):
+        grad, step, noise = (torch.randn(2, 3, 5, generator=random) for _ in range(3))
+        direction, slope = history.direction(grad, np.array([True, True]))
+        for t in range(2):
+            q = grad[t].double()
+            alphas = []
+            good = [(s[t].double(), y[t].double()) for s, y in pairs[-3:] if float((s[t] * y[t]).sum()) > 1e-12]
+            for s, y in reversed(good):
+                alphas.append((s * q).sum() / (s * y).sum())
+                q = q - alphas[-1] * y
+            r = precondition(q, damping[t].double())
+            if good and float((pairs[-1][0][t] * pairs[-1][1][t]).sum()) > 1e-12:
+                s, y = good[-1]
+                r = r * (s * y).sum() / (y * precondition(y, damping[t].double())).sum()
+            for (s, y), alpha in zip(good, reversed(alphas), strict=True):
+                r = r + (alpha - (y * r).sum() / (s * y).sum()) * s
+            torch.testing.assert_close(direction[t].double(), -r, rtol=1e-3, atol=1e-4)
+            assert slope[t] == pytest.approx(-float((r * grad[t]).sum()), rel=1e-3, abs=1e-3)
+        change = step + 0.3 * noise if i != 2 else -step
+        pairs.append((step, change))
+        history.add(step, change)
+    idle, slope = history.direction(torch.ones(2, 3, 5), np.array([True, False]))
+    assert slope[0] < 0
+    assert slope[1] == 0
+    assert not idle[1].any()
 
 
 @pytest.mark.parametrize("C", [0, -1.0, float("nan")])

@@ -23,11 +23,16 @@ def half_pays(x: Tensor, numbers: int | None = None) -> bool:
     False
     """
     size = x.numel() if numbers is None else numbers
-    if size < SMALLEST or x.dtype != torch.float32 or os.environ.get("FEWCAL_FLOAT32"):
+    if size < SMALLEST or x.dtype != torch.float32 or exact_asked():
         return False
     if x.is_cuda:
         return torch.cuda.is_bf16_supported(including_emulation=False)
     return x.device.type == "cpu" and _cpu_has_bf16()
+
+
+def exact_asked() -> bool:
+    """Whether points are to be drawn and used in float32 throughout, with all that their covariance says."""
+    return bool(os.environ.get("FEWCAL_FLOAT32"))
 
 
 def rounded(x: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fewcal._utils.bfloat16 import half_pays
+from fewcal._utils.bfloat16 import exact_asked, half_pays
 from fewcal.covariance.calibrated import CalibratedCovariance
 from fewcal.errors import InputError
 from fewcal.factor_gaussian import FactorGaussian, shrink
@@ -24,11 +24,34 @@ class ShrunkCovariance:
     b: Tensor
     psd: str = "clip"
 
+    @property
+    def axes(self) -> tuple[Tensor, Tensor] | None:
+        """Main axes of the base classes, for `FactorGaussian.compressed`; None for all of Σ'ₛ."""
+        bank = self.covariance.bank
+        if self.a is None or self.psd == "eigen" or self.a.is_cuda or bank.is_whitened or exact_asked():
+            return None
+        return bank.memo.get("main axes", lambda: main_axes(bank.pooled_covariance()))
+
     def gaussian(self, mean: Tensor) -> FactorGaussian:
         """The distributions N(mean, Σ'ₛ) for `mean (T, S, D)`."""
         half = self.psd != "eigen" and half_pays(mean, mean.numel() * self.covariance.rows)
         g = FactorGaussian(mean, self.covariance.factor(half), self.a, self.b)
         return g.eigen_clipped() if self.psd == "eigen" else g
+
+
+def main_axes(covariance: Tensor, count: int = 128, passes: int = 4) -> tuple[Tensor, Tensor]:
+    """The directions in which a covariance `(D, D)` is largest, by orthogonal iteration from a fixed start.
+
+    Variances `(A,)` in descending order, as shares of their mean over all D, and orthonormal columns `(D, A)`.
+    """
+    d = len(covariance)
+    start = torch.randn(d, min(count, d), generator=torch.Generator().manual_seed(0), dtype=covariance.dtype)
+    columns = torch.linalg.qr(covariance @ start.to(covariance.device)).Q
+    for _ in range(passes):
+        columns = torch.linalg.qr(covariance @ columns).Q
+    values, turn = torch.linalg.eigh(columns.mT @ covariance @ columns)
+    mean = covariance.diagonal().mean().clamp(min=torch.finfo(covariance.dtype).tiny)
+    return values.flip(0).clamp(min=0) / mean, (columns @ turn).flip(1)
 
 
 def shrink_covariance(

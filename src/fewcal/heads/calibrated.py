@@ -91,7 +91,7 @@ def augment(batch: TaskBatch, mean: Tensor, covariance: ShrunkCovariance, n: int
         each = int(counts[0, 0])
         x = torch.empty(t, s + s * each, d, dtype=support.dtype, device=support.device)
         x[:, :s] = support
-        gaussian.sample(each, batch.random, out=x[:, s:].view(t, s, each, d))
+        gaussian.sample(each, batch.random, out=x[:, s:].view(t, s, each, d), axes=covariance.axes)
         return x, torch.cat([labels, labels.repeat_interleave(each, dim=1)], dim=1)
     if t > 1:
         raise ValueError("unequal shots are for one task at a time")

@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,12 +21,16 @@ from fewcal.errors import InputError
 from fewcal.heads.calibrated import Calibrated
 from fewcal.heads.linear import LinearHead, minus_one_hot
 from fewcal.heads.registry import HeadTrainer, register_head
+from fewcal.heads.two_loop import History
 
 # A step is taken when the slope at its end is this small beside the slope at its start (the strong Wolfe condition).
-_CURVATURE = 0.01
+_CURVATURE = 0.2
 _MOST_ROUNDS = 30
+# Numbers of all points that a CPU's cache keeps: they are read twice in an iteration, so tasks are worked on one after
+# another rather than all at once. On a GPU all at once keeps it busy.
+_CACHED = 1 << 21
 # Points that suffice to see how the data vary along a direction.
-_LOOKED_AT = 500
+_LOOKED_AT = 250
 # Iterations in half precision, at most; what they leave to do is done in full precision.
 _MOST_HALF = 25
 
@@ -79,61 +84,90 @@ def lbfgs_head(
     if not C > 0:
         raise InputError(f"C={C!r} must be > 0 (inverse regularisation strength; inf for none)")
     t, m, d = x.shape
+    together = t if x.is_cuda else max(1, _CACHED // (m * d))
+    parts = [
+        _minimise(x[i : i + together], labels[i : i + together], n_classes, C, max_iter, tol, memory)
+        for i in range(0, t, together)
+    ]
+    solution = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return LinearHead(solution[..., :d], solution[..., d])
+
+
+def _minimise(x: Tensor, labels: Tensor, n_classes: int, C: float, max_iter: int, tol: float, memory: int) -> Tensor:
+    """Weights and bias of tasks that are worked on together, `(T, N, D+1)`."""
+    t, m, d = x.shape
     ridge = 0.0 if math.isinf(C) else 1.0 / (C * m)
     solution = x.new_zeros(t, n_classes, d + 1)
     alive = torch.arange(t, device=x.device)  # tasks still being worked on
     w = solution.clone()
     logits = x.new_zeros(t, n_classes, m)  # the rounded points may be a few more: zeros at the end
-    damping = _shared_direction(x)
+    loss = np.full(t, math.log(n_classes))
+    history = History(w, _shared_direction(x), memory)
     # Many large points: the way to the minimum is found with rounded ones, half the bytes, and its end with the points
     # as they are, so that what stops the search is always the true gradient.
     full, x = x, rounded(x) if half_pays(x, m * d) else x
     grad = gradient(x, labels, torch.full_like(logits, 1 / n_classes), w, ridge)
-    history: list[tuple[Tensor, Tensor, Tensor]] = []
     for i in range(max_iter):
-        active = grad.abs().amax(dim=(1, 2)) > tol
-        left = int(active.sum())
-        if x is not full and (4 * left < t or i == _MOST_HALF):
+        active = _largest(grad) > tol
+        if x is not full and (4 * active.sum() < t or i == _MOST_HALF):
             x = full
             logits = _over_truth(_forward(w, x), labels)
+            loss = torch.logsumexp(logits, dim=1).mean(dim=1).double().cpu().numpy()
             grad = gradient(x, labels, torch.softmax(logits, dim=1), w, ridge)
-            active = grad.abs().amax(dim=(1, 2)) > tol
-            left = int(active.sum())
-        if not left:
+            active = _largest(grad) > tol
+        if not active.any():
             break
-        if 2 * left <= len(alive) and len(alive) > 1 and x is full:
+        if 2 * active.sum() <= len(alive) and len(alive) > 1 and x is full:
             # Drop finished tasks once they are the majority; copying the data costs about one iteration.
             solution[alive] = w
-            keep = active.nonzero().flatten()
-            alive, x, labels, w, logits, grad, damping = (v[keep] for v in (alive, x, labels, w, logits, grad, damping))
+            keep = torch.from_numpy(active.nonzero()[0]).to(x.device)
+            alive, x, labels, w, logits, grad = (v[keep] for v in (alive, x, labels, w, logits, grad))
             full = x
-            history = [(s[keep], y[keep], r[keep]) for s, y, r in history]
-            active = active[keep]
-        step = _direction(grad, history, damping)
-        slope = _dot(step, grad)
-        step = torch.where(slope < 0, step, -grad)  # a task whose curvature went stale starts over
-        step = torch.where(active[:, None, None], step, 0.0)
+            history.keep(keep)
+            loss, active = loss[active], active[active]
+        step, slope = history.direction(grad, active)
         along = _over_truth(_forward(step, x)[..., :m], labels)
-        length, probabilities = _line_search(logits, along, w, step, _dot(step, grad)[:, 0, 0], ridge)
+        length, loss, probabilities = _line_search(logits, along, loss, slope, _penalty(w, step, ridge))
         move = length[:, None, None] * step
         w = w + move
-        logits = logits + length[:, None, None] * along
+        logits.addcmul_(length[:, None, None], along)
         new = gradient(x, labels, probabilities, w, ridge)
-        change = new - grad
-        curvature = _dot(move, change)
-        rho = torch.where(curvature > 1e-12, 1 / curvature.clamp(min=1e-12), 0.0)
-        history = [*history[-(memory - 1) :], (move, change, rho)]
-        grad = torch.where(active[:, None, None], new, grad)
+        history.add(move, new - grad)
+        grad = new
     solution[alive] = w
-    return LinearHead(solution[..., :d], solution[..., d])
+    return solution
+
+
+def _largest(grad: Tensor) -> np.ndarray:
+    """The largest entry of each task's gradient, `(T,)`."""
+    largest: np.ndarray = torch.linalg.vector_norm(grad, ord=torch.inf, dim=(1, 2)).cpu().numpy()
+    return largest
+
+
+def _penalty(w: Tensor, step: Tensor, ridge: float) -> np.ndarray:
+    """Slope and curvature of the penalty along a step, `(2, T)`."""
+    if not ridge:
+        return np.zeros((2, len(w)))
+    weight, move = w[..., :-1], step[..., :-1]
+    both = torch.stack([(weight * move).sum(dim=(1, 2)), move.square().sum(dim=(1, 2))])
+    numbers: np.ndarray = ridge * both.double().cpu().numpy()
+    return numbers
 
 
 def _forward(w: Tensor, x: Tensor) -> Tensor:
-    """Logits `(T, N, M)` of weights `(T, N, D+1)`."""
-    weight, bias = w[..., :-1], w[..., -1:]
+    """Logits `(T, N, M)` of weights `(T, N, D+1)` whose sum over classes is 0, as it is from the start to the end.
+
+    So the last class needs no product of its own.
+    """
+    weight, bias = w[:, :-1, :-1], w[:, :-1, -1:]
     if x.dtype == w.dtype:
-        return torch.baddbmm(bias, weight, x.mT)
-    return bias + products(weight.to(x.dtype), x.mT)
+        return _with_last(torch.baddbmm(bias, weight, x.mT))
+    return _with_last(bias + products(weight.to(x.dtype), x.mT))
+
+
+def _with_last(rows: Tensor) -> Tensor:
+    """`(T, N-1, ·)` and minus their sum as the last of N."""
+    return torch.cat([rows, -rows.sum(dim=1, keepdim=True)], dim=1)
 
 
 def _over_truth(logits: Tensor, labels: Tensor) -> Tensor:
@@ -146,16 +180,16 @@ def _over_truth(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:
-    """Inner product of each task's arrays, `(T, 1, 1)`."""
-    return torch.bmm(a.reshape(len(a), 1, -1), b.reshape(len(b), -1, 1))  # one launch on a GPU, no copy anywhere
+    """Inner product of each task's arrays, `(T,)`."""
+    return torch.bmm(a.reshape(len(a), 1, -1), b.reshape(len(b), -1, 1))[:, 0, 0]  # one launch on a GPU, no copy
 
 
 def gradient(x: Tensor, labels: Tensor, probabilities: Tensor, w: Tensor, ridge: float) -> Tensor:
     """∂f/∂w, `(T, N, D+1)`, from the class probabilities `(T, N, M)`, which are used up."""
     residual = minus_one_hot(probabilities, labels)
     residual /= residual.shape[2]
-    aligned = torch.nn.functional.pad(residual.to(x.dtype), (0, x.shape[1] - residual.shape[2]))
-    weight = products(aligned, x).to(w.dtype)
+    aligned = torch.nn.functional.pad(residual[:, :-1].to(x.dtype), (0, x.shape[1] - residual.shape[2]))
+    weight = _with_last(products(aligned, x).to(w.dtype))
     if ridge:
         weight += ridge * w[..., :-1]
     return torch.cat([weight, residual.sum(dim=2, keepdim=True)], dim=-1)
@@ -178,65 +212,39 @@ def _shared_direction(x: Tensor) -> Tensor:
     return (1 - other / ones.clamp(min=1e-30)).clamp(0, 1 - 1e-4)[:, None, None]
 
 
-def _precondition(q: Tensor, damping: Tensor) -> Tensor:
-    """q less the damped part along the all-ones direction of the weights; the bias stays as it is."""
-    weight = q[..., :-1]
-    return torch.cat([weight - damping * weight.mean(dim=-1, keepdim=True), q[..., -1:]], dim=-1)
-
-
-def _direction(grad: Tensor, history: list[tuple[Tensor, Tensor, Tensor]], damping: Tensor) -> Tensor:
-    """−H·grad by the two-loop recursion around the preconditioner; pairs with ρ = 0 do nothing."""
-    q = grad.clone()
-    alphas = []
-    for s, y, rho in reversed(history):
-        alpha = rho * _dot(s, q)
-        q.addcmul_(alpha, y, value=-1)
-        alphas.append(alpha)
-    q = _precondition(q, damping)
-    if history:
-        s, y, rho = history[-1]
-        q *= torch.where(rho > 0, 1 / (rho * _dot(y, _precondition(y, damping))).clamp(min=1e-30), 1.0)
-    for (s, y, rho), alpha in zip(history, reversed(alphas), strict=True):
-        q.addcmul_(alpha - rho * _dot(y, q), s)
-    return -q
-
-
 def _line_search(
-    logits: Tensor, along: Tensor, w: Tensor, step: Tensor, slope: Tensor, ridge: float
-) -> tuple[Tensor, Tensor]:
-    """Length of the step of each task, `(T,)`, and the class probabilities there, `(T, N, M)`.
-
-    `logits` and how they change along the step are given `_over_truth`.
+    logits: Tensor, along: Tensor, start: np.ndarray, slope: np.ndarray, penalty: np.ndarray
+) -> tuple[Tensor, np.ndarray, Tensor]:
+    """Length of the step of each task, `(T,)`, the loss there, `(T,)`, and the class probabilities there, `(T, N, M)`.
 
     Newton on a convex function of one variable, inside a bracket. On large features the first steps can be far too long
     and the softmax saturated all the way, where Newton is blind: a point uphill of the start is never taken, and the
     bracket closes by tenths until one lies downhill. A task that has found its length keeps it, whatever the others do.
+    `logits` and how they change along the step are given `_over_truth`; `start` is the loss without the penalty.
     """
-    weight, move = w[..., :-1], step[..., :-1]
-    linear = ridge * (weight * move).sum(dim=(1, 2))
-    quadratic = ridge * move.square().sum(dim=(1, 2))
-    start = torch.logsumexp(logits, dim=1).mean(dim=1)
-    low = torch.zeros_like(slope)
-    high = torch.full_like(slope, torch.inf)
-    t = torch.ones_like(slope)
+    linear, quadratic = penalty
+    low, high, t = np.zeros_like(slope), np.full_like(slope, np.inf), np.ones_like(slope)
     found = slope >= 0  # tasks that do not move
     for round_ in range(_MOST_ROUNDS):
-        z = torch.addcmul(logits, along, t[:, None, None])
+        length = torch.from_numpy(t).to(device=logits.device, dtype=logits.dtype)
+        z = torch.addcmul(logits, along, length[:, None, None])
         p = torch.softmax(z, dim=1)
-        total = z.amax(dim=1) - p.amax(dim=1).log()  # the log-sum-exp, without a second exponential
-        rise = total.mean(dim=1) - start + t * linear + 0.5 * t.square() * quadratic
-        downhill = rise <= 1e-5 * start + 1e-7  # more would not be rounding
         weighted = p * along
         first = weighted.sum(dim=1)  # (T, M)
-        here = first.mean(dim=1) + linear + t * quadratic
-        found = found | (downhill & (here.abs() <= _CURVATURE * slope.abs()))
-        if bool(found.all()) or round_ == _MOST_ROUNDS - 1:
-            return t, p
-        bend = ((weighted * along).sum(dim=1) - first.square()).mean(dim=1) + quadratic
-        low = torch.where((here < 0) & downhill, t, low)
-        high = torch.where((here >= 0) | ~downhill, t, high)
-        newton = t - here / bend.clamp(min=1e-20)
+        # The log-sum-exp, without a second exponential; ∂²z² − (∂z)², averaged over the points.
+        total = (z.amax(dim=1) - p.amax(dim=1).log()).mean(dim=1)
+        spread = (_dot(weighted, along) - _dot(first, first)) / first.shape[1]
+        loss, change, bend = torch.stack([total, first.mean(dim=1), spread]).double().cpu().numpy()
+        rise = loss - start + t * linear + 0.5 * t**2 * quadratic
+        downhill = rise <= 1e-5 * start + 1e-7  # more would not be rounding
+        here = change + linear + t * quadratic
+        found = found | (downhill & (np.abs(here) <= _CURVATURE * np.abs(slope)))
+        if found.all() or round_ == _MOST_ROUNDS - 1:
+            return length, loss, p
+        low = np.where((here < 0) & downhill, t, low)
+        high = np.where((here >= 0) | ~downhill, t, high)
+        newton = t - here / np.maximum(bend + quadratic, 1e-20)
         inside = downhill & (newton > low) & (newton < high)
-        middle = torch.where(torch.isinf(high), 2 * t, torch.where(low > 0, 0.5 * (low + high), 0.1 * high))
-        t = torch.where(found, t, torch.where(inside, newton.clamp(max=1e4), middle))
+        middle = np.where(np.isinf(high), 2 * t, np.where(low > 0, 0.5 * (low + high), 0.1 * high))
+        t = np.where(found, t, np.where(inside, np.minimum(newton, 1e4), middle))
     raise AssertionError("unreachable")
