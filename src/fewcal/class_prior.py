@@ -4,12 +4,13 @@ Rows of a class scatter around its mean, class means around each other (the two-
 discriminant analysis), and near base classes know more of a class than far ones, which is GDC's idea:
 
     x | μ ~ N(μ, s·I)                             after whitening, s = tr S_w / D
-    μ     ~ N(p, s / κ_j)   in direction j        κ_j = s/ψ_j + κ0
+    μ     ~ N(p, s / κ_j)   in direction j        κ_j = 1/ψ_j + κ0
     p     = Σ_c w_c M_c,    w = softmax(−τ ‖x̄ − M_c‖² / u)
 
-ψ_j are the eigenvalues of the covariance of the base means M_c (less their sampling noise), with a floor of `floor`
-times their average; directions are its eigenvectors. κ0 is the number of examples that the neighbours are worth, u the
-mean squared length of the base means, so that nothing depends on the scale of the features. With K examples of mean x̄
+Directions are the eigenvectors of the covariance of the base means M_c, ψ_j is the variance of means of *new* classes
+in one of them, in units of that within a class (`transferable_ratio`). κ0 is the number of examples that the neighbours
+are worth, u the mean squared length of the base means, so that nothing depends on the scale of the features. With K
+examples of mean x̄
 
     E[μ | x̄] = (K x̄ + κ_j p) / (K + κ_j),     var[x | x̄] = s (K + κ_j + 1) / (K + κ_j).
 
@@ -34,6 +35,10 @@ from fewcal.gaussianize import Gaussianization
 LEAST_RELIABILITY = 0.25
 # Base classes up to which they have no say as neighbours, and from which they have all of it.
 FEW_CLASSES, ENOUGH_CLASSES = 20, 60
+# Between over within-class variance of base classes from which all of their average eigenvalue is their own.
+_COLLAPSED = 0.25
+# Between over within-class variance of new classes where base classes do not differ, at most.
+_MOST_OUTSIDE = 0.15
 # Examples that stand for held-out base classes when similarity is measured, and classes they are of, at most.
 _EXAMPLES = 2048
 
@@ -53,7 +58,7 @@ class ClassPrior:
     unit : float
         u.
     psi : Tensor (D,)
-        ψ_j / s.
+        ψ_j.
     within : float
         tr S_w: the mean squared distance of rows from the mean of their class.
     along : float
@@ -104,6 +109,42 @@ def reliability(bank: BaseBank) -> float:
     return bank.memo.get("means reliability", make)
 
 
+def transferable_ratio(between: Tensor, within: Tensor, classes: int, floor: float) -> Tensor:
+    r"""ψ `(D,)`: variance of the means of new classes over that within them, in each direction.
+
+        σ² = min(1, F/0.25)·λ̄,   ψ_j = (λ_j − σ²)₊ / (w_j + σ²) + min(floor·F, 0.15),   F = Σλ / Σw
+
+    Training drives base classes apart until each has directions of its own and their means are the corners of a regular
+    simplex, with equal eigenvalues λ_j (neural collapse: Papyan, Han, Donoho, PNAS 2020). Of new classes a regular
+    simplex tells nothing: rows of theirs fall along these directions at random. So the average eigenvalue λ̄ is taken
+    for noise of new classes and only what exceeds it for differences between them; less of it where base classes are
+    hardly apart, and a backbone cannot have learnt them by heart. The last term stands for differences in directions in
+    which base classes have none.
+
+    Parameters
+    ----------
+    between, within : Tensor (D,)
+        λ_j and w_j: variance of the base means and of rows around them.
+    classes : int
+        Number of base classes; their means have that many directions less one.
+    floor : float
+
+    Examples
+    --------
+    A regular simplex, of which nothing is taken over, and one direction in which classes differ more:
+
+    >>> w = torch.ones(4)
+    >>> transferable_ratio(torch.tensor([2.0, 2.0, 2.0, 0.0]), w, classes=4, floor=1.0)
+    tensor([0.1500, 0.1500, 0.1500, 0.1500])
+    >>> transferable_ratio(torch.tensor([4.0, 1.0, 1.0, 0.0]), w, classes=4, floor=1.0)
+    tensor([0.8167, 0.1500, 0.1500, 0.1500])
+    """
+    ratio = float(between.sum() / within.sum().clamp(min=1e-30))
+    own = min(1.0, ratio / _COLLAPSED) * between.sum() / max(min(classes - 1, len(between)), 1)
+    outside = max(min(floor * ratio, _MOST_OUTSIDE), 1e-6)
+    return (between - own).clamp(min=0) / (within + own).clamp(min=1e-30) + outside
+
+
 def fit_class_prior(bank: BaseBank, ridge: float, floor: float, sharpness: float) -> ClassPrior:
     """The prior of a bank of centred rows of unit length; its moments suffice.
 
@@ -113,7 +154,7 @@ def fit_class_prior(bank: BaseBank, ridge: float, floor: float, sharpness: float
     ridge : float
         λ of the whitening (S_w + λ·(tr S_w / D)·I)^(−1/2).
     floor : float
-        Added to ψ, in units of its mean.
+        Of ψ, in units of its mean on base classes.
     sharpness : float
         τ.
     """
@@ -128,7 +169,8 @@ def fit_class_prior(bank: BaseBank, ridge: float, floor: float, sharpness: float
     within, d = max(float(scattered.sum()), 1e-30), bank.dim
     centred = moved - moved.mean(dim=0)
     spectrum, rotation = torch.linalg.eigh(centred.T @ centred / max(len(bank) - 1, 1))
-    psi = (spectrum - within / d * (1 / counts).mean()).clamp(min=0)
+    spectrum = (spectrum - within / d * (1 / counts).mean()).clamp(min=0)  # without the noise of the means
+    spread = scattered @ rotation.square()
     means = centred @ rotation
     between = means.square().sum(dim=0)
     base = bank.transform or Gaussianization("none")
@@ -138,9 +180,9 @@ def fit_class_prior(bank: BaseBank, ridge: float, floor: float, sharpness: float
         origin=(moved.mean(dim=0) @ rotation).float(),
         means=means.float(),
         unit=max(float(between.sum()) / len(bank), 1e-12),
-        psi=((psi + floor * psi.mean()) * d / within).clamp(min=1e-6).float(),
+        psi=transferable_ratio(spectrum, spread, len(bank), floor).float(),
         within=within,
-        along=max(float((scattered @ rotation.square()) @ between / between.sum().clamp(min=1e-30)), 1e-30),
+        along=max(float(spread @ between / between.sum().clamp(min=1e-30)), 1e-30),
         # A symmetric root: unlike eigenvectors it is the same on every device, and so are the examples drawn with it.
         deviation=((vectors * values.sqrt()) @ vectors.T @ whitening / length).float(),
     )

@@ -132,7 +132,7 @@ class GDCParams:
     )
     floor: float = parameter(
         1.0,
-        "hierarchical: added to the variances of the base means, in units of their mean",
+        "hierarchical: variance of class means where base classes do not differ, in units of their mean variance",
         low=1e-6,
         search=SearchRange(0.1, 10.0, log=True),
     )
