@@ -31,10 +31,10 @@ from fewcal.presets import get_preset
 DEFAULT = "default"
 # Values that are tried in place of the default's. `kurtosis` is the threshold of the choice of β.
 GRID: dict[str, tuple[float, ...]] = {
-    "whiten": (1.5, 6.0),
-    "strength": (2.0, 8.0),
-    "sharpness": (1.0, 4.0),
-    "floor": (0.3, 3.0),
+    "whiten": (1.0, 4.0),
+    "strength": (0.5, 2.0, 4.0),
+    "sharpness": (1.25, 2.5),
+    "floor": (0.5, 2.0),
     "scatter": (5.0, 20.0),
     "kurtosis": (4.0, 5.0, 10.0, 1e9),
 }

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fewcal import BaseBank, GDCClassifier, Protocol, evaluate
 from fewcal._utils.randomness import TaskRandom
-from fewcal.class_prior import enough_classes, fit_class_prior, posterior, reliability
+from fewcal.class_prior import enough_classes, fit_class_prior, posterior, reliability, transferable_ratio
 from fewcal.errors import FewcalWarning, InputError
 from fewcal.features.synthetic import make_features
 from fewcal.heads import discriminant
@@ -138,6 +138,37 @@ def test_reliability_is_the_share_of_the_means_that_is_no_noise() -> None:
     shuffled = BaseBank().fit(x, np.random.default_rng(0).permutation(y))
     assert reliability(shuffled) < 0.1
     assert reliability(true) == pytest.approx(1 / 1.1, abs=0.03)  # means vary by 1, of which 1/10 more is noise
+
+
+def bank_around(means: np.ndarray, noise: float, each: int = 40) -> BaseBank:
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(len(means)), each)
+    drawn = means[labels] + noise * rng.normal(size=(len(labels), means.shape[1]))
+    return BaseBank().fit(drawn.astype(np.float32), labels)
+
+
+def test_of_collapsed_base_classes_only_common_directions_are_taken_over() -> None:
+    rng = np.random.default_rng(1)
+    simplex = np.eye(30, 50)  # every class has a direction of its own
+    kinds = np.zeros((30, 50))
+    kinds[:, 40:43] = rng.choice([-1.0, 1.0], size=(30, 3))  # and three tell kinds of classes
+    for means, common in ((simplex, 0), (simplex + kinds, 3)):
+        space = bank_around(means, noise=0.05).transformed(center=True, l2=True, moments=True)
+        psi = fit_class_prior(space, ridge=2.0, floor=1.0, sharpness=1.75).psi
+        assert int((psi > 0.5).sum()) == common
+        torch.testing.assert_close(psi.sort().values[: 50 - 30], torch.full((20,), 0.15))
+
+
+def test_of_base_classes_that_are_hardly_apart_all_is_taken_over() -> None:
+    between, within = torch.tensor([2e-4, 1e-4, 0.0]), torch.tensor([1.0, 0.5, 1.0])
+    expected = between / within + 0.5 * between.sum() / within.sum()
+    torch.testing.assert_close(transferable_ratio(between, within, 3, floor=0.5), expected, rtol=1e-2, atol=1e-6)
+
+
+def test_the_ratio_does_not_know_the_scale_of_features() -> None:
+    between, within = torch.tensor([4.0, 1.0, 1.0, 0.0]), torch.tensor([1.0, 2.0, 1.0, 1.0])
+    plain = transferable_ratio(between, within, 4, floor=1.0)
+    torch.testing.assert_close(transferable_ratio(1e-4 * between, 1e-4 * within, 4, floor=1.0), plain)
 
 
 def test_the_prior_needs_moments_alone() -> None:
