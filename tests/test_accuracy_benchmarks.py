@@ -126,16 +126,16 @@ def test_settings_change_one_constant(features: FeatureSet) -> None:
     powers = {1.0: 12.0, 0.75: 6.0, 0.5: 4.5}
     assert [choices.power_at(powers, threshold) for threshold in (4.0, 5.0, 7.0, 1e9)] == [0.5, 0.5, 0.75, 1.0]
     by_name = {str(s): s for s in choices.SETTINGS}
-    assert by_name["strength=8"].method(powers).settings["strength"] == 8.0
+    assert by_name["strength=4"].method(powers).settings["strength"] == 4.0
     assert by_name["kurtosis=5"].method(powers).settings["beta"] == 0.5
     assert by_name["default"].method(powers).settings["beta"] == "auto"
     measured = choices.kurtosis_by_power(features.split("base"))
     assert list(measured) == list(choices.POWERS)
     found = choices.accuracies(
-        features, [by_name["default"], by_name["floor=3"]], [common.Cell(5, 1)], Protocol(tasks=4, split="val"), "cpu"
+        features, [by_name["default"], by_name["floor=2"]], [common.Cell(5, 1)], Protocol(tasks=4, split="val"), "cpu"
     )
-    assert {name: len(a) for name, a in found[0].items()} == {"simpleshot": 4, "default": 4, "floor=3": 4}
-    assert choices.gains(found).keys() == {"default", "floor=3"}
+    assert {name: len(a) for name, a in found[0].items()} == {"simpleshot": 4, "default": 4, "floor=2": 4}
+    assert choices.gains(found).keys() == {"default", "floor=2"}
 
 
 def test_sets_that_cannot_be_made_are_told(
