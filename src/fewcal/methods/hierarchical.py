@@ -168,10 +168,11 @@ class HierarchicalGDC(Method):
         """The guess of γ: how fast probabilities rise with scores.
 
         In a world of round classes it would be 1/(2·variance). Real ones are longer where classes differ, and novel
-        classes scatter more than base classes do: the powers were fitted on validation classes of all feature sets.
+        classes scatter more than base classes do: the powers were fitted to the calibration error of one-shot tasks of
+        5 and 20 validation classes of all feature sets. With each set left out in turn it is 0.037 there on average.
         """
         within, along = self.prior.within, self.prior.along
-        return 2.1 * (within / (2 * along)) ** 0.65 * within**0.3
+        return 3.77 * (within / (2 * along)) ** 0.53 * within**0.38
 
     def task_bytes(self, n_support: int, n_classes: int, dim: int) -> int:
         neighbours = 0 if self.unused is not None else n_classes * len(self.prior.means)
