@@ -24,6 +24,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from limits import PATIENCE
+
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
@@ -49,7 +51,7 @@ _KEYS = {"Enter": ("\r", 13), "Tab": ("", 9), "Escape": ("", 27), " ": (" ", 32)
 class Browser:
     """One Chromium process; every page is a fresh tab."""
 
-    def __init__(self, timeout: float = 60.0) -> None:
+    def __init__(self, timeout: float = PATIENCE) -> None:
         if CHROMIUM is None:
             raise RuntimeError("no chromium on this machine")
         self.timeout = timeout
@@ -199,7 +201,7 @@ class BrowserPage:
             raise RuntimeError(details.get("exception", {}).get("description") or details["text"])
         return answer["result"].get("value")
 
-    def wait_for(self, expression: str, seconds: float = 30.0) -> Any:
+    def wait_for(self, expression: str, seconds: float = PATIENCE) -> Any:
         """Wait until an expression is true, and give its value."""
         deadline = time.monotonic() + seconds
         while not (value := self.js(expression)):

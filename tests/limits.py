@@ -1,10 +1,13 @@
-"""Limits of this process: a disk that is full, a memory that is small."""
+"""Limits of this process: a disk that is full, a memory that is small; and how long a test waits for others."""
 
 from __future__ import annotations
 
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+# Seconds after which a test that waits for another process is broken; on a busy machine minutes may be in order.
+PATIENCE = 300.0
 
 
 @contextmanager

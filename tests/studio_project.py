@@ -10,6 +10,7 @@ from PIL import Image
 
 from fewcal.apply.studio import Studio, StudioSettings
 from fewcal.features.extractors import Extractor, as_extractor
+from limits import PATIENCE
 
 COLOURS = {"red": (200, 40, 40), "green": (40, 180, 60), "blue": (50, 60, 200)}
 
@@ -33,7 +34,7 @@ def colour_folder(folder: Path, each: int = 6) -> Path:
     return folder
 
 
-def wait_until(condition: object, seconds: float = 30.0) -> None:
+def wait_until(condition: object, seconds: float = PATIENCE) -> None:
     """Wait for work of other threads; the limit is there for a broken test, not to measure."""
     end = time.monotonic() + seconds
     while not condition():  # type: ignore[operator]

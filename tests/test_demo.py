@@ -17,6 +17,7 @@ from browser import Browser
 from fewcal import demo
 from fewcal.features import FeatureSet, glyphs
 from fewcal.features.glyphs import glyph_classes
+from limits import PATIENCE
 
 
 @pytest.fixture(scope="module")
@@ -159,6 +160,6 @@ def test_control_c_ends_it_with_one_line(tmp_path: Path) -> None:
     time.sleep(0.2)
     process.send_signal(signal.SIGINT)
     left = process.stderr.read()
-    assert process.wait(60) == 130
+    assert process.wait(PATIENCE) == 130
     assert left.splitlines()[-1] == "fewcal: interrupted"
     assert "Traceback" not in left

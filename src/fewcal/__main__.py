@@ -15,6 +15,7 @@ def main() -> None:
     except BaseException:
         if not interrupted():
             raise
+    if interrupted():  # also where a module took it for a fault of its own and went on
         print("fewcal: interrupted", file=sys.stderr)
         sys.exit(130)
     run()

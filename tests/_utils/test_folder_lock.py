@@ -15,6 +15,7 @@ import pytest
 
 from fewcal._utils.folder_lock import LOCK_NAME, file_lock, folder_lock
 from fewcal.errors import FewcalError, InputError
+from limits import PATIENCE
 
 OWNER = """
 import sys
@@ -38,7 +39,7 @@ def owner(folder: Path) -> Iterator[subprocess.Popen[str]]:
         yield process
     finally:
         process.stdin.close()
-        process.wait(30)
+        process.wait(PATIENCE)
         process.stdout.close()
 
 
@@ -55,7 +56,7 @@ def test_a_second_process_is_refused_and_told_who_has_it(tmp_path: Path) -> None
 def test_the_successor_of_a_killed_owner_takes_over(tmp_path: Path) -> None:
     with owner(tmp_path / "run") as other:
         other.send_signal(signal.SIGKILL)
-        other.wait(30)
+        other.wait(PATIENCE)
         assert (tmp_path / "run" / LOCK_NAME).is_file()
         with folder_lock(tmp_path / "run"):
             pass

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from fewcal._utils.threads import in_parallel
+from limits import PATIENCE
 
 
 @pytest.fixture(params=[1, 3])
@@ -58,4 +59,4 @@ def test_a_forked_process_makes_threads_of_its_own() -> None:
             os._exit(0 if list(in_parallel(abs, [-3])) == [3] else 1)
         raise SystemExit(os.waitpid(child, 0)[1])
     """
-    assert subprocess.run([sys.executable, "-c", textwrap.dedent(code)], timeout=60, check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", textwrap.dedent(code)], timeout=PATIENCE, check=False).returncode == 0

@@ -22,6 +22,7 @@ pytest.importorskip("PIL")
 from browser import AXE, Browser, BrowserPage
 from fewcal import GDCClassifier
 from fewcal.features.sources.pictures import decode, fitted
+from limits import PATIENCE
 from studio_project import COLOURS, colour_extractor, colour_folder, write_picture
 
 # The command itself with the tests' extractor, which needs no network.
@@ -52,7 +53,7 @@ class Server:
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
         self.process.send_signal(how)
-        self.process.wait(30)
+        self.process.wait(PATIENCE)
 
 
 @pytest.fixture

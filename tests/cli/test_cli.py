@@ -26,6 +26,7 @@ from fewcal.evaluation.engine import BLOCK_TASKS
 from fewcal.features import FeatureSplit
 from fewcal.methods import METHODS
 from fewcal.presets import get_preset, list_presets
+from limits import PATIENCE
 from small_features import Broken, feature_set, save_features, split
 
 
@@ -537,11 +538,11 @@ def test_interrupted_and_resumed(data: Path, tmp_path: Path) -> None:
     process = subprocess.Popen(
         command, env=_ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     while not list(tmp_path.glob("run/blocks/*.npz")) and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.005)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process of the group
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     assert out == ""
     assert err.splitlines()[-1] == "fewcal: interrupted; continue with the same command and --resume"
@@ -584,7 +585,7 @@ def test_the_installed_command_completes_in_bash() -> None:
         env=_ENVIRONMENT | {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
         check=True,
     ).stdout
     # The shell calls the function with the command, as `complete -F` would.
@@ -592,7 +593,7 @@ def test_the_installed_command_completes_in_bash() -> None:
         script
         + f'\nCOMP_WORDS=(fewcal presets sh); COMP_CWORD=2; _fewcal_completion "{fewcal}"; echo "${{COMPREPLY[@]}}"'
     )
-    done = subprocess.run(["bash", "-c", asked], env=_ENVIRONMENT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["bash", "-c", asked], env=_ENVIRONMENT, capture_output=True, text=True, timeout=PATIENCE)
     assert done.stdout.split() == ["show"]
 
 

@@ -15,6 +15,7 @@ import torch
 
 from fewcal._utils.tables import table
 from fewcal.cli import _told, main
+from limits import PATIENCE
 
 COMMAND = [sys.executable, "-m", "fewcal"]
 ESCAPES = "\x1b[2J\x1b]0;owned\x07"
@@ -94,7 +95,7 @@ def test_ctrl_c_is_one_line_at_any_moment(features: Path, moment: float) -> None
     )
     time.sleep(moment)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=PATIENCE)
     if process.returncode == -signal.SIGINT or b"site.py" in errors or b"<frozen" in errors:
         return  # before Python had begun with fewcal
     assert process.returncode == 130, errors

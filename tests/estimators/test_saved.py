@@ -25,6 +25,7 @@ from fewcal.errors import FileFormatError, InputError
 from fewcal.estimators.saved import moments_only, read_fit
 from fewcal.features import FeatureSplit
 from fewcal.features.extractors import as_extractor
+from limits import PATIENCE
 from studio_project import COLOURS, colour_extractor, write_picture
 
 
@@ -267,8 +268,8 @@ def test_serve_answers_and_stops_in_order(album: Path) -> None:
             json.dumps({"rows": [list(COLOURS["green"])]}).encode(),
             {"content-type": "application/json"},
         )
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
             assert json.load(answer)["predictions"][0]["class"] == "green"
     finally:
         server.send_signal(signal.SIGINT)
-        assert server.wait(60) == 0
+        assert server.wait(PATIENCE) == 0

@@ -23,6 +23,7 @@ from fewcal.features import FeatureSet, FeatureSplit
 from fewcal.methods import GDC, Method, TaskBatch, make_method, parse_methods
 from fewcal.methods.ncm import NearestCentroid
 from fewcal.presets import get_preset
+from limits import PATIENCE
 from small_features import Broken, feature_set, save_features, split
 
 PROTOCOL = Protocol(way=4, shot=2, query=6, tasks=40, seed=3)
@@ -443,7 +444,7 @@ def test_two_threads_prepare_a_job_once(features: FeatureSet, monkeypatch: pytes
     from concurrent.futures import ThreadPoolExecutor
 
     made = []
-    both = threading.Barrier(2, timeout=20)
+    both = threading.Barrier(2, timeout=PATIENCE)
     true = Engine.__init__
     monkeypatch.setattr(Engine, "__init__", lambda self, j: (made.append(j.token), true(self, j))[1])
     monkeypatch.setattr(engine_module, "_READY", {})

@@ -25,6 +25,7 @@ from fewcal.evaluation.executors import _local_workers, dask_client, remove_left
 from fewcal.evaluation.run_folder import load_run
 from fewcal.features import FeatureSet
 from fewcal.methods import Method, make_method
+from limits import PATIENCE
 from small_features import Broken, Slow, feature_set
 
 distributed = pytest.importorskip("distributed")
@@ -80,7 +81,7 @@ def test_a_cluster_gives_the_serial_result_and_gets_the_job_once_a_worker(
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             results = evaluate(methods(tmp_path), features, PROTOCOL, scheduler=cluster.scheduler_address)
-        deadline = time.monotonic() + 20  # the scheduler frees memory in its own time
+        deadline = time.monotonic() + PATIENCE  # the scheduler frees memory in its own time
         while any(held := client.run(lambda dask_worker: len(dask_worker.data)).values()):
             assert time.monotonic() < deadline, f"the run stays in the workers' memory: {held}"
             time.sleep(0.05)
@@ -119,7 +120,7 @@ def test_a_worker_killed_on_the_way_loses_nothing(
 def test_all_workers_killed_at_once_and_the_job_with_them(
     features: FeatureSet, serial: Results, cluster: distributed.LocalCluster
 ) -> None:
-    cluster.get_client().wait_for_workers(2, timeout=60)
+    cluster.get_client().wait_for_workers(2, timeout=PATIENCE)
     before = pids(cluster)
     killed = []
 
@@ -201,11 +202,11 @@ def test_a_killed_scheduler_is_one_line(features: FeatureSet, tmp_path: Path) ->
             text=True,
         ) as command,
     ):
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + PATIENCE
         while not list(tmp_path.glob("run/blocks/*.npz")) and time.monotonic() < deadline:
             time.sleep(0.05)
         scheduler.kill()
-        told = command.communicate(timeout=120)[1]
+        told = command.communicate(timeout=PATIENCE)[1]
         worker.kill()
     assert command.returncode == 3, told
     assert "Traceback" not in told

@@ -26,6 +26,7 @@ from fewcal.evaluation import engine as engine_module
 from fewcal.evaluation.engine import Engine
 from fewcal.evaluation.run_folder import Run, compare_runs, load_run
 from fewcal.features import FeatureSet, FeatureSplit
+from limits import PATIENCE
 from small_features import feature_set, save_features, split
 
 PROTOCOL = Protocol(way=3, shot=1, query=5, tasks=50, seed=1)
@@ -563,7 +564,7 @@ def test_killed_twice_and_resumed(tmp_path: Path) -> None:
     for _ in range(2):
         before = blocks_of(run)
         process = start(data, run, "--resume")
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE
         while blocks_of(run) <= before and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.002)
         time.sleep(chance.uniform(0, 0.1))

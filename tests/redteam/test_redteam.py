@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Iterator
 
 import pytest
 from formats import FORMATS, Format
 from fuzz import BAD, _outcome, fuzz, mutated
 from kills import COMMANDS, Command, disturb, fill_disk, race
+
+from fewcal.evaluation.executors import torch_threads
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Children are forked, and threads do not survive a fork."""
+    with torch_threads(1):
+        yield
 
 
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)

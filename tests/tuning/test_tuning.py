@@ -44,6 +44,7 @@ from fewcal.tuning.storage import _alive, count, drop_lost, give_up, me, open_st
 from fewcal.tuning.study import StudyPlace, open_study
 from fewcal.tuning.trials import TrialRunner
 from fewcal.tuning.workers import ignore_sigint
+from limits import PATIENCE
 from small_features import feature_set, save_features, split
 
 QUICK = Search(trials=8, tasks=20, query=5, heads=("closed_form",), finalists=3, final_tasks=20)
@@ -590,7 +591,7 @@ def test_trials_of_the_dead_are_taken_over() -> None:
     zombie = subprocess.Popen([sys.executable, "-c", ""], stdout=subprocess.PIPE)
     assert zombie.stdout is not None
     assert zombie.stdout.read() == b""  # it ends now, and nobody fetches it
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE
     while _alive(zombie.pid) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not _alive(zombie.pid)
@@ -687,7 +688,7 @@ def test_four_processes_two_of_them_killed_lose_no_finished_trial(tmp_path: Path
     def refused() -> int:
         return count(optuna.load_study(study_name="fewcal", storage=open_storage(folder))).refused
 
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + PATIENCE
     while len(finished()) < 10 and time.monotonic() < deadline:
         time.sleep(0.1)
     seen: dict[int, float | None] = {}
