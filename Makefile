@@ -51,6 +51,7 @@ bench-scale: $(STAMP)
 	$(BIN)/python benchmarks/speed/ways.py
 	$(BIN)/python benchmarks/speed/floors.py
 	$(BIN)/python benchmarks/speed/growth.py
+	$(BIN)/python benchmarks/speed/extract.py
 
 bench-gpu: $(STAMP)
 	$(BIN)/python benchmarks/speed/gpu.py

@@ -26,14 +26,13 @@ from common import photographs
 from fewcal import GDCClassifier
 from fewcal.features.extractors import Extractor, get_extractor
 from fewcal.features.sources.items import decoded
-from fewcal.features.sources.pictures import decode, fitted
+from fewcal.features.sources.pictures import decode_fitted
 
 CLASSES, SHOTS, BATCH = 10, 5, 32
 
 
 def prepared(data: bytes, extractor: Extractor) -> np.ndarray:
-    assert extractor.size is not None
-    return fitted(decode(data, 2 * extractor.size), extractor.size, extractor.crop)
+    return decode_fitted(data, extractor.size, extractor.crop)
 
 
 def library(pictures: list[bytes], extractor: Extractor, classifier: GDCClassifier, total: int) -> float:
