@@ -120,8 +120,8 @@ def accuracies(x: np.ndarray, items: Items) -> dict[str, list[float]]:
     out: dict[str, list[float]] = {}
     for shot in (1, 5):
         results = evaluate(["simpleshot", "lda", "gdc"], features, Protocol(tasks=1000, shot=shot, query=10))
-        for method, correct in results.correct.items():
-            out.setdefault(method, []).append(100 * float(np.mean(correct)) / (5 * 10))
+        for method in results.correct:
+            out.setdefault(method, []).append(100 * float(results.accuracy(method).mean()))
     return out
 
 

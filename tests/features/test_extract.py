@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +159,26 @@ def test_bad_files_are_listed_together_and_the_rest_is_kept(photos: Path, tmp_pa
         embed(items, extractor())
     rows, kept = embed(items, extractor(), skip_bad=True)
     assert len(rows) == len(kept) == 20
+
+
+def test_batches_side_by_side_are_the_same(photos: Path, tmp_path: Path) -> None:
+    (photos / "oak" / "3.png").write_bytes(b"x")
+    items, alone = find_pictures(photos), extractor()
+    several = replace(alone, concurrent=True)
+    seen: list[int] = []
+    for name, model in (("one", alone), ("two", several)):
+        extract(items, model, tmp_path / f"{name}.npz", batch=2, skip_bad=True, progress=lambda n, _: seen.append(n))
+    assert (tmp_path / "one.npz").read_bytes() == (tmp_path / "two.npz").read_bytes()
+    assert seen == [*range(2, 21, 2), 21] * 2
+    nan = replace(several, embed=lambda batch: np.full((len(batch), 4), np.nan))
+    with pytest.raises(InputError, match=r"gave NaN or infinity for ash/0.png"):
+        embed(items, nan, batch=2)
+
+    def broken(batch: np.ndarray) -> np.ndarray:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        embed(items, replace(several, embed=broken), batch=2)
 
 
 def test_nothing_readable_is_an_error_even_when_skipping(tmp_path: Path) -> None:

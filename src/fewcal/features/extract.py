@@ -15,9 +15,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import TypedDict
+from typing import TypeAlias, TypedDict
 
 import numpy as np
+import torch
 
 from fewcal._utils.atomic import atomic_path
 from fewcal._utils.folder_lock import file_lock
@@ -129,28 +130,51 @@ def _starts(total: int, batch: int) -> range:
 def _batches(
     items: Items, extractor: Extractor, starts: range | list[int], batch: int, workers: int | None
 ) -> Iterator[_Batch]:
-    """The batches that begin at `starts`; reading goes on for the next while one is computed."""
+    """The batches that begin at `starts`, in order; reading goes on for the next while some are computed."""
     if items.kind != extractor.kind:
         raise InputError(f"{extractor.name} takes {extractor.kind}s and {items.source} holds {items.kind}s")
-    total = len(items)
-    indices = [i for start in starts for i in range(start, min(start + batch, total))]
-    stream = decoded(indices, lambda i: extractor.prepare(items, i), workers, ahead=2 * batch)
-    for start in starts:
-        stop = min(start + batch, total)
-        ready, rows, errors = [], [], {}
-        for i in range(start, stop):
-            item = next(stream)
-            if isinstance(item, InputError):
-                errors[i] = item
-            else:
-                ready.append(item)
-                rows.append(i)
-        features = extractor(ready) if ready else np.empty((0, extractor.dim), np.float32)
-        if (wrong := ~np.isfinite(features).all(axis=1)).any():
-            raise InputError(
-                f"extractor {extractor.name} gave NaN or infinity for {items.names[rows[int(wrong.argmax())]]}"
-            )
-        yield _Batch(start, stop, rows, features, errors)
+    together = 2 + torch.get_num_threads() // 8 if extractor.concurrent else 1
+    read = _read_batches(items, extractor, starts, batch, workers, ahead=(1 + together) * batch)
+    if together == 1:
+        yield from (_computed(items, extractor, *one) for one in read)
+        return
+    # The last pieces of a batch leave threads without work, which the next one has.
+    for done in decoded(read, lambda one: _computed(items, extractor, *one), together, together):
+        if isinstance(done, InputError):
+            raise done
+        yield done
+
+
+_Read: TypeAlias = tuple[range, dict[int, np.ndarray | str], dict[int, InputError]]
+
+
+def _read_batches(
+    items: Items, extractor: Extractor, starts: range | list[int], batch: int, workers: int | None, ahead: int
+) -> Iterator[_Read]:
+    """For each batch its indices, the items that could be read, and why the others could not."""
+    batches = [range(start, min(start + batch, len(items))) for start in starts]
+    indices = [i for one in batches for i in one]
+    stream = decoded(indices, lambda i: extractor.prepare(items, i), workers, ahead)
+    for one in batches:
+        found = {i: next(stream) for i in one}
+        errors = {i: item for i, item in found.items() if isinstance(item, InputError)}
+        yield one, {i: item for i, item in found.items() if not isinstance(item, InputError)}, errors
+
+
+def _computed(
+    items: Items,
+    extractor: Extractor,
+    indices: range,
+    ready: dict[int, np.ndarray | str],
+    errors: dict[int, InputError],
+) -> _Batch:
+    rows = list(ready)
+    features = extractor(list(ready.values())) if ready else np.empty((0, extractor.dim), np.float32)
+    if (wrong := ~np.isfinite(features).all(axis=1)).any():
+        raise InputError(
+            f"extractor {extractor.name} gave NaN or infinity for {items.names[rows[int(wrong.argmax())]]}"
+        )
+    return _Batch(indices.start, indices.stop, rows, features, errors)
 
 
 # ---- to a file ------------------------------------------------------------------------------------------------------

@@ -40,6 +40,7 @@ class Extractor:
     fingerprint : a digest of weights and preprocessing; features of equal fingerprints may be mixed, others may not
     size, crop : pictures are made squares of `size`; see `pictures.decode_fitted`
     beta : power that brings its features nearer to normal where there are no base classes to tell
+    concurrent : whether several threads may call it at once
     """
 
     name: str
@@ -50,6 +51,7 @@ class Extractor:
     size: int | None = None
     crop: float | None = 1.0
     beta: float = 1.0
+    concurrent: bool = False
 
     @property
     def stamp(self) -> str:

@@ -60,8 +60,9 @@ def efficientnet_lite(name: str, device: torch.device, allow_download: bool = Fa
     fingerprint = fingerprint_of(path.read_bytes(), size, crop)
     # The root brings 1.4 points at one shot and 0.6 at five on 30 validation classes of CUB. On those of ResNet-12 and
     # Conv-4 it costs 0.8 to 4.3, so it is for this network alone.
-    parts = in_pieces(embed, _PIECE) if device.type == "cpu" else embed
-    return Extractor(name, "picture", 1280, fingerprint, parts, size, crop, beta=0.5)
+    cpu = device.type == "cpu"
+    parts = in_pieces(embed, _PIECE) if cpu else embed
+    return Extractor(name, "picture", 1280, fingerprint, parts, size, crop, beta=0.5, concurrent=cpu)
 
 
 class FusedEfficientNetLite(nn.Module):

@@ -47,7 +47,7 @@ def minilm(name: str, device: torch.device, allow_download: bool = False) -> Ext
     def embed(texts: Sequence[str]) -> Tensor:
         return model([found.ids for found in tokenizer.encode_batch([text.strip() for text in texts])])
 
-    return Extractor(name, "text", DIM, fingerprint_of(_digest(weights)), embed)
+    return Extractor(name, "text", DIM, fingerprint_of(_digest(weights)), embed, concurrent=device.type == "cpu")
 
 
 def _digest(weights: Mapping[str, Tensor]) -> bytes:

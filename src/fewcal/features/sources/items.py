@@ -13,6 +13,7 @@ import numpy as np
 
 from fewcal.errors import InputError
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -78,9 +79,9 @@ def refuse_bad(errors: Sequence[InputError], total: int, remedy: str = "fix or r
 
 
 def decoded(
-    indices: Iterable[int], load: Callable[[int], T], workers: int | None = None, ahead: int = 64
+    indices: Iterable[S], load: Callable[[S], T], workers: int | None = None, ahead: int = 64
 ) -> Iterator[T | InputError]:
-    """`load(i)` for each index, in order, by a pool of threads that works at most `ahead` items in advance.
+    """`load(i)` for each of the indices, in order, by a pool of threads that works at most `ahead` in advance.
 
     What `load` refuses with an `InputError` comes back as that error, so that one bad picture does not end the others.
 
@@ -91,7 +92,7 @@ def decoded(
         raise InputError(f"workers={workers} must be at least 1")
     count = workers or min(8, os.cpu_count() or 1)
 
-    def guarded(i: int) -> T | InputError:
+    def guarded(i: S) -> T | InputError:
         try:
             return load(i)
         except InputError as error:
