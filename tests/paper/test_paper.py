@@ -24,15 +24,23 @@ from fewcal.methods import make_method
 from fewcal.paper.blocks import Section, Table, Verdict, cited, claims_table, to_markdown
 from fewcal.paper.budget import WHOLE, Budget, Case
 from fewcal.paper.draw import draw_report
-from fewcal.paper.experiments import EXPERIMENTS, ablation, choose, comparison, fidelity
+from fewcal.paper.experiments import (
+    EXPERIMENTS,
+    ablation,
+    choose,
+    comparison,
+    distances,
+    fidelity,
+    off_diagonal,
+)
 from fewcal.paper.measured import choose_on_val, difference, gain_text, grid, join, measure
 from fewcal.paper.published import candidate, published
 from fewcal.paper.registry import Experiment
 from fewcal.paper.run import dataset_of, find_features, kept_records, read_config, run_experiments
-from fewcal.paper.settings import SCALES, paper_params, unit_scale
+from fewcal.paper.settings import GROUPS, PRINTED, paper_params, unit_scale
 from fewcal.presets import PAPER_ROWS, get_preset
 
-EFFORT = Budget(tasks=4, sampled=3, sgd=1, study=3, trials=2, trial_tasks=3)
+EFFORT = Budget(tasks=4, sampled=3, sgd=1, study=3, trials=2, trial_tasks=3, sgd_trials=2, sgd_trial_tasks=1)
 
 
 def small(seed: int = 0, relu: bool = True, base: int = 33) -> FeatureSet:
@@ -175,7 +183,7 @@ def test_a_search_takes_the_best_of_its_settings_on_validation() -> None:
 
 
 def test_effort_is_bounded_by_the_tasks_asked_for() -> None:
-    assert Budget.of(10).to_dict() == Budget(10, 10, 10, 10, 16, 100, 12, 30).to_dict()
+    assert Budget.of(10).to_dict() == Budget(10, 10, 10, 10, 16, 100, 10, 8, 20).to_dict()
     assert Budget.of(quick=True).sgd < Budget.of().sgd < Budget.of(device="cuda:0").sgd == 1000
     assert Budget.of(500, sgd=70, sampled=80, trials=3).to_dict()["trials"] == 3
     with pytest.raises(InputError, match="trials is 0"):
@@ -196,10 +204,10 @@ def test_paper_settings_fall_back_to_miniimagenet() -> None:
 def test_comparison_without_validation_classes_tunes_nothing() -> None:
     features = small()
     record = comparison.comparison(Case(FeatureSet(features.base, None, features.novel), "birds", 1, EFFORT))
-    assert record["tuned"] is None
-    assert comparison.TUNED not in record["correct"]
+    assert record["tuned"] == {}
+    assert not {comparison.TUNED, comparison.DC_TUNED} & set(record["correct"])
     assert len(record["correct"][comparison.DC_ROW]) == EFFORT.sampled
-    assert len(record["correct"][comparison.PRINTED]) == EFFORT.sgd
+    assert len(record["correct"][comparison.ROWS[PRINTED]]) == 3  # a task of eight features costs a third of one of 640
     shown = comparison.show_comparison({("birds", 1): record})
     text = to_markdown(shown.blocks)
     assert "birds, 1-shot" in text
@@ -211,28 +219,88 @@ def test_dc_has_the_papers_setting_on_meta_tiered() -> None:
     assert comparison.dc_setting("cub", 5) == {}
 
 
+def test_verdicts_of_a_comparison_by_group(finished: Path) -> None:
+    (record,) = [r for r in kept_records(finished)["table1"] if r["shot"] == 1]
+    section = comparison.show_comparison({("dogs", 1): record["data"]}, "table1")
+    assert [v.group for v in section.verdicts] == [*GROUPS[:2], *GROUPS[1:]]
+    assert all(v.control for v in section.verdicts)
+    # DC is tuned with as many trials as GDC, and begins with its published setting.
+    tuned = record["data"]["tuned"]
+    assert {c["tried"] for c in tuned.values()} == {EFFORT.trials}
+    used = record["data"]["settings"][comparison.ROWS[PRINTED]]
+    assert used == {"method": "gdc", **get_preset("paper/dogs/1shot").as_dict()}
+    text = to_markdown(section.blocks)
+    assert "As printed — Stanford Dogs, 1-shot: m=1.5, k=10, α1=400, α2=100·α1, β=1; n=750 a support point;" in text
+
+
+def test_ablation_as_printed_has_the_values_of_table_4(finished: Path) -> None:
+    (record,) = kept_records(finished)["table4"]
+    settings = record["data"]["settings"]
+    for row in published()["table4"]["rows"][1:]:
+        used = settings[f"as printed: {row['step']}"]
+        assert (used["n"], used["n_per"], used["head"], used["l2"]) == (750, "point", "sgd", False)
+        assert {name: used[name] for name in row["setting"]} == row["setting"]
+    without = settings[f"as printed: {ablation.WITHOUT_K}"]
+    assert (without["k"], without["m"], without["alpha1"], without["alpha2_ratio"]) == (33, 1.5, 600.0, 0.0)
+    groups = [v.group for v in ablation.show_ablation({("dogs", 1): record["data"]}).verdicts]
+    assert {g: groups.count(g) for g in GROUPS} == {"as printed": 7, "tuned or rescaled": 28, "default": 1}
+
+
 def test_ablation_steps_add_one_component_at_a_time(finished: Path) -> None:
     (record,) = kept_records(finished)["table4"]
     chosen = record["data"]["chosen"]
-    for scale in SCALES:
-        of = {step: chosen[f"{scale}: {step}"]["chosen"] for step in ablation.STEPS}
+    for panel in ablation.TUNED:
+        of = {step: chosen[f"{panel.name}: {step}"]["chosen"] for step in ablation.STEPS}
         assert set(of["gaussianization"]) == {"beta"}
         assert {s["beta"] for s in of.values()} == {of["gaussianization"]["beta"]}
         assert (of["top-k"]["m"], of["top-k"]["alpha1"], of["weights"]["m"]) == (0.0, 0.0, 1.0)
         assert of["alpha1"]["alpha2_ratio"] == 0.0
         # Ranges are nested from here on, so validation accuracy cannot fall.
-        val = [chosen[f"{scale}: {s}"]["val"] for s in ("weights", "alpha1", "alpha1+alpha2", "all")]
+        val = [chosen[f"{panel.name}: {s}"]["val"] for s in ("weights", "alpha1", "alpha1+alpha2", "all")]
         assert val == sorted(val)
-        assert chosen[f"{scale}: {ablation.WITHOUT_K}"]["chosen"]["k"] == 33
+        assert chosen[f"{panel.name}: {ablation.WITHOUT_K}"]["chosen"]["k"] == 33
     one = {k: v for k, v in record["data"]["settings"].items() if k.endswith("gaussianization")}
-    assert [v["l2"] for v in one.values()] == [False, True]
+    assert [(v["l2"], v["head"]) for v in one.values()] == [
+        (False, "sgd"),
+        (True, "sgd"),
+        (False, "sgd"),
+        (False, "lbfgs"),
+        (True, "lbfgs"),
+    ]
 
 
 def test_distances_start_from_the_same_winner(finished: Path) -> None:
     (record,) = kept_records(finished)["distances"]
     chosen = {k: v["chosen"] for k, v in record["data"]["chosen"].items()}
     for name, axis in (("delta", "delta"), ("scaled", "m")):
-        assert {k: v for k, v in chosen[name].items() if k != axis} == chosen["sqeuclidean"]
+        own = chosen[f"{distances.TUNED}: {name}"]
+        assert {k: v for k, v in own.items() if k != axis} == chosen[f"{distances.TUNED}: sqeuclidean"]
+
+
+def test_distances_as_printed(finished: Path) -> None:
+    """Equation 13 has no ridge and no shift, and where a covariance has no inverse it is left out with the reason."""
+    (record,) = kept_records(finished)["distances"]
+    data = record["data"]
+    used = data["settings"]["as printed: mahalanobis"]
+    assert (used["mahalanobis_ridge"], used["mahalanobis_shift"], used["m"], used["head"]) == (0.0, False, 1.0, "sgd")
+    assert (data["settings"]["as printed: scaled"]["m"], data["left_out"]) == (1.5, "")
+    verdicts = distances.show_distances({("dogs", 1): data}).verdicts
+    assert [v.group for v in verdicts].count("as printed") == 2  # δ is not printed, and the ridge is a repair
+    few_rows = make_features(base=12, val=6, novel=6, rows=17, dim=20, seed=0)
+    data = distances.distances(Case(few_rows, "dogs", 1, Budget(1, 1, 1, 1, 1, 1, 1, 1, 1)))
+    assert "needs invertible class covariances" in data["left_out"]
+    assert "as printed: mahalanobis, repaired" in data["correct"]
+
+
+def test_off_diagonal_covariances_are_told_from_noise() -> None:
+    x = np.random.default_rng(0).normal(size=(300, 30)) @ np.linalg.cholesky(0.5 * np.eye(30) + 0.5).T
+    size, average = off_diagonal.off_diagonal_ratios(x)
+    assert size == pytest.approx(0.5, abs=0.06)
+    assert average == pytest.approx(0.5, abs=0.06)
+    record = off_diagonal.off_diagonal(Case(small(), "mini", WHOLE, EFFORT))
+    assert {len(v) for one in record["ratios"].values() for v in one.values()} == {33}
+    verdicts = off_diagonal.show_off_diagonal({("mini", WHOLE): record}).verdicts
+    assert [v.group for v in verdicts] == ["as printed"] * 2 + ["tuned or rescaled"] * 2
 
 
 # ---- the fidelity study ---------------------------------------------------------------------------------------------
@@ -258,12 +326,31 @@ def test_questions_that_do_not_arise_are_left_out() -> None:
     assert "n" not in asked("paper", 1, True)
     assert "n" in asked("paper", 5, True)
     assert "Σ'ₛ not positive semi-definite" in asked("paper", 1, True)
-    assert "Σ'ₛ not positive semi-definite" not in asked("paper", 5, True)
+    assert "Σ'ₛ not positive semi-definite" in asked("paper", 5, True)
     assert "β = 0 and zeros" not in asked("paper", 1, False)
     assert "rows of a base class in cov(X')" not in asked("paper", 1, True)  # 24 rows
     assert fidelity.answered(get_preset("paper"), fidelity.Answer("α2", "", {"alpha2_ratio": "own"})).alpha2_ratio == (
         pytest.approx(10 / 3000)
     )
+
+
+def test_a_clip_that_never_acts_is_no_question(finished: Path) -> None:
+    case = Case(small(relu=False), "dogs", 5, EFFORT)
+    much = paper_params("dogs", 5)
+    assert 0 < fidelity.clipped_share(much, case) <= 1
+    assert fidelity.clipped_share(much.with_changes(alpha2_ratio=0.0), case) == 0
+    for record in kept_records(finished)["fidelity"]:
+        asked = {r["reference"] for r in record["data"]["rows"] if r["question"] == fidelity.NOT_PSD}
+        assert asked == {name for name, share in record["data"]["clipped"].items() if share > 0}
+
+
+def test_tukey_against_yeo_johnson_is_a_statement(finished: Path) -> None:
+    records = {(r["dataset"], r["shot"]): r["data"] for r in kept_records(finished)["fidelity"]}
+    verdicts = fidelity.show_fidelity(records).verdicts
+    assert {v.where for v in verdicts} == {
+        f"miniImageNet, {shot}-shot, {at}" for shot in (1, 5) for at in ("as printed", "unit scale, closed form")
+    }  # the features of Dogs are signed
+    assert all(v.control for v in verdicts)
 
 
 def test_presets_meet_where_their_answers_do(finished: Path) -> None:
@@ -402,8 +489,8 @@ from fewcal.paper.budget import Budget
 from fewcal.paper.experiments import FIGURES, choose
 from fewcal.paper.run import find_features, run_experiments
 left = run_experiments(
-    choose(["table2", "table4", "distances", "candidates", "weights", "fidelity", "mean-curve", "tsne"]),
-    find_features([{str(folders / "mini-tiny")!r}]), {str(tmp_path / "out")!r}, Budget(2, 2, 1, 2, 1, 2))
+    choose(["table4", "distances", "weights", "mean-curve", "off-diagonal", "tsne"]),
+    find_features([{str(folders / "mini-tiny")!r}]), {str(tmp_path / "out")!r}, Budget(2, 2, 1, 2, 1, 2, 1, 1, 1))
 print(len(left))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

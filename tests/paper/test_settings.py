@@ -79,12 +79,12 @@ def test_a_verdict_has_its_control_beside_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dim", "shot", "n", "tasks"),
-    [(640, 1, 750, 40), (640, 5, 750, 8), (170, 1, 750, 80), (640, 1, 375, 80), (640, 50, 750, 4)],
+    ("dim", "shot", "tasks", "study"),
+    [(640, 1, 40, 20), (640, 5, 8, 4), (170, 1, 80, 40), (640, 50, 4, 2), (10, 1, 100, 61)],
 )
-def test_tasks_of_sgd_follow_their_cost(dim: int, shot: int, n: int, tasks: int) -> None:
+def test_tasks_of_sgd_follow_their_cost(dim: int, shot: int, tasks: int, study: int) -> None:
     features = make_features(base=3, val=2, novel=2, rows=4, dim=dim)
-    budget = Budget(1000, 1000, 40, 300, 16, 100)
-    assert Case(features, "x", shot, budget).sgd_tasks(n=n) == tasks
-    whole = Budget(1000, 1000, 1000, 300, 16, 100)
-    assert Case(features, "x", shot, whole).sgd_tasks(n=n) == 1000
+    case = Case(features, "x", shot, Budget(100, 100, 40, 30, 16, 10, sgd_study=20))
+    assert (case.sgd_tasks(), case.sgd_tasks(study=True)) == (tasks, study)
+    whole = Case(features, "x", shot, Budget(100, 100, 100, 30, 16, 10, sgd_study=70))
+    assert (whole.sgd_tasks(), whole.sgd_tasks(study=True)) == (100, 70)

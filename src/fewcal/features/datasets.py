@@ -249,7 +249,7 @@ def _read_dogs(folder: Path, split_file: Path | None) -> Found:
     return _by_class(images, {p.name: known.get(p.name.partition("-")[0], "base") for p in class_folders(images)})
 
 
-# The paper's Table 5, by the WordNet numbers that the lists of Ren et al. 2018 use.
+# The paper's Table 6, by the WordNet numbers that the lists of Ren et al. 2018 use.
 CATEGORIES = {
     "base": {
         "n04014297": "protective covering",

@@ -154,14 +154,22 @@ def verdict_table(verdicts: Sequence[Verdict], caption: str) -> Table:
 
 
 def claims_table(verdicts: Sequence[Verdict], caption: str) -> Table:
-    """A row for each feature set, a column for each statement."""
+    """A row for each feature set, a column for each statement, followed by its control where there is one."""
+    header, rows = ["features"], []
     claims = list(dict.fromkeys(v.claim for v in verdicts))
-    rows: list[list[Value]] = []
+    controlled = {c for c in claims if any(v.claim == c and v.control for v in verdicts)}
+    for claim in claims:
+        header += [claim, "minus the control"] if claim in controlled else [claim]
     for where in dict.fromkeys(v.where for v in verdicts):
         own = {v.claim: v for v in verdicts if v.where == where}
-        cells = [own.get(c) for c in claims]
-        rows.append([where, *(Cell(v.found, mark=_MARKS[v.holds], title=v.word) if v else None for v in cells)])
-    return Table(["features", *claims], rows, caption)
+        line: list[Value] = [where]
+        for claim in claims:
+            v = own.get(claim)
+            line.append(Cell(v.found, mark=_MARKS[v.holds], title=v.word) if v else None)
+            if claim in controlled:
+                line.append(Cell(v.control or None, mark=_MARKS[v.above_control]) if v else None)
+        rows.append(line)
+    return Table(header, rows, caption)
 
 
 # ---- writing --------------------------------------------------------------------------------------------------------

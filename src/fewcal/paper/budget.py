@@ -26,6 +26,8 @@ class Budget:
     sgd : int
         Of the paper's own head, 200 epochs of SGD on 750 points a support point, with 640 features at one shot; where a
         task costs more or less, fewer or more of them (`Case.sgd_tasks`). As many as `tasks` spares nothing.
+    sgd_study : int
+        The same for each variant that stands beside the printed setting.
     study : int
         Of each variant in studies with many of them.
     trials, trial_tasks : int
@@ -44,6 +46,7 @@ class Budget:
     study: int
     trials: int
     trial_tasks: int
+    sgd_study: int = 1
     sgd_trials: int = 4
     sgd_trial_tasks: int = 10
     seed: int = 0
@@ -64,9 +67,9 @@ class Budget:
         asked = tasks if tasks is not None else 200 if quick else 1000
         if device.startswith("cuda"):
             search = (20, 50) if quick else (100, 200)  # the paper's ablation: 100 settings on 200 tasks
-            usual = (asked, asked, asked, *search, *search)
+            usual = (asked, asked, asked, *search, 1000, *search)
         else:
-            usual = (40, 8, 50, 5, 40, 3, 10) if quick else (1000, 40, 300, 16, 100, 12, 30)
+            usual = (40, 8, 50, 5, 40, 2, 3, 10) if quick else (400, 60, 300, 16, 100, 15, 8, 20)
         made = cls(
             asked,
             min(asked, usual[0] if sampled is None else sampled),
@@ -74,8 +77,9 @@ class Budget:
             min(asked, usual[2]),
             usual[3] if trials is None else trials,
             usual[4],
-            usual[5] if trials is None else min(usual[5], trials),
-            usual[6],
+            min(asked, usual[5]),
+            usual[6] if trials is None else min(usual[6], trials),
+            usual[7],
             seed,
         )
         for name, value in made.to_dict().items():
@@ -115,19 +119,29 @@ class Case:
         many = self.device == "cpu" and self.features.dimension > LARGEST
         return max(1, self.budget.study // 2) if many else self.budget.study
 
-    def sgd_tasks(self, part: float = 1.0, n: int = 750, shot: int | None = None) -> int:
-        """Tasks that train the paper's own head on n points a support point.
+    @property
+    def spares_nothing(self) -> bool:
+        """Whether the paper's own head gets as many tasks as the closed form: the budget of a GPU."""
+        return self.budget.sgd >= self.budget.tasks
 
-        All of them where the budget spares nothing; else so many that the time is that of `part` of the budget's at 640
+    @property
+    def sampled_trial_tasks(self) -> int:
+        """Validation tasks of a trial that trains on sampled points: a quarter where something is spared."""
+        tasks = self.budget.trial_tasks
+        return tasks if self.spares_nothing else max(1, tasks // 4)
+
+    def sgd_tasks(self, part: float = 1.0, *, study: bool = False, shot: int | None = None) -> int:
+        """Tasks that train the paper's own head on 750 points a support point; `study` for variants beside it.
+
+        `part` of the budget's where it spares nothing; else so many that the time is that of the budget's at 640
         features and one shot, and never fewer than a tenth of that, with the wide interval that follows.
         """
         budget = self.budget
-        if budget.sgd >= budget.tasks:
-            return budget.tasks
+        asked = part * (budget.sgd_study if study else budget.sgd)
         # A step costs about as much as 300 features more: measured on two cores with 64, 640 and 1600.
-        points = (self.shot if shot is None else shot) or 1
-        cost = points * n / 750 * (self.features.dimension + 300) / 940
-        return min(budget.tasks, max(1, round(part * budget.sgd / 10), round(part * budget.sgd / cost)))
+        cost = ((self.shot if shot is None else shot) or 1) * (self.features.dimension + 300) / 940
+        wanted = asked if self.spares_nothing else max(asked / 10, asked / cost)
+        return min(budget.tasks, max(1, round(wanted)))
 
 
 # Shots of an experiment that has a single record for a feature set, whatever it looks at.

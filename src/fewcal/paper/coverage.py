@@ -56,6 +56,7 @@ ITEMS = (
     Item("Figure 4", "tsne"),
     Item("Figure 5", "weights"),
     Item("Section 4.5, effect of k", "effect-k"),
+    Item("Appendices A and E, off-diagonal sizes", "off-diagonal"),
 )
 
 

@@ -185,7 +185,7 @@ def _opening(config: Config, kept: Mapping[str, Sequence[Kept]], left_out: Seque
 def _verdict_blocks(verdicts: Sequence[Verdict]) -> list[list[Block]]:
     above = [v for v in verdicts if v.claim.startswith("GDC is above DC")]
     rest = [v for v in verdicts if v not in above]
-    out: list[list[Block]] = [[groups_table(verdicts)]]
+    out: list[list[Block]] = [[groups_table(verdicts), *_contradicted(verdicts)]]
     if above:
         caption = "GDC minus DC on the same tasks, points of accuracy; ▲ and ▼ are beyond the 95% interval"
         out.append([_above_words(above), claims_table(above, caption)])
@@ -201,6 +201,16 @@ def groups_table(verdicts: Sequence[Verdict]) -> Table:
         rows.append([group, GROUP_WORDS[group], sum(_numbers(counts)), *_numbers(counts)])
     header = ["group", "what ran", "statements", "hold", "do not hold", "interval has both signs"]
     return Table(header, rows, "The paper's statements, by what ran")
+
+
+def _contradicted(verdicts: Sequence[Verdict]) -> list[Block]:
+    """In plain words: the paper's statements that these features contradict with the paper's own setting."""
+    against = [v for v in verdicts if v.group == PRINTED.group and v.holds is False]
+    if not against:
+        return []
+    claims = dict.fromkeys(v.claim for v in against)
+    told = [f"{c} ({'; '.join(f'{v.where}: {v.found}' for v in against if v.claim == c)})" for c in claims]
+    return [f"Contradicted on these features with the paper's own setting: {'. '.join(told)}."]
 
 
 def _numbers(counts: Counts) -> list[int]:

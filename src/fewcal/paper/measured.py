@@ -45,18 +45,21 @@ Axes: TypeAlias = Mapping[str, Sequence[float]]
 
 
 class Choice(TypedDict):
-    """The best of some settings on validation tasks: its accuracy, how many were tried, on how many tasks."""
+    """The best of some settings on validation tasks: its accuracy, how many were tried, on how many tasks.
+
+    A published setting, for which nothing is tried, has no accuracy on them.
+    """
 
     chosen: Setting
-    val: float
+    val: float | None
     tried: int
     tasks: int
 
 
-def measure(methods: Mapping[str, Method], case: Case, tasks: int | None = None) -> Measured:
-    """Run methods on the first `tasks` novel tasks of a case, by default all of its budget."""
+def measure(methods: Mapping[str, Method], case: Case, tasks: int | None = None, split: str = "novel") -> Measured:
+    """Run methods on the first `tasks` tasks of a case, by default all of its budget."""
     count = case.budget.tasks if tasks is None else tasks
-    protocol = Protocol(WAY, case.shot, QUERY, count, case.budget.seed, "novel")
+    protocol = Protocol(WAY, case.shot, QUERY, count, case.budget.seed, split)
     with quiet():
         results = evaluate(methods, case.features, protocol, case.device)
     return {
@@ -171,15 +174,16 @@ def choose_on_val(
     if not tried:
         raise InputError("none of the settings of the search can be used on these features")
     best, setting = max(tried, key=lambda t: t[0])  # the first of equals
-    return {"chosen": setting, "val": best, "tried": len(tried), "tasks": case.budget.trial_tasks}
+    return {"chosen": setting, "val": best, "tried": len(tried), "tasks": runner.tasks}
 
 
-def val_runner(case: Case) -> TrialRunner:
-    """Validation tasks made ready for any number of trials."""
+def val_runner(case: Case, tasks: int | None = None) -> TrialRunner:
+    """Validation tasks made ready for any number of trials, by default as many as the budget has."""
     base, val = case.features.split("base"), case.features.split("val")
     spec = EpisodeSpec(WAY, case.shot, QUERY, case.budget.seed)
     rows = (base.features, base.require_labels())
-    return TrialRunner(rows, val.features, val.require_labels(), spec, case.budget.trial_tasks, case.device)
+    count = case.budget.trial_tasks if tasks is None else tasks
+    return TrialRunner(rows, val.features, val.require_labels(), spec, count, case.device)
 
 
 @contextmanager

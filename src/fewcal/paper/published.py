@@ -18,7 +18,7 @@ DATASETS = {
 
 
 class Accuracy(TypedDict):
-    """In per cent; `plus_minus` as printed, which is twice the half-width of the 95% interval."""
+    """In per cent; `plus_minus` as printed: the paper's own rows have twice the half-width of the 95% interval."""
 
     accuracy: float
     plus_minus: float
@@ -52,7 +52,7 @@ class Comparison(TypedDict):
 
 
 class AblationStep(TypedDict):
-    """A row of table 4."""
+    """A row of table 4; `setting` is what `fixed` and `tuned` say, as values."""
 
     step: str
     fixed: str
@@ -60,6 +60,7 @@ class AblationStep(TypedDict):
     accuracy: float
     plus_minus: float
     gain: float | None
+    setting: dict[str, float]
 
 
 class WithoutK(TypedDict):
@@ -67,6 +68,7 @@ class WithoutK(TypedDict):
 
     accuracy: float
     source: str
+    setting: dict[str, float]
 
 
 class Ablation(TypedDict):
@@ -81,11 +83,13 @@ class Distance(TypedDict):
 
     distance: str
     accuracy: float
+    m: float
 
 
 class Distances(TypedDict):
-    """Table 5."""
+    """Table 5; `note` says what it does not tell."""
 
+    note: str
     rows: list[Distance]
 
 

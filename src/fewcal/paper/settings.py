@@ -41,7 +41,7 @@ class Variant:
 
     name: str
     group: Group
-    changes: Mapping[str, object] = field(default_factory=dict)
+    changes: Mapping[str, object] = field(default_factory=dict, hash=False)
     preset: str | None = None
 
     def params(self, row: GDCParams) -> GDCParams:
@@ -117,5 +117,5 @@ def setting_text(setting: Mapping[str, float]) -> str:
     >>> setting_text({"beta": 0.5, "k": 4})
     'β=0.5, k=4'
     """
-    names = {"beta": "β", "alpha1": "α1", "alpha2_ratio": "α2/α1", "delta": "δ"}
+    names = {"beta": "β", "alpha": "α", "alpha1": "α1", "alpha2_ratio": "α2/α1", "delta": "δ"}
     return ", ".join(f"{names.get(k, k)}={v:g}" for k, v in setting.items())

@@ -21,6 +21,7 @@ from fewcal.paper.experiments import (
     drift,
     fidelity,
     mean_curve,
+    off_diagonal,
     parameters,
     tsne,
     weights,
@@ -30,7 +31,7 @@ from fewcal.paper.registry import AnyExperiment, AnyFigure
 # In the order of reports; a module that is added here is run, listed and shown.
 _MODULES = (
     *(comparison, ablation, distances, candidates, weights, fidelity),
-    *(tsne, mean_curve, drift, parameters),
+    *(tsne, mean_curve, drift, parameters, off_diagonal),
 )
 EXPERIMENTS: dict[str, AnyExperiment] = {e.name: e for module in _MODULES for e in module.EXPERIMENTS}
 FIGURES: dict[str, AnyFigure] = {e.name: e.figure for e in EXPERIMENTS.values() if e.figure is not None}

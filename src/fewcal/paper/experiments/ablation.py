@@ -1,16 +1,15 @@
-"""Table 4: one component after another, each tuned on validation tasks."""
+"""Table 4: one component after another; with the published values, and with values tuned on validation tasks."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from fewcal.bank import BaseBank
-from fewcal.methods import Method
-from fewcal.methods.logistic import GaussianizedLogisticRegression
+from fewcal.methods import Method, make_method
 from fewcal.paper.blocks import Section, Table, Value, Verdict, accuracy_cell, cited, gain_cell
 from fewcal.paper.budget import Case
+from fewcal.paper.control import SupportOnly
+from fewcal.paper.experiments.comparison import dc_arguments, dc_setting, tune_dc
 from fewcal.paper.measured import (
     Axes,
     Choice,
@@ -26,7 +25,7 @@ from fewcal.paper.measured import (
 )
 from fewcal.paper.published import dataset_title, published
 from fewcal.paper.registry import Experiment, Records
-from fewcal.paper.settings import SCALES, gdc, setting_text
+from fewcal.paper.settings import DEFAULT, LBFGS, PRINTED, UNIT, UNIT_SCALE, Variant, gdc, paper_params, setting_text
 from fewcal.params import GDCParams
 from fewcal.presets import get_preset
 from fewcal.render import Cell
@@ -41,90 +40,125 @@ STEPS = {
     "all": "All parameters tuned together",
 }
 WITHOUT_K = "without-k"
+DC_ROW, DC_TUNED, ALONE = "DC, its published setting", "DC, tuned on validation", "Support alone, as `default`"
 _BETAS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
 _MANY = tuple(float(v) for v in range(0, 700, 100))
 # On features as they come the paper's ranges for α1 and α2/α1; at unit scale wider ones, which small values belong to.
-_SHRINKAGE: dict[str, tuple[Sequence[float], Sequence[float]]] = {
-    "features as they come": (_MANY, _MANY),
-    "unit scale": ((0.0, 0.1, 1.0, 10.0, 100.0, 400.0),) * 2,
-}
+_OWN_RANGES: tuple[Sequence[float], Sequence[float]] = (_MANY, _MANY)
+_UNIT_RANGES: tuple[Sequence[float], Sequence[float]] = ((0.0, 0.1, 1.0, 10.0, 100.0, 400.0),) * 2
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One ablation: a variant of the setting, with the published values of each step or with tuned ones."""
+
+    name: str
+    variant: Variant
+    tuned: bool
+
+
+PUBLISHED = (Panel("as printed", PRINTED, False), Panel("published values, unit scale", UNIT_SCALE, False))
+TUNED = (
+    Panel("tuned, SGD", Variant("tuned, SGD", "tuned or rescaled"), True),
+    Panel("tuned, L-BFGS", LBFGS, True),
+    Panel("tuned, unit scale, L-BFGS", Variant("", "tuned or rescaled", {**UNIT, "head": "lbfgs"}), True),
+)
+PANELS = (*PUBLISHED, *TUNED)
 
 
 class AblationRecord(Measured):
-    """Each step at each scale ("scale: step") on novel tasks, and what it chose on validation tasks."""
+    """Each step of each panel ("panel: step") on novel tasks, DC and `default`; what each step uses."""
 
     chosen: dict[str, Choice]
 
 
-class SupportOnly(GaussianizedLogisticRegression):
-    """Logistic regression on Gaussianized support points alone, at unit scale or not."""
-
-    name = "lr-gauss"
-
-    def __init__(self, beta: float, center: bool = False, l2: bool = False) -> None:
-        super().__init__(beta=beta)
-        self.center, self.l2 = center, l2
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        return super().settings | {"center": self.center, "l2": self.l2}
-
-    def prepare(self, bank: BaseBank | None) -> Method:
-        super().prepare(bank)
-        assert bank is not None
-        self.set_space(bank.transformed(beta=self.beta, center=self.center, l2=self.l2).transform, bank)
-        return self
-
-
 def ablation(case: Case) -> AblationRecord:
-    """Each step adds one component and tunes what it has on validation tasks, with n = 750 as in the paper.
+    """Each step adds one component, with n = 750 points a support point.
 
-    The head is L2-regularised logistic regression (L-BFGS) at every step. A step may keep the winner of the step
-    before where its ranges hold it.
+    As printed: the values of table 4, SGD. Tuned: each step tunes what it has on validation tasks, and may keep the
+    winner of the step before where its ranges hold it; as many settings for each step, drawn at random from the paper's
+    ranges (the paper: 100 by TPE on 200 tasks).
     """
-    runner = val_runner(case)
-    parts: list[Measured] = []
+    row = paper_params(case.dataset, case.shot)
     chosen: dict[str, Choice] = {}
-    for scale, change in SCALES.items():
-        base = get_preset("paper").with_changes(**change, n=750, n_per="class", head="lbfgs", alpha1=0.0, m=0.0)
-        search = _Search(case, runner, base, change)
+    parts: list[Measured] = []
+    for panel in PANELS:
+        base = panel.variant.params(get_preset("paper").with_changes(n=750, alpha1=0.0, m=0.0))
+        search = _search(case, base)
+        ranges = _UNIT_RANGES if base.l2 else _OWN_RANGES
+        steps = _tuned_steps(search, ranges) if panel.tuned else _published_steps(len(search.runner.bank))
         made: dict[str, Method] = {}
-        for step, choice in _steps(search, _SHRINKAGE[scale]).items():
-            chosen[f"{scale}: {step}"] = choice
-            make = search.support_only if step == "gaussianization" else search.calibrated
-            made[f"{scale}: {step}"] = make(choice["chosen"])
-        parts.append(measure(made, case))
+        for step, choice in steps.items():
+            chosen[f"{panel.name}: {step}"] = choice
+            made[f"{panel.name}: {step}"] = (search.alone if step == "gaussianization" else search.calibrated)(
+                choice["chosen"]
+            )
+        few = case.sgd_tasks(study=panel.variant is not PRINTED)
+        parts.append(measure(made, case, few if base.head == "sgd" else case.budget.sampled))
+    chosen[DC_TUNED] = tune_dc(case)
+    sampled: dict[str, Method] = {
+        DC_ROW: make_method("dc", **dc_setting(case.dataset, case.shot)),
+        DC_TUNED: make_method("dc", **dc_arguments(chosen[DC_TUNED]["chosen"])),
+    }
+    parts.append(measure(sampled, case, case.budget.sampled))
+    parts.append(measure({DEFAULT.name: DEFAULT.method(row), ALONE: SupportOnly(DEFAULT.params(row))}, case))
     return {**join(*parts), "chosen": chosen}
+
+
+def _published_steps(bases: int) -> dict[str, Choice]:
+    """The values that the paper prints for each step; nothing is tried."""
+    printed = published()["table4"]
+    settings = {row["step"]: row["setting"] for row in printed["rows"]}
+    settings[WITHOUT_K] = {**printed["without_k"]["setting"], "k": bases}
+    return {
+        step: {
+            "chosen": {name: _number(name, v) for name, v in one.items()},
+            "val": float("nan"),
+            "tried": 0,
+            "tasks": 0,
+        }
+        for step, one in settings.items()
+    }
+
+
+def _number(name: str, value: float) -> float:
+    return int(value) if name == "k" else float(value)
 
 
 @dataclass(frozen=True)
 class _Search:
-    """What the steps at one scale share: the same validation tasks, the same number of trials."""
+    """What the steps of one panel share: the same validation tasks, the same number of trials."""
 
     case: Case
     runner: TrialRunner
     base: GDCParams
-    change: Mapping[str, bool]
+    trials: int
 
-    def support_only(self, setting: Setting) -> Method:
-        return SupportOnly(setting["beta"], **self.change)
+    def alone(self, setting: Setting) -> Method:
+        return SupportOnly(self.base.with_changes(**setting))
 
     def calibrated(self, setting: Setting) -> Method:
         return gdc(self.base.with_changes(**setting))
 
     def find(self, axes: Axes, keep: Choice | None = None) -> Choice:
         """The best of a grid, or of `keep` and a grid."""
-        budget = self.case.budget
-        settings = ([keep["chosen"]] if keep else []) + grid(axes, budget.trials, budget.seed)
+        settings = ([keep["chosen"]] if keep else []) + grid(axes, self.trials, self.case.budget.seed)
         settings = [one for i, one in enumerate(settings) if one not in settings[:i]]
-        return choose_on_val(self.case, settings, self.calibrated, self.runner)
+        return choose_on_val(self.case, settings[: self.trials], self.calibrated, self.runner)
 
 
-def _steps(search: _Search, alphas: tuple[Sequence[float], Sequence[float]]) -> dict[str, Choice]:
+def _search(case: Case, base: GDCParams) -> _Search:
+    budget = case.budget
+    if base.head == "sgd":
+        return _Search(case, val_runner(case, budget.sgd_trial_tasks), base, budget.sgd_trials)
+    return _Search(case, val_runner(case, case.sampled_trial_tasks), base, budget.trials)
+
+
+def _tuned_steps(search: _Search, alphas: tuple[Sequence[float], Sequence[float]]) -> dict[str, Choice]:
     """What each step chose."""
     bases = len(search.runner.bank)
     ks = range(1, min(20, bases) + 1)
-    first = choose_on_val(search.case, [{"beta": b} for b in _BETAS], search.support_only, search.runner)
+    first = choose_on_val(search.case, [{"beta": b} for b in _BETAS], search.alone, search.runner)
     beta: Axes = {"beta": (first["chosen"]["beta"],)}
     plain: Axes = {"alpha1": (0.0,), "alpha2_ratio": (0.0,)}
     out = {"gaussianization": first}
@@ -141,37 +175,53 @@ def _steps(search: _Search, alphas: tuple[Sequence[float], Sequence[float]]) -> 
 
 
 def show_ablation(records: Records[AblationRecord]) -> Section:
-    """Accuracy and gain of each step, at both scales."""
+    """Accuracy and gain of each step, a table for each panel, the printed one first."""
     section = Section()
-    header = ["step", "chosen on validation", "accuracy %", "gain", "paper %", "paper's gain", "paper's choice"]
+    header = ["step", "values", "accuracy %", "gain", "paper %", "paper's gain"]
     for (dataset, shot), record in records.items():
-        for scale in SCALES:
-            where = f"{dataset_title(dataset)}, {shot}-shot, {scale}"
-            rows, verdicts = _step_rows(record, scale, where)
-            rows.append(_without_k(record, scale))
-            whole = difference(record, f"{scale}: all", f"{scale}: gaussianization")
-            verdicts.append(
-                Verdict.of("ablation: all components together add accuracy", where, whole, "tuned or rescaled")
-            )
-            tried = record["chosen"][f"{scale}: all"]
-            tasks = len(record["correct"][f"{scale}: {WITHOUT_K}"])
-            caption = (
-                f"{where}: {tasks} novel tasks; at most {tried['tried']} settings a step on {tried['tasks']} "
-                "validation tasks (the paper: 100 on 200)"
-            )
+        where = f"{dataset_title(dataset)}, {shot}-shot"
+        for panel in PANELS:
+            rows, verdicts = _step_rows(record, panel, f"{where}, {panel.name}")
+            rows += _reference_rows(record, panel)
             section.verdicts += verdicts
-            section.blocks.append(Table(header, rows, caption))
+            section.blocks.append(Table(header, rows, _caption(record, panel, where)))
+        gain = difference(record, DEFAULT.name, ALONE)
+        claim = "calibration adds accuracy to the support alone"
+        section.verdicts.append(Verdict.of(claim, f"{where}, {DEFAULT.name}", gain, "default", gain))
+    section.blocks.append(
+        "Gaussianization is the support alone, in the space and with the head of its panel: the control for "
+        "normalisation of every step. 64.33% is the last step with m = 1.5 here, and the squared Euclidean distance "
+        "with m = 1 in table 5 of the paper."
+    )
     return section
 
 
-def _step_rows(record: AblationRecord, scale: str, where: str) -> tuple[list[list[Value]], list[Verdict]]:
+def _caption(record: AblationRecord, panel: Panel, where: str) -> str:
+    base = panel.variant.params(get_preset("paper"))
+    scale = "centred unit vectors" if base.l2 else "features at their own scale"
+    tasks = len(record["correct"][f"{panel.name}: all"])
+    tried = record["chosen"][f"{panel.name}: all"]
+    values = (
+        f"at most {tried['tried']} settings a step on {tried['tasks']} validation tasks, drawn at random from the "
+        "paper's ranges (the paper: 100 by TPE on 200)"
+        if panel.tuned
+        else "the values of table 4, nothing tuned"
+    )
+    return (
+        f"{where}, {panel.name}: {values}; n=750 a support point; joint covariance; {base.head} head; {scale}; "
+        f"{tasks} novel tasks"
+    )
+
+
+def _step_rows(record: AblationRecord, panel: Panel, where: str) -> tuple[list[list[Value]], list[Verdict]]:
     cites = {row["step"]: row for row in published()["table4"]["rows"]}
     rows: list[list[Value]] = []
     verdicts = []
-    before: str | None = None
+    group = panel.variant.group
+    first, before = f"{panel.name}: gaussianization", ""
     for step, title in STEPS.items():
-        key, cite = f"{scale}: {step}", cites[step]
-        gain = None if before is None else difference(record, key, before)
+        key, cite = f"{panel.name}: {step}", cites[step]
+        gain = difference(record, key, before) if before else None
         rows.append(
             [
                 title,
@@ -180,28 +230,37 @@ def _step_rows(record: AblationRecord, scale: str, where: str) -> tuple[list[lis
                 gain_cell(gain),
                 cited(cite["accuracy"], cite["plus_minus"], "Table 4"),
                 Cell(None) if cite["gain"] is None else Cell(f"+{cite['gain']:.1f}", mark="cited"),
-                Cell(cite["tuned"], mark="cited"),
             ]
         )
         if gain is not None:
-            verdicts.append(Verdict.of(f"ablation: {title} adds accuracy", where, gain, "tuned or rescaled"))
+            claim = f"ablation: {title} adds accuracy"
+            verdicts.append(Verdict.of(claim, where, gain, group, difference(record, key, first)))
         before = key
+    last, without = f"{panel.name}: all", f"{panel.name}: {WITHOUT_K}"
+    whole = difference(record, last, first)
+    verdicts.append(Verdict.of("ablation: all components together add accuracy", where, whole, group, whole))
+    k = difference(record, last, without)
+    verdicts.append(Verdict.of("m does not replace k: all tuned is above k = all", where, k, group, whole))
     return rows, verdicts
 
 
-def _without_k(record: AblationRecord, scale: str) -> list[Value]:
-    key = f"{scale}: {WITHOUT_K}"
-    lost = difference(record, key, f"{scale}: all")
+def _reference_rows(record: AblationRecord, panel: Panel) -> list[list[Value]]:
+    """All base classes for k, DC and `default` below the steps, each against all tuned."""
+    last, without = f"{panel.name}: all", f"{panel.name}: {WITHOUT_K}"
+    dc = DC_TUNED if panel.tuned else DC_ROW
     source = published()["table4"]["without_k"]
-    return [
-        "All tuned, but k = all base classes",
-        setting_text(record["chosen"][key]["chosen"]),
-        accuracy_cell(record, key),
-        Cell(f"{gain_text(lost)} to all tuned", sort=lost.difference),
-        cited(source["accuracy"], None, source["source"]),
-        Cell(None),
-        Cell(None),
-    ]
+    cells = {
+        "All tuned, but k = all base classes": (without, cited(source["accuracy"], None, source["source"])),
+        dc: (dc, Cell(None)),
+        f"GDC, {DEFAULT.name}": (DEFAULT.name, Cell(None)),
+    }
+    rows: list[list[Value]] = []
+    for title, (key, cite) in cells.items():
+        lost = difference(record, key, last)
+        values = setting_text(record["chosen"][key]["chosen"]) if key in record["chosen"] else ""
+        change = Cell(f"{gain_text(lost)} to all tuned", sort=lost.difference)
+        rows.append([title, values, accuracy_cell(record, key), change, cite, Cell(None)])
+    return rows
 
 
 EXPERIMENTS = (
@@ -216,6 +275,7 @@ EXPERIMENTS = (
         (1,),
         ("base", "val", "novel"),
         elsewhere=True,
-        cost="5 min",
+        cost="8 min",
+        variants=(PRINTED, UNIT_SCALE, LBFGS, DEFAULT),
     ),
 )
