@@ -144,7 +144,7 @@ _MARKS = {True: "good", False: "bad", None: ""}
 
 def verdict_table(verdicts: Sequence[Verdict], caption: str) -> Table:
     """Statements one by one, with a sign for what became of them."""
-    header = ["the paper says", "features", "group", "found, in points of accuracy", "verdict"]
+    header = ["the paper says", "features", "group", "found (gains in points of accuracy)", "verdict"]
     controlled = any(v.control for v in verdicts)
     rows: list[list[Value]] = []
     for v in verdicts:
