@@ -154,6 +154,7 @@ def weight_histograms(panels: Mapping[str, Sequence[float]], marks: Mapping[str,
         axis.xaxis.set_minor_formatter("")
         axis.grid(True, axis="y")
         if marks:
+            axis.set_ylim(top=1.3 * axis.get_ylim()[1])  # room for the words above the bars
             axis.legend(loc="upper left")
     for axis in axes[-1]:
         axis.set_xlabel("share wᵢ/(1+Σw) of a base class")
