@@ -69,7 +69,7 @@ class Budget:
             search = (20, 50) if quick else (100, 200)  # the paper's ablation: 100 settings on 200 tasks
             usual = (asked, asked, asked, *search, 1000, *search)
         else:
-            usual = (40, 8, 50, 5, 40, 2, 3, 10) if quick else (400, 60, 300, 16, 100, 15, 8, 20)
+            usual = (40, 8, 50, 5, 40, 2, 3, 10) if quick else (250, 40, 300, 16, 100, 10, 8, 20)
         made = cls(
             asked,
             min(asked, usual[0] if sampled is None else sampled),

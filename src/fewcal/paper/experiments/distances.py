@@ -99,7 +99,8 @@ def _printed(case: Case, chosen: dict[str, Choice]) -> tuple[list[Measured], str
     params = printed_params(paper_params(case.dataset, case.shot))
     runner = val_runner(case, case.budget.sgd_trial_tasks)
     key = f"{PRINTED.name}: delta"
-    chosen[key] = choose_on_val(case, grid(_MORE["delta"], 99, 0), _maker(params["delta"]), runner)
+    settings = grid(_MORE["delta"], case.budget.sgd_trials, case.budget.seed)
+    chosen[key] = choose_on_val(case, settings, _maker(params["delta"]), runner)
     params["delta"] = params["delta"].with_changes(**chosen[key]["chosen"])
     tasks = case.sgd_tasks()
     made: dict[str, Method] = {f"{PRINTED.name}: {n}": gdc(p) for n, p in params.items() if n != "mahalanobis"}
