@@ -101,7 +101,7 @@ def _summary(
         f"Scope: {'; '.join(done)} of the paper{'; not: ' + '; '.join(open_) if open_ else ''}. Each statement that a "
         "number can decide has a verdict.",
         "Method: an independent implementation from the text of the paper, run first with the paper's own setting and "
-        "then with variants; the preset `authors` follows the authors' script. The authors were not asked.",
+        "then with variants; the preset `authors` follows the authors' script.",
         f"Result: of {judged} statements about the method as printed {printed['holds']} hold, "
         f"{printed['does_not_hold']} do not, and {printed['cannot_tell']} cannot be told at this number of tasks. "
         "Statements about tuned or rescaled variants, and about this package's own method, are counted apart.",
