@@ -14,8 +14,11 @@ from hypothesis import HealthCheck, settings
 from threadpoolctl import threadpool_limits
 
 from browser import CHROMIUM, Browser
+from fewcal._utils.parameters import parameter
 from fewcal._utils.randomness import TaskRandom
 from fewcal.bank import BaseBank
+from fewcal.heads import HEADS
+from fewcal.heads.sgd import SGD
 from fewcal.methods import TaskBatch
 
 # Started in the background, as some runners do, a process and its children are deaf to Ctrl-C, which tests send.
@@ -122,3 +125,18 @@ def browser() -> Iterator[Browser]:
         pytest.skip("needs chromium (Debian: apt install chromium)")
     with Browser() as one:
         yield one
+
+
+@dataclass(frozen=True)
+class TwoEpochs(SGD):
+    """Which numbers come out is not the question in tests of the paper's experiments; 200 epochs would take minutes."""
+
+    epochs: int = parameter(2, "passes over the points", low=1, integer=True)
+
+
+@pytest.fixture(scope="module")
+def two_epochs() -> Iterator[None]:
+    """The paper's head with two epochs instead of 200, for the tests of one module."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(HEADS, "sgd", TwoEpochs)
+        yield

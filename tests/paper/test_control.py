@@ -13,6 +13,8 @@ from fewcal.paper.control import Redrawn, SupportOnly
 from fewcal.paper.settings import DEFAULT, gdc, paper_params
 from fewcal.params import GDCParams
 
+pytestmark = pytest.mark.usefixtures("two_epochs")
+
 
 @pytest.fixture(scope="module")
 def features() -> FeatureSet:

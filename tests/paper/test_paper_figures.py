@@ -16,6 +16,8 @@ from fewcal.paper.budget import WHOLE, Budget, Case
 from fewcal.paper.experiments import EXPERIMENTS, drift, mean_curve, parameters, tsne, weights
 from fewcal.paper.settings import GROUPS, PRINTED, UNIT_SCALE, paper_params
 
+pytestmark = pytest.mark.usefixtures("two_epochs")
+
 FIGURE_NAMES = ("tsne", "mean-curve", "drift", "weights", "accuracy-n", "alphas", "effect-k")
 EFFORT = Budget(tasks=4, sampled=3, sgd=1, study=3, trials=2, trial_tasks=3)
 

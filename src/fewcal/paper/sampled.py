@@ -71,7 +71,7 @@ def times_smaller(small: np.ndarray, large: np.ndarray, least: float) -> tuple[s
     Both are decimal logarithms of many cases `(T,)`; None where the 95% interval has both sides of `least`.
 
     >>> times_smaller(np.array([-2.0, -2.1, -1.9]), np.array([0.0]), 10)
-    ('100 times smaller (77 to 130; 3 cases)', True)
+    ('100 times smaller (77.1 to 130; 3 cases)', True)
     """
     ratio = float(large.mean() - small.mean())
     half = 1.96 * math.sqrt(sum(v.var(ddof=1) / len(v) for v in (large, small) if len(v) > 1))
