@@ -9,13 +9,13 @@ NUMERIC := bank covariance estimators heads methods test_calibrate.py test_domai
 	test_gaussianize.py test_rejection.py test_speed_paths.py features/test_backbones.py features/test_extractors.py
 OTHER_PROCESSOR := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
 
-.PHONY: demo test test-slow redteam browser lint format bench bench-scale bench-gpu docs clean
+.PHONY: demo test coverage test-slow redteam browser lint format bench bench-scale bench-gpu docs clean
 
 demo: $(STAMP)
 	$(BIN)/python -m fewcal.demo
 
 test: $(STAMP) browser
-	$(BIN)/python -m pytest -q -n 2 --cov --cov-report=term
+	$(BIN)/python -m pytest -q -n 2
 	$(OTHER_PROCESSOR) $(BIN)/python -m pytest -q -n 2 $(NUMERIC:%=tests/%)
 
 # Pages are tested in Chromium. Root on Debian gets it; elsewhere one line says what is missing.
@@ -24,6 +24,10 @@ browser:
 	{ test "$$(id -u)" = 0 && timeout 60 apt-get update -qq && \
 	timeout 300 apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core; } >/dev/null 2>&1 || \
 	echo "tests in a browser are skipped: no Chromium here, and only root with apt-get can install it"
+
+# Lines that no test runs; it makes the suite a quarter slower, so it is a command of its own.
+coverage: $(STAMP) browser
+	$(BIN)/python -m pytest -q -n 2 --cov --cov-report=term
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -q -m slow

@@ -79,6 +79,16 @@ def test_lbfgs_is_scikit_learns_logistic_regression(C: float, ways: int) -> None
             np.testing.assert_allclose(spread, theirs.intercept_ - theirs.intercept_.mean(), atol=5e-3)
 
 
+def test_lbfgs_reaches_a_strict_tolerance() -> None:
+    """Where slopes are below the rounding of the loss, a line search that follows them makes steps of no length."""
+    x, y = points(1, rows=80, ways=4)
+    head = lbfgs_head(x, y, 4, C=0.01, max_iter=100, tol=1e-6)
+    residual = torch.softmax(x.double() @ head.weight.double().mT + head.bias.double()[:, None], dim=-1)
+    residual -= torch.nn.functional.one_hot(y, 4)
+    gradient = residual.mT @ x.double() / 80 + head.weight.double() / (0.01 * 80)
+    assert gradient.abs().max() < 1e-5
+
+
 def reference_two_classes(x: torch.Tensor, y: torch.Tensor, C: float) -> np.ndarray:
     """Softmax regression with two weight vectors ±v/2: the penalty is ‖v‖²/4, so C doubles in the binary form."""
     theirs = LogisticRegression(C=2 * C, tol=1e-8, max_iter=10_000).fit(x.double().numpy(), y.numpy())

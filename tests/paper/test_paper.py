@@ -491,7 +491,7 @@ from fewcal.paper.budget import Budget
 from fewcal.paper.experiments import FIGURES, choose
 from fewcal.paper.run import find_features, run_experiments
 left = run_experiments(
-    choose(["table4", "distances", "weights", "mean-curve", "off-diagonal", "tsne"]),
+    choose(["candidates", "weights", "mean-curve", "off-diagonal", "tsne"]),
     find_features([{str(folders / "mini-tiny")!r}]), {str(tmp_path / "out")!r}, Budget(2, 2, 1, 2, 1, 2, 1, 1, 1))
 print(len(left))
 """

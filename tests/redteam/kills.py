@@ -108,7 +108,7 @@ def _file(name: str) -> Callable[[Path], str]:
 
 def _paper(folder: Path) -> None:
     budget = Budget(tasks=8, sampled=3, sgd=1, study=3, trials=2, trial_tasks=3)
-    run_experiments(choose(["distances", "candidates"]), {"cub": _PAPER}, folder, budget, resume=True)
+    run_experiments(choose(["candidates"]), {"cub": _PAPER}, folder, budget, resume=True)
 
 
 def _records(folder: Path) -> list[object]:

@@ -25,6 +25,8 @@ from fewcal.heads.two_loop import History
 
 # A step is taken when the slope at its end is this small beside the slope at its start (the strong Wolfe condition).
 _CURVATURE = 0.2
+# Slopes below this are lost in the rounding of the loss: the step is taken as it is, a search would follow noise.
+_ROUNDING = 1e-7
 _MOST_ROUNDS = 30
 # Numbers of all points that a CPU's cache keeps: they are read twice in an iteration, so tasks are worked on one after
 # another rather than all at once. On a GPU all at once keeps it busy.
@@ -238,7 +240,8 @@ def _line_search(
         rise = loss - start + t * linear + 0.5 * t**2 * quadratic
         downhill = rise <= 1e-5 * start + 1e-7  # more would not be rounding
         here = change + linear + t * quadratic
-        found = found | (downhill & (np.abs(here) <= _CURVATURE * np.abs(slope)))
+        flat = (np.abs(here) <= _CURVATURE * np.abs(slope)) | (np.abs(slope) <= _ROUNDING * (1 + start))
+        found = found | (downhill & flat)
         if found.all() or round_ == _MOST_ROUNDS - 1:
             return length, loss, p
         low = np.where((here < 0) & downhill, t, low)
