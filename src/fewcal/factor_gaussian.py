@@ -185,14 +185,11 @@ class FactorGaussian:
         root, along = (v[..., None, None] for v in self._base_root())
         if self.a is None:  # one number a point suffices
             shift = random.normal(*out.shape[1:-1], 1, dtype=out.dtype) * (along * self.dim**0.5)
+            torch.add(mean, shift, out=out)
         else:
             random.fill_normal(out)
             shift = out.sum(dim=-1, keepdim=True) * along
-            out.mul_(root)
-        if self.a is None:
-            torch.add(mean, shift, out=out)
-        else:
-            out.add_(shift).add_(mean)
+            out.mul_(root).add_(shift).add_(mean)
         if not p:
             return
         low = factor.dtype if factor.dtype != out.dtype else torch.bfloat16 if half_pays(factor) else out.dtype

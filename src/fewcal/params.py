@@ -18,6 +18,7 @@ from fewcal._utils.parameters import (
     warn_renamed,
 )
 from fewcal._utils.types import JSON
+from fewcal.bank import BaseBank
 from fewcal.calibrate import DISTANCE_SCALES, MAHALANOBIS_RIDGE, METRICS
 from fewcal.covariance import COVARIANCES, OFF_DIAGONALS, PSD, SHARES
 from fewcal.errors import InputError
@@ -217,6 +218,10 @@ class GDCParams:
         if not (hasattr(self.head, "fit") and hasattr(self.head, "predict")):
             raise InputError(f"head={self.head!r} is neither a name nor a classifier with fit and predict")
         return SklearnTrainer(self.head)
+
+    def for_bank(self, bank: BaseBank) -> GDCParams:
+        """The same, with the β that the base classes choose where it is "auto"."""
+        return self.with_changes(beta=bank.power_choice(self.kind, self.eps).beta) if self.beta == "auto" else self
 
     def with_changes(self, **changes: Any) -> GDCParams:
         """A copy with some fields replaced; unknown names are refused with the nearest known ones."""

@@ -75,10 +75,7 @@ class GDC(Method):
         bank.check()
         if self.cap_k:
             self.params = self.params.with_changes(k=min(self.params.k, len(bank)))
-        if self.params.beta == "auto":
-            chosen = bank.power_choice(self.params.kind, self.params.eps)
-            self.params = self.params.with_changes(beta=chosen.beta)
-        p = self.params
+        self.params = p = self.params.for_bank(bank)
         space: dict[str, Any] = {f: getattr(p, f) for f in _SPACE_FIELDS}
         # Rows in the new space are for class covariances; without transform_base only the transform is taken from it.
         space["moments"] = p.cov == "pooled" or not p.transform_base

@@ -75,10 +75,8 @@ class HierarchicalGDC(Method):
         super().prepare(bank)
         assert bank is not None
         bank.check()
-        p = self.params
-        beta = bank.power_choice(p.kind, p.eps).beta if p.beta == "auto" else float(p.beta)
-        self.params = p = p.with_changes(beta=beta)
-        space = bank.transformed(beta=beta, kind=p.kind, eps=p.eps, center=True, l2=True, moments=True)
+        self.params = p = self.params.for_bank(bank)
+        space = bank.transformed(beta=float(p.beta), kind=p.kind, eps=p.eps, center=True, l2=True, moments=True)
         share = reliability(space)
         self.unused = why_ignored(len(space), share) if p.trust == "auto" else None
         if self.unused is not None:

@@ -40,9 +40,8 @@ class SupportOnly(NearestCentroid):
     def prepare(self, bank: BaseBank | None) -> Method:
         super().prepare(bank)
         assert bank is not None
-        p = self.params
-        beta = bank.power_choice(p.kind, p.eps).beta if p.beta == "auto" else float(p.beta)
-        seen = bank.transformed(beta=beta, kind=p.kind, eps=p.eps, center=p.center, l2=p.l2, moments=True)
+        p = self.params.for_bank(bank)
+        seen = bank.transformed(beta=float(p.beta), kind=p.kind, eps=p.eps, center=p.center, l2=p.l2, moments=True)
         self.set_space(seen.transform, bank)
         return self
 
