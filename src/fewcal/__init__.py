@@ -7,12 +7,9 @@ Names are loaded on first use, so that the compute core imports with torch and N
 2
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from fewcal._version import __version__
 
+TYPE_CHECKING = False  # as type checkers know it; `import typing` would delay every start
 if TYPE_CHECKING:
     from fewcal.apply.classify import classify
     from fewcal.bank import BaseBank

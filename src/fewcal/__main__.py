@@ -1,24 +1,31 @@
-"""`python -m fewcal`, and the command `fewcal`: Ctrl-C is one line even while modules are still imported."""
+"""`python -m fewcal`, and the command `fewcal`: Ctrl-C is one line, from the first import to the last clean-up.
 
-from __future__ import annotations
+Nothing is imported before Ctrl-C is looked after, not even what `from __future__` would bring.
+"""
 
 import sys
-
-from fewcal._utils.interrupt import interrupted, listen
 
 
 def main() -> None:
     """Run the command line."""
-    listen()
     try:
-        from fewcal.cli import main as run
-    except BaseException:
-        if not interrupted():
-            raise
-    if interrupted():  # also where a module took it for a fault of its own and went on
+        from fewcal._utils.interrupt import interrupted, leave_to_system, listen
+
+        listen()
+        try:
+            from fewcal.cli import main as run
+        except BaseException:
+            if not interrupted():
+                raise
+        if interrupted():  # also where a module took it for a fault of its own and went on
+            raise KeyboardInterrupt
+        try:
+            run()
+        finally:
+            leave_to_system()
+    except KeyboardInterrupt:
         print("fewcal: interrupted", file=sys.stderr)
         sys.exit(130)
-    run()
 
 
 if __name__ == "__main__":

@@ -18,10 +18,11 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import typer
 
 from fewcal._utils.terminal import ProgressBar
 from fewcal.bank import BaseBank
-from fewcal.cli import _told, main
+from fewcal.cli import COMMANDS, _told, application, main
 from fewcal.evaluation.engine import BLOCK_TASKS
 from fewcal.features import FeatureSplit
 from fewcal.methods import METHODS
@@ -709,9 +710,21 @@ def test_help_and_errors_that_need_no_tensors_do_not_load_torch(
 
 
 def test_help_loads_neither_numpy_nor_anything_larger() -> None:
-    script = "import sys, fewcal.cli; print({'numpy', 'torch', 'optuna', 'matplotlib', 'sklearn'} & set(sys.modules))"
+    heavy = {"numpy", "torch", "optuna", "matplotlib", "sklearn"}
+    script = f"import sys, fewcal.cli; fewcal.cli.application(); print({heavy} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_a_command_that_is_asked_for_is_loaded_without_the_others() -> None:
+    def names(command: str | None) -> set[str]:
+        return set(typer.main.get_command(application(command)).commands)
+
+    for commands in COMMANDS.values():
+        for command in commands:
+            assert names(command) == {*commands, "version"}
+    everything = {"version", *(command for commands in COMMANDS.values() for command in commands)}
+    assert names(None) == names("evalute") == everything
 
 
 def test_the_help_of_tune_lists_the_registered_spaces_and_protocols(fewcal) -> None:

@@ -103,6 +103,23 @@ def test_ctrl_c_is_one_line_at_any_moment(features: Path, moment: float) -> None
     assert b"Traceback" not in errors
 
 
+@pytest.mark.parametrize("module", ["fewcal._utils.interrupt", "signal", "fewcal.cli", "typer", "fewcal.cli.features"])
+def test_ctrl_c_while_a_module_is_loaded_is_one_line(module: str) -> None:
+    script = f"""
+import os, sys
+sys.modules.pop("signal", None)
+class Interrupted:
+    def find_spec(self, name, *_):
+        if name == {module!r}:
+            os.kill(os.getpid(), {int(signal.SIGINT)})
+sys.meta_path.insert(0, Interrupted())
+from fewcal.__main__ import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", script, "features"], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (130, b"fewcal: interrupted\n")
+
+
 def test_missing_memory_is_said_in_a_line() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**50)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from browser import Browser
-from fewcal.cli import app, main
+from fewcal.cli import application, main
 from fewcal.errors import FewcalError, FileFormatError, InputError
 from fewcal.features import FeatureSet
 from fewcal.features.synthetic import make_features
@@ -561,19 +561,20 @@ def test_the_report_in_a_browser(finished: Path, browser: Browser) -> None:
 
 def test_the_command_computes_then_draws(folders: Path, tmp_path: Path) -> None:
     runner, out = CliRunner(), str(tmp_path / "o")
-    listed = runner.invoke(app, ["paper", "list", "--json", str(tmp_path / "list.json")])
+    listed = runner.invoke(application(), ["paper", "list", "--json", str(tmp_path / "list.json")])
     assert listed.exit_code == 0
     assert [r["name"] for r in json.loads((tmp_path / "list.json").read_text())] == list(EXPERIMENTS)
     assert "table4" in listed.output
     given = ["paper", "run", "candidates", "--features", str(folders), "--out", out, "--tasks", "2", "--quick"]
-    done = runner.invoke(app, [*given, "--compute-only"])
+    done = runner.invoke(application(), [*given, "--compute-only"])
     assert done.exit_code == 0, done.output
     assert not (tmp_path / "o" / "report.html").exists()
-    done = runner.invoke(app, ["paper", "run", "all", "--out", out, "--draw-only", "--json", str(tmp_path / "s.json")])
+    drawing = ["paper", "run", "all", "--out", out, "--draw-only", "--json", str(tmp_path / "s.json")]
+    done = runner.invoke(application(), drawing)
     assert done.exit_code == 0, done.output
     assert "as printed: " in done.output
     assert json.loads((tmp_path / "s.json").read_text())["effort"]["tasks"] == 2
-    assert runner.invoke(app, [*given, "--resume", "--quiet"]).exit_code == 0
+    assert runner.invoke(application(), [*given, "--resume", "--quiet"]).exit_code == 0
 
 
 @pytest.mark.parametrize(

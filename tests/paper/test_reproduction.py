@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fewcal.cli import app
+from fewcal.cli import application
 from fewcal.errors import FileFormatError, InputError
 from fewcal.features.synthetic import make_features
 from fewcal.paper.blocks import Table, Verdict
@@ -76,7 +76,7 @@ def test_what_ran_as_printed_and_where() -> None:
 
 
 def command(*arguments: str) -> str:
-    done = CliRunner().invoke(app, ["paper", *arguments])
+    done = CliRunner().invoke(application(), ["paper", *arguments])
     assert done.exit_code == 0, done.output
     return done.output
 

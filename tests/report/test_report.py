@@ -16,7 +16,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from browser import Browser, BrowserPage
-from fewcal.cli import app, main
+from fewcal.cli import application, main
 from fewcal.episodes import sample_episodes
 from fewcal.errors import InputError
 from fewcal.evaluation import Protocol, evaluate
@@ -307,7 +307,7 @@ def test_the_report_fits_a_phone(browser: Browser, report_file: Path, tmp_path: 
 
 
 def test_a_report_of_one_run_without_features(runs: dict[str, Path], tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["report", str(runs["other"]), "--out", str(tmp_path / "r.html")])
+    done = CliRunner().invoke(application(), ["report", str(runs["other"]), "--out", str(tmp_path / "r.html")])
     assert done.exit_code == 0, done.output
     assert done.output.startswith("wrote ")
     html = (tmp_path / "r.html").read_text(encoding="utf-8")
@@ -315,7 +315,7 @@ def test_a_report_of_one_run_without_features(runs: dict[str, Path], tmp_path: P
     assert "Overview" not in html
     assert run_report([runs["other"]]).render() == html
     options = ["-q", "--out", str(tmp_path / "r.html"), "--json", str(tmp_path / "r.json")]
-    quiet = CliRunner().invoke(app, ["report", str(runs["other"]), *options])
+    quiet = CliRunner().invoke(application(), ["report", str(runs["other"]), *options])
     assert (quiet.exit_code, quiet.output) == (0, "")
     summary = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))["other"]
     assert summary == json.loads((runs["other"] / "summary.json").read_text(encoding="utf-8"))

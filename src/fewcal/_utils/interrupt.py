@@ -11,10 +11,7 @@ _seen = threading.Event()
 
 def listen() -> None:
     """Remember Ctrl-C from here on, and raise `KeyboardInterrupt` as ever."""
-    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) in (
-        signal.default_int_handler,
-        _remember,
-    ):
+    if _ours():
         _seen.clear()
         signal.signal(signal.SIGINT, _remember)
 
@@ -22,6 +19,18 @@ def listen() -> None:
 def interrupted() -> bool:
     """Whether Ctrl-C was pressed since `listen`."""
     return _seen.is_set()
+
+
+def leave_to_system() -> None:
+    """When all is done: Ctrl-C ends the process at once, without a traceback of what Python still clears up."""
+    if _ours():
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _ours() -> bool:
+    """Whether nobody else handles Ctrl-C; handlers can be set by the main thread alone."""
+    here = threading.current_thread() is threading.main_thread()
+    return here and signal.getsignal(signal.SIGINT) in (signal.default_int_handler, _remember)
 
 
 def _remember(number: int, frame: FrameType | None) -> None:

@@ -1,15 +1,15 @@
 """The `fewcal` command: reads options, calls the library, prints. No logic of its own.
 
-One module for each group of commands; each adds its own by `register`.
+One module for each group of commands; each adds its own by `register`. Their annotations are not strings, which typer
+would compile three times for each start.
 Exit codes: 0 done; 1 a bug in fewcal; 2 wrong options or input; 3 the surroundings failed (disk, cluster); 130 Ctrl-C.
 """
-
-from __future__ import annotations
 
 import errno
 import re
 import sys
 import warnings
+from importlib import import_module
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -17,7 +17,6 @@ import typer
 from fewcal._utils.interrupt import interrupted, listen
 from fewcal._utils.text import printable
 from fewcal._version import __version__
-from fewcal.cli import evaluate, extract, features, model, paper, predict, report, studio, train, tune
 from fewcal.cli.options import Json, Quiet
 from fewcal.cli.printing import write_json
 from fewcal.cli.streams import flush_streams, open_streams
@@ -26,14 +25,19 @@ from fewcal.errors import FewcalError, FileFormatError, InputError
 # Some releases of typer stand on click and some bring their own copy of it: its errors are found through typer.
 _UsageError: type[Any] = typer.BadParameter.__mro__[1]
 
-app = typer.Typer(
-    name="fewcal",
-    help="Few-shot classification by distribution calibration.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
+# Commands, and the module that registers them: one that is asked for is loaded without the others.
+COMMANDS = {
+    "features": ("features", "bank", "presets"),
+    "evaluate": ("evaluate", "compare"),
+    "tune": ("tune",),
+    "predict": ("predict", "explain"),
+    "extract": ("extract", "classify", "data"),
+    "report": ("report",),
+    "paper": ("paper",),
+    "train": ("train",),
+    "model": ("fit", "serve", "model"),
+    "studio": ("studio",),
+}
 # Commands whose --out can be continued with --resume.
 RESUMABLE = {"evaluate", "tune", "extract", "train", "paper"}
 # What torch says where memory is missing, on a CPU and on a GPU.
@@ -41,13 +45,28 @@ _NO_MEMORY = re.compile("can.t allocate memory|not enough memory|out of memory|n
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
-@app.callback()
+def application(command: str | None = None) -> typer.Typer:
+    """The command line with this command alone, or with all of them."""
+    app = typer.Typer(
+        name="fewcal",
+        help="Few-shot classification by distribution calibration.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_root)
+    app.command()(version)
+    asked = [module for module, names in COMMANDS.items() if command in names]
+    for module in asked or COMMANDS:
+        import_module(f"fewcal.cli.{module}").register(app)
+    return app
+
+
 def _root(debug: Debug = False) -> None:
     # `--debug` is read in `main`, where errors end up.
     pass
 
 
-@app.command()
 def version(json_file: Json = None, quiet: Quiet = False) -> None:
     """Print versions of fewcal and what it stands on."""
     import numpy
@@ -65,10 +84,6 @@ def version(json_file: Json = None, quiet: Quiet = False) -> None:
         print("\n".join(f"{k} {v if v is not None else 'none'}" for k, v in facts.items()))
 
 
-for commands in (features, evaluate, tune, predict, extract, report, paper, train, model, studio):
-    commands.register(app)
-
-
 def main(argv: list[str] | None = None) -> None:
     """Entry point: errors become one line and an exit code."""
     arguments = sys.argv[1:] if argv is None else argv
@@ -80,7 +95,7 @@ def main(argv: list[str] | None = None) -> None:
     # joblib's advice about blocks that were given up: whatever made us give them up is told in its own line.
     warnings.filterwarnings("ignore", message=r"\d+ tasks which were still being processed")
     try:
-        code = app(args=arguments, prog_name="fewcal", standalone_mode=False)
+        code = application(*arguments[:1])(args=arguments, prog_name="fewcal", standalone_mode=False)
     except KeyboardInterrupt:
         code = 130
     except Exception as error:

@@ -1,7 +1,5 @@
 """`fewcal evaluate` and `fewcal compare`: methods on the same tasks."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Annotated

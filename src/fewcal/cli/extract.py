@@ -1,7 +1,5 @@
 """`fewcal extract`, `fewcal data prepare`, `fewcal classify`: from pictures and texts to features and answers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path

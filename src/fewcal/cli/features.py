@@ -1,7 +1,5 @@
 """`fewcal features`, `fewcal bank`, `fewcal presets`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """`fewcal fit`, `fewcal model info`, `fewcal serve`: classifiers in files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

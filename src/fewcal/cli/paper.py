@@ -1,7 +1,5 @@
 """`fewcal paper`: every table and figure of the paper on your features."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -138,7 +136,7 @@ def run(
         _print_verdicts(summary, out)
 
 
-def _print_verdicts(summary: Summary, out: Path) -> None:
+def _print_verdicts(summary: "Summary", out: Path) -> None:
     for group, counts in summary["groups"].items():
         hold, fail, open_ = counts["holds"], counts["does_not_hold"], counts["cannot_tell"]
         print(f"{group}: {hold + fail + open_} statements, {hold} hold, {fail} do not, {open_} cannot be told")

@@ -1,7 +1,5 @@
 """`fewcal predict` and `fewcal explain`: a classifier from a few examples."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from typing import Annotated

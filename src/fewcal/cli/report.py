@@ -1,7 +1,5 @@
 """`fewcal report`: finished runs as one page."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

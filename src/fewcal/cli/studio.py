@@ -1,7 +1,5 @@
 """`fewcal studio`: a page in the browser on which a few labels become a classifier."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """`fewcal train`: a backbone from pictures of base classes."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Annotated

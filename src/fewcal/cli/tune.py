@@ -1,7 +1,5 @@
 """`fewcal tune`: parameters from validation classes."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -135,7 +133,7 @@ def _write_default(file: Path, json_file: Path | None, quiet: bool) -> None:
         print(f"preset: {file}")
 
 
-def _print_result(result: Tuning, search: Search, out: Path) -> None:
+def _print_result(result: "Tuning", search: "Search", out: Path) -> None:
     fresh = search.rules.fresh_tasks
     rows = [
         [
@@ -164,7 +162,7 @@ def _parameters(values: Picks) -> str:
 
 
 @contextmanager
-def _live(quiet: bool) -> Iterator[Callable[[Snapshot], None] | None]:
+def _live(quiet: bool) -> Iterator[Callable[["Snapshot"], None] | None]:
     """A table of the best trials that renews itself in a terminal; a line now and then in a pipe."""
     if quiet:
         yield None
@@ -172,7 +170,7 @@ def _live(quiet: bool) -> Iterator[Callable[[Snapshot], None] | None]:
     if not sys.stderr.isatty():
         last = [0.0]
 
-        def line(now: Snapshot) -> None:
+        def line(now: "Snapshot") -> None:
             done = now.counts.finished >= now.target
             if time.monotonic() - last[0] >= 10 or done:
                 last[0] = time.monotonic()
@@ -185,7 +183,7 @@ def _live(quiet: bool) -> Iterator[Callable[[Snapshot], None] | None]:
     from rich.live import Live
     from rich.table import Table
 
-    def picture(now: Snapshot) -> Table:
+    def picture(now: "Snapshot") -> Table:
         out = Table(box=box.SIMPLE_HEAD, title=str(now), title_justify="left")
         for name in ("trial", "accuracy %", "parameters"):
             out.add_column(name, overflow="fold")
