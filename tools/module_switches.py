@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable
+from functools import cached_property
 from types import CodeType, FrameType
 
 import numpy as np
@@ -25,8 +26,10 @@ def properties() -> set[CodeType]:
     """The code of all properties of classes in fewcal."""
     modules = [module for name, module in sys.modules.items() if name.startswith("fewcal.")]
     classes = {value for module in modules for value in vars(module).values() if isinstance(value, type)}
-    found = [value for cls in classes for value in vars(cls).values() if isinstance(value, property)]
-    return {one.fget.__code__ for one in found if one.fget is not None}
+    values = [value for cls in classes for value in vars(cls).values()]
+    found = [value.fget for value in values if isinstance(value, property)]
+    found += [value.func for value in values if isinstance(value, cached_property)]
+    return {one.__code__ for one in found if one is not None}
 
 
 def module_switches(work: Callable[[], object]) -> Counter[str]:

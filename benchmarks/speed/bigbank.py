@@ -71,7 +71,7 @@ class Scenario:
 
 def build(options: argparse.Namespace) -> None:
     scenario = Scenario(options.classes, options.rows, options.dim, options.device)
-    p = get_preset("default")
+    p = get_preset("whitened")
     fitter = GaussianizationFitter(p.beta, p.kind, p.center, p.l2, p.eps)
     spent = dict.fromkeys(("rows", "transform", "bank"), 0.0)
 
@@ -117,9 +117,9 @@ def query(options: argparse.Namespace) -> None:
     support = scenario.draw(unseen, 1).numpy()
     queries = scenario.draw(unseen.repeat_interleave(15), 2).numpy()
     truth = np.repeat(np.arange(5), 15)
-    kinds = {"default (whitened)": {}}
+    kinds = {"default": {}, "whitened": {"preset": "whitened"}}
     if options.rank:
-        same = {f: getattr(get_preset("default"), f) for f in ("beta", "kind", "center", "l2", "eps")}
+        same = {f: getattr(get_preset("whitened"), f) for f in ("beta", "kind", "center", "l2", "eps")}
         rest = {"preset": "paper", "cov": "independent", "distance_scale": 1.0, "alpha1": 100.0}
         kinds["class covariances, closed form"] = {**same, **rest, "head": "closed_form"}
         kinds["class covariances, sampled + L-BFGS"] = {**same, **rest, "head": "lbfgs", "n_per": "class"}

@@ -52,7 +52,8 @@ __all__ = [
 _MODULES = {
     "fewcal.apply.classify": ("classify",),
     "fewcal.bank": ("BaseBank",),
-    "fewcal.estimators": ("GDCClassifier", "Gaussianizer"),
+    "fewcal.estimators.classifier": ("GDCClassifier",),
+    "fewcal.estimators.gaussianizer": ("Gaussianizer",),
     "fewcal.estimators.sampler": ("GDCSampler",),
     "fewcal.evaluation": ("Protocol", "Results", "evaluate", "load_run"),
     "fewcal.factor_gaussian": ("FactorGaussian",),

@@ -22,6 +22,7 @@ others are nearer.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -79,10 +80,15 @@ class ClassPrior:
     deviation: Tensor
     similarity: float = 0.0
 
+    @cached_property
+    def half_squares(self) -> Tensor:
+        """‖M_c‖²/2 `(C,)`."""
+        return torch.linalg.vecdot(self.means, self.means) / 2
+
     def neighbours(self, x: Tensor, sharpness: float, own: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """w `(*B, C)` of points `x (*B, D)` and their products with the base means; `own (*B)` is left out."""
         product = x @ self.means.T
-        score = sharpness / self.unit * (2 * product - torch.linalg.vecdot(self.means, self.means))
+        score = (product - self.half_squares) * (2 * sharpness / self.unit)
         if own is not None:
             score = score.scatter(-1, own[..., None], -torch.inf)
         return torch.softmax(score, dim=-1), product
@@ -239,7 +245,8 @@ def posterior(prior: ClassPrior, means: Tensor, shots: Tensor, *, sharpness: flo
     worth = 1 / prior.psi + strength
     k = shots[..., None].to(means.dtype)
     average = float(shots.to(means.dtype).mean()) + worth
-    return Posterior((k * means + worth * (weights @ prior.means)) / (k + worth), average / (average + 1), worth)
+    mean = torch.lerp(weights @ prior.means, means, k / (k + worth))
+    return Posterior(mean, average / (average + 1), worth)
 
 
 def prior_bank(prior: ClassPrior, bank: BaseBank) -> BaseBank:

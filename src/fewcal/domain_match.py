@@ -204,17 +204,22 @@ def off_scale(x: Tensor, bank: BaseBank) -> str | None:
     if bank.transform is not None or not len(x):
         return None
     remedy = "give support and base rows the same preprocessing (no scaler between the extractor and the classifier)"
-    share = float((x < 0).float().mean())
     low = bank.memo.get("smallest mean", lambda: float(bank.means.min()))
-    if low >= 0 and share > 0.05 and bank.memo.get("smallest row", lambda: _smallest(bank)) >= 0:
+    share = float((x < 0).float().mean()) if low >= 0 and float(x.min()) < 0 else 0.0
+    if share > 0.05 and bank.memo.get("smallest row", lambda: _smallest(bank)) >= 0:
         return f"{share:.0%} of the support's values are negative and no base value is: {remedy}"
-    counts = bank.counts.double()
     own = float(torch.linalg.vecdot(x, x).mean())
-    total = bank.within_scatter.sum() + (counts * torch.linalg.vecdot(bank.means, bank.means).double()).sum()
-    base = float(total / counts.sum())
+    base = bank.memo.get("mean square of rows", lambda: _mean_square(bank))
     if base > 0 and not 1 / _SCALE <= own / base <= _SCALE:
         return f"the support's rows are {(own / base) ** 0.5:.2g} times as long as base rows: {remedy}"
     return None
+
+
+def _mean_square(bank: BaseBank) -> float:
+    """The mean squared length of base rows."""
+    counts = bank.counts.double()
+    total = bank.within_scatter.sum() + (counts * torch.linalg.vecdot(bank.means, bank.means).double()).sum()
+    return float(total / counts.sum())
 
 
 def _smallest(bank: BaseBank) -> float:

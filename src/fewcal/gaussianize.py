@@ -109,7 +109,7 @@ def l2_normalise(x: Tensor) -> Tensor:
     tensor([[0.6000, 0.8000],
             [0.0000, 0.0000]])
     """
-    return torch.nn.functional.normalize(x, dim=-1, eps=1e-12)
+    return x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp_min(1e-12)
 
 
 @dataclass(frozen=True, eq=False)

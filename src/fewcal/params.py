@@ -221,7 +221,16 @@ class GDCParams:
 
     def for_bank(self, bank: BaseBank) -> GDCParams:
         """The same, with the β that the base classes choose where it is "auto"."""
-        return self.with_changes(beta=bank.power_choice(self.kind, self.eps).beta) if self.beta == "auto" else self
+        if self.beta != "auto":
+            return self
+        beta = bank.power_choice(self.kind, self.eps).beta
+        if beta not in self._with_beta:  # presets are one object each, and a check of all fields takes a while
+            self._with_beta[beta] = self.with_changes(beta=beta)
+        return self._with_beta[beta]
+
+    @cached_property
+    def _with_beta(self) -> dict[float, GDCParams]:
+        return {}
 
     def with_changes(self, **changes: Any) -> GDCParams:
         """A copy with some fields replaced; unknown names are refused with the nearest known ones."""

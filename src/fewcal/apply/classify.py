@@ -35,7 +35,7 @@ from fewcal.features.sources.kinds import DEFAULT_EXTRACTORS, default_extractor
 from fewcal.features.sources.texts import Texts
 
 if TYPE_CHECKING:
-    from fewcal.estimators import GDCClassifier
+    from fewcal.estimators.few_shot import FewShotClassifier
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +59,7 @@ class Answers:
     truth: list[str] | None
     method: str
     extractor: Extractor
-    classifier: GDCClassifier
+    classifier: FewShotClassifier
 
     def __len__(self) -> int:
         return len(self.query)
@@ -145,7 +145,7 @@ def classify(
     reject : with a bank, answer "none of these" where more than this share of base examples fit as well
     columns : names of the columns or keys of text and class in files of texts
     """
-    from fewcal.estimators import GDCClassifier
+    from fewcal.estimators.few_shot import FewShotClassifier
 
     check_reject(reject)
     if reject is not None and bank is None:
@@ -172,7 +172,7 @@ def classify(
     if lost := sorted(set(classes) - set(known.classes)):
         raise InputError(f"no example of class {lost[0]!r} can be read; add one that can")
     z, asked = features_of(asked, total - len(asked))
-    gdc = GDCClassifier(bank=loaded, preset=preset, device=device, random_state=seed)
+    gdc = FewShotClassifier(bank=loaded, preset=preset, device=device, random_state=seed)
     classifier = gdc.set_params(**(plain_settings(loaded, model, preset) | changes)).fit(x, np.array(known.labels))
     table = predict_features(classifier, z, reject)
     shown = asked.texts if isinstance(asked, Texts) else asked.names

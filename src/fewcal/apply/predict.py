@@ -22,7 +22,7 @@ from fewcal.methods import parse_settings
 from fewcal.params import RENAMED, GDCParams
 
 if TYPE_CHECKING:
-    from fewcal.estimators import GDCClassifier
+    from fewcal.estimators.few_shot import FewShotClassifier
 
 NONE_OF_THESE = "none of these"
 Setting: TypeAlias = str | int | float | bool | None
@@ -67,9 +67,9 @@ def fit_from_files(
     settings: Sequence[str] = (),
     seed: int = 0,
     device: str | None = None,
-) -> tuple[GDCClassifier, FeatureSplit]:
-    """A fitted `GDCClassifier` and the support it was fitted on."""
-    from fewcal.estimators import GDCClassifier
+) -> tuple[FewShotClassifier, FeatureSplit]:
+    """A fitted `FewShotClassifier` and the support it was fitted on."""
+    from fewcal.estimators.few_shot import FewShotClassifier
 
     changes = gdc_settings(settings)
     rows = load_split(support, labelled=True)
@@ -77,11 +77,11 @@ def fit_from_files(
     classes = np.array(rows.classes if rows.named else [int(c) for c in rows.classes])
     names = classes[rows.require_labels()]
     loaded = None if bank is None else BaseBank.load(bank)
-    classifier = GDCClassifier(bank=loaded, preset=preset or "default", device=device, random_state=seed)
+    classifier = FewShotClassifier(bank=loaded, preset=preset or "default", device=device, random_state=seed)
     return classifier.set_params(**changes).fit(rows.float32(), names), rows
 
 
-def predict_rows(classifier: GDCClassifier, query: StrPath, reject: float | None = None) -> Columns:
+def predict_rows(classifier: FewShotClassifier, query: StrPath, reject: float | None = None) -> Columns:
     """Predictions for a file of rows, as columns; see `predict_features`."""
     check_reject(reject)
     rows = load_split(query)
@@ -128,7 +128,7 @@ def predict_features(classifier: Classifier, x: np.ndarray, reject: float | None
     With `reject` there is also `p_other`, the share of base-class examples that look at least as much like the support
     classes as this row; rows with `p_other` ≥ reject are answered "none of these".
     """
-    from fewcal.estimators import GDCClassifier
+    from fewcal.estimators.few_shot import FewShotClassifier
 
     check_reject(reject)
     probabilities = classifier.predict_proba(x)
@@ -136,7 +136,7 @@ def predict_features(classifier: Classifier, x: np.ndarray, reject: float | None
     answers = classifier.classes_[best].astype(object)
     table: Columns = {"row": np.arange(len(x)), "prediction": answers, "probability": probabilities.max(axis=1)}
     if reject is not None:
-        if not isinstance(classifier, GDCClassifier):
+        if not isinstance(classifier, FewShotClassifier):
             raise InputError(f"{type(classifier).__name__} cannot answer {NONE_OF_THESE!r}; that takes a bank")
         other = classifier.outlier_pvalue(x)
         answers[other >= reject] = NONE_OF_THESE

@@ -12,7 +12,7 @@ from fewcal.apply.classify import check_same_extractor, labelled_items, plain_se
 from fewcal.apply.predict import Columns, Setting, predict_features
 from fewcal.bank import BaseBank
 from fewcal.errors import InputError
-from fewcal.estimators import GDCClassifier
+from fewcal.estimators.few_shot import FewShotClassifier
 from fewcal.estimators.saved import read_fit
 from fewcal.features import load_split
 from fewcal.features.extract import embed, find_items
@@ -43,11 +43,11 @@ def fit_model(
     settings: dict[str, Setting] | None = None,
     seed: int = 0,
     reading: Reading | None = None,
-) -> GDCClassifier:
+) -> FewShotClassifier:
     """A classifier from labelled pictures, texts or features, that knows its extractor (`extractor_`)."""
     how = reading or Reading()
     changes = settings or {}
-    classifier = GDCClassifier(bank=bank, preset=preset, device=how.device, random_state=seed)
+    classifier = FewShotClassifier(bank=bank, preset=preset, device=how.device, random_state=seed)
     if extractor is None and kind_of(support, how.columns[0]) == "features":
         rows = load_split(support, labelled=True)
         names = np.array(rows.classes if rows.named else [int(c) for c in rows.classes])[rows.require_labels()]
@@ -65,9 +65,9 @@ def fit_model(
 
 def load_model(
     path: StrPath, device: str | None = None, allow_download: bool = False
-) -> tuple[GDCClassifier, Extractor | None]:
+) -> tuple[FewShotClassifier, Extractor | None]:
     """A saved classifier and its extractor, None where it was fitted on features without a name."""
-    classifier = GDCClassifier.load(path, device=device)
+    classifier = FewShotClassifier.load(path, device=device)
     if classifier.extractor_ is None:
         return classifier, None
     name = classifier.extractor_.rpartition("@")[0]
@@ -81,7 +81,7 @@ def load_model(
 
 
 def predict_source(
-    classifier: GDCClassifier,
+    classifier: FewShotClassifier,
     extractor: Extractor | None,
     source: StrPath,
     reject: float | None = None,

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from inspect import signature
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
-from sklearn.base import clone
-from sklearn.utils.validation import check_is_fitted
 
 from fewcal._utils.types import JSON, StrPath
 from fewcal.bank import BaseBank
 from fewcal.errors import InputError
-from fewcal.estimators.inputs import PLAIN, as_tensor, check_rows, given_params, resolve_bank
+from fewcal.estimators.inputs import PLAIN, as_tensor, check_fitted, check_rows, given_params, resolve_bank
 from fewcal.estimators.saved import SavedFit, joined_labels, moments_only, read_fit, same_answers, write_fit
 from fewcal.params import GDCParams
 
@@ -66,7 +65,7 @@ class IncrementalMixin:
 
     def add_examples(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Add labelled rows `X (R, D)`, `y (R,)`, of known classes or new ones, and fit on all."""
-        check_is_fitted(self)
+        check_fitted(self)
         rows = check_rows(self, X, reset=False)
         labels = np.asarray(y)
         if labels.shape != (len(rows),):
@@ -82,7 +81,7 @@ class IncrementalMixin:
         >>> clf.add_class([[5.0, 5.0]], "mouse").predict([[4.0, 6.0]]).tolist()
         ['mouse']
         """
-        check_is_fitted(self)
+        check_fitted(self)
         if name in self.classes_.tolist():
             raise InputError(f"there is a class {name!r} already; use add_examples for more rows of it")
         return self.add_examples(X, np.array([name] * len(np.asarray(X))))
@@ -99,7 +98,7 @@ class IncrementalMixin:
         keep_bank : whether to keep all of the bank
         extractor : what made the features, as `Extractor.stamp` says it; by default what the file that was loaded says
         """
-        check_is_fitted(self)
+        check_fitted(self)
         X, y = self.support_
         seed = self.random_state
         if seed is not None and not isinstance(seed, int | np.integer):
@@ -137,7 +136,8 @@ class IncrementalMixin:
         small = moments_only(bank, params)
 
         def again() -> IncrementalMixin:
-            other: IncrementalMixin = clone(self).set_params(bank=small, preset=params)
+            arguments = {name: getattr(self, name) for name in signature(type(self)).parameters}
+            other = type(self)(**(arguments | {"bank": small, "preset": params}))
             return other.fit(*self.support_)
 
         return small if same_answers(self, again, self.support_[0]) else bank

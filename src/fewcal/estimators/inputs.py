@@ -1,4 +1,8 @@
-"""What users give the estimators, made ready: rows, banks, parameters, seeds."""
+"""What users give the estimators, made ready: rows, banks, parameters, seeds.
+
+Arrays of floats with plain labels are checked here, in microseconds; whatever else there is goes through
+scikit-learn's own validation, which is loaded when it is first needed.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +11,11 @@ from collections.abc import Sequence
 from functools import lru_cache
 from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 from warnings import catch_warnings, filterwarnings, warn
 
 import numpy as np
 import torch
-from sklearn.utils import check_random_state
-from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import _num_samples, validate_data  # private of sklearn: no public row count
 
 from fewcal._utils.arrays import check_finite, pick_device
 from fewcal.bank import BaseBank
@@ -24,20 +25,35 @@ from fewcal.presets import get_preset, with_settings
 
 # The value of a parameter under its old name that nobody gave, as in scikit-learn.
 DEPRECATED = "deprecated"
+# What rows may be held in; anything else becomes the first.
+_FLOATS = (np.dtype(np.float64), np.dtype(np.float32))
 # Parameters of the transform, which count without a bank, too.
 PLAIN = ("beta", "kind", "eps", "center", "l2")
 
 
-def check_rows(estimator: object, X: object, *, reset: bool) -> np.ndarray:
-    """scikit-learn's own validation of rows `X (R, D)`, with one-line errors."""
-    rows: np.ndarray = _validated(estimator, X, "no_validation", reset)
+def check_fitted(estimator: object) -> None:
+    """Raise scikit-learn's `NotFittedError` unless `fit` was called."""
+    if not hasattr(estimator, "n_features_in_"):
+        from sklearn.exceptions import NotFittedError
+
+        raise NotFittedError(f"this {type(estimator).__name__} is not fitted yet; call fit first")
+
+
+def check_rows(estimator: Any, X: object, *, reset: bool) -> np.ndarray:
+    """Rows `X (R, D)` of numbers below `LARGEST`; one-line errors for anything else."""
+    rows = np.asarray(X) if _plain_rows(estimator, X, reset) else _validated(estimator, X, "no_validation", reset)
     check_finite(as_tensor(rows), "X")
     return rows
 
 
-def check_support(estimator: object, X: object, y: object) -> tuple[np.ndarray, np.ndarray]:
-    """scikit-learn's own validation of X and y, with one-line errors for what few-shot data gets wrong."""
+def check_support(estimator: Any, X: object, y: object) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and their labels, with one-line errors for what few-shot data gets wrong."""
+    if isinstance(X, np.ndarray) and _plain_labels(y) and len(y) == len(X) and _plain_rows(estimator, X, reset=True):
+        check_finite(as_tensor(X), "X")
+        return X, y
     if y is not None:
+        from sklearn.utils.validation import _num_samples  # private of sklearn: no public row count
+
         if (given := _num_samples(X)) == 0:
             raise InputError("X has no rows; the support set needs at least one row of each class")
         if given != (labels := _num_samples(y)):
@@ -47,9 +63,26 @@ def check_support(estimator: object, X: object, y: object) -> tuple[np.ndarray, 
     return rows, names
 
 
+def _plain_rows(estimator: Any, X: object, reset: bool) -> TypeGuard[np.ndarray]:
+    """Whether scikit-learn's validation would return X as it is, without a warning; then what it notes is noted."""
+    if type(X) is not np.ndarray or X.ndim != 2 or X.dtype not in _FLOATS or 0 in X.shape:
+        return False
+    if reset:
+        vars(estimator).pop("feature_names_in_", None)
+        estimator.n_features_in_ = X.shape[1]
+    return X.shape[1] == estimator.n_features_in_ and not hasattr(estimator, "feature_names_in_")
+
+
+def _plain_labels(y: object) -> TypeGuard[np.ndarray]:
+    """Whether y is an array of integers or texts, which are classes whatever they hold."""
+    return type(y) is np.ndarray and y.ndim == 1 and y.dtype.kind in "iubU"
+
+
 def _validated(estimator: object, X: object, y: object, reset: bool) -> Any:
+    from sklearn.utils.validation import validate_data
+
     try:
-        return validate_data(estimator, X, y, dtype=[np.float64, np.float32], ensure_all_finite=False, reset=reset)
+        return validate_data(estimator, X, y, dtype=list(_FLOATS), ensure_all_finite=False, reset=reset)
     except ValueError as error:
         if "could not convert" in str(error):
             raise InputError(f"X holds values that are not numbers ({error}); pass a 2-D array of floats") from error
@@ -58,20 +91,28 @@ def _validated(estimator: object, X: object, y: object, reset: bool) -> Any:
 
 def class_codes(y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The sorted classes of labels `y (S,)`, at least two, and the position of each label among them."""
+    if not _plain_labels(y):
+        _check_targets(y)
+    classes, codes = np.unique(y, return_inverse=True)
+    if len(classes) < 2:
+        raise InputError(f"y has one class only, {classes.tolist()[0]!r}; give support rows of at least two classes")
+    return classes, codes
+
+
+def _check_targets(y: np.ndarray) -> None:
+    from sklearn.utils.multiclass import check_classification_targets
+
     with catch_warnings():
         # A class for every row or two is what few-shot means; scikit-learn would take it for a regression.
         filterwarnings("ignore", "The number of unique classes", UserWarning)
         try:
             check_classification_targets(y)
-            classes, codes = np.unique(y, return_inverse=True)
+            np.unique(y)
         except (TypeError, ValueError) as error:
             types = sorted({type(label).__name__ for label in np.ravel(y).tolist()})
             if len(types) == 1:
                 raise
             raise InputError(f"y mixes labels of several types ({', '.join(types)}); use one, e.g. str") from error
-    if len(classes) < 2:
-        raise InputError(f"y has one class only, {classes.tolist()[0]!r}; give support rows of at least two classes")
-    return classes, codes
 
 
 def as_tensor(x: np.ndarray) -> torch.Tensor:
@@ -143,4 +184,6 @@ def seed_from(random_state: object) -> int:
     """An integer seed from scikit-learn's `random_state`."""
     if isinstance(random_state, Integral):
         return int(random_state)
+    from sklearn.utils import check_random_state
+
     return int(check_random_state(random_state).randint(np.iinfo(np.int32).max))

@@ -95,7 +95,8 @@ class Discriminant:
 
     def head(self, guess: Tensor | float) -> LinearHead:
         """The classifier; `guess (T,)` or a number is the prior guess of γ."""
-        member = torch.nn.functional.one_hot(self.labels, self.means.shape[1]).to(self.support.dtype)  # (T, S, N)
+        classes = torch.arange(self.means.shape[1], device=self.labels.device)
+        member = (self.labels[..., None] == classes).to(self.support.dtype)  # (T, S, N)
         counts = member.sum(dim=1)
         least, most = (int(n) for n in torch.stack(counts.aminmax()).tolist())
         gamma = torch.as_tensor(guess, dtype=member.dtype, device=member.device).expand(len(member))

@@ -42,6 +42,16 @@ class LinearHead(Head):
         return LinearHead(self.weight.to(device), self.bias.to(device))
 
 
+def membership(labels: Tensor, n_classes: int, dtype: torch.dtype) -> Tensor:
+    """Which points are of which class, as ones and zeros: `labels (T, S)` → `(T, S, N)`.
+
+    >>> membership(torch.tensor([[0, 2]]), 3, torch.float32)
+    tensor([[[1., 0., 0.],
+             [0., 0., 1.]]])
+    """
+    return (labels[..., None] == torch.arange(n_classes, device=labels.device)).to(dtype)
+
+
 def class_means(x: Tensor, labels: Tensor, n_classes: int) -> Tensor:
     """Mean of the rows of each class: `x (T, S, D)`, `labels (T, S)` → `(T, N, D)`.
 
@@ -55,7 +65,7 @@ def class_means(x: Tensor, labels: Tensor, n_classes: int) -> Tensor:
         total = x.new_zeros(t * n_classes, d).index_add_(0, at, x.reshape(-1, d))
         count = torch.bincount(at, minlength=t * n_classes).clamp_(min=1).to(x.dtype)
         return total.div_(count[:, None]).view(t, n_classes, d)
-    member = torch.nn.functional.one_hot(labels, n_classes).to(x.dtype)  # (T, S, N)
+    member = membership(labels, n_classes, x.dtype)
     return (member.mT @ x) / member.sum(dim=1).clamp(min=1)[..., None]
 
 

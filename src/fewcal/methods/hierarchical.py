@@ -15,7 +15,7 @@ not resemble those of the task, the two classifiers share the answer.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from warnings import warn
 
 import torch
@@ -38,7 +38,7 @@ from fewcal.errors import FewcalWarning
 from fewcal.gaussianize import Gaussianization
 from fewcal.heads.base import Head
 from fewcal.heads.discriminant import Discriminant
-from fewcal.heads.linear import LinearHead, class_means, class_sizes
+from fewcal.heads.linear import LinearHead, class_means, class_sizes, membership
 from fewcal.methods.bankless import UnitRows, bankless_head
 from fewcal.methods.base import Method, RowMap, TaskBatch
 from fewcal.params import GDCParams
@@ -156,7 +156,7 @@ class HierarchicalGDC(Method):
         with torch.no_grad():
             support = self._centred(batch.support)
             own = class_means(support, batch.labels, batch.n_classes)
-            shots = torch.nn.functional.one_hot(batch.labels, batch.n_classes).sum(dim=1)
+            shots = membership(batch.labels, batch.n_classes, support.dtype).sum(dim=1)
             found = posterior(self.prior, own, shots, sharpness=p.sharpness, strength=p.strength)
             parts = Discriminant(support, batch.labels, found.mean, found.precision, found.worth, p.scatter)
             return blended(parts.head(self.confidence), batch, self.trust(batch).share)
@@ -179,18 +179,23 @@ class HierarchicalGDC(Method):
 
 @dataclass(frozen=True, eq=False)
 class PairedRows:
-    """Rows as the model sees them, less the origin, and behind them as the bank-less classifier does: `(R, 2D)`."""
+    """Rows as the model sees them, less the origin, and behind them as the bank-less classifier does: `(R, 2D)`.
+
+    Without `paired` the model's alone, for a head that looks at no more.
+    """
 
     model: Gaussianization
     origin: Tensor
+    paired: bool = True
 
     def __call__(self, x: Tensor, name: str = "X") -> Tensor:
         """Map rows."""
-        return torch.cat([self.model(x, name) - self.origin, UnitRows()(x)], dim=-1)
+        rows = self.model(x, name) - self.origin
+        return torch.cat([rows, UnitRows()(x)], dim=-1) if self.paired else rows
 
     def to(self, device: torch.device | str) -> PairedRows:
         """The same on `device`."""
-        return PairedRows(self.model.to(device), self.origin.to(device))
+        return replace(self, model=self.model.to(device), origin=self.origin.to(device))
 
 
 @dataclass(frozen=True, eq=False)

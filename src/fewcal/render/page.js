@@ -63,6 +63,39 @@
     });
   };
 
+  // A table without room for its columns breaks long words on a screen, and on a phone becomes a list of its rows, so
+  // that no number is cut.
+  const ROLES = { TABLE: "table", THEAD: "rowgroup", TBODY: "rowgroup", TR: "row", TD: "cell" };
+  const listable = (table) => {
+    const heads = [...table.tHead.rows[0].cells].map((head) => head.textContent.trim());
+    for (const part of [table, ...table.querySelectorAll("thead, tbody, tr, td")]) part.setAttribute("role", ROLES[part.tagName]);
+    for (const head of table.querySelectorAll("th")) head.setAttribute("role", head.scope === "row" ? "rowheader" : "columnheader");
+    for (const cell of table.tBodies[0].querySelectorAll("td")) {
+      const value = document.createElement("span");
+      value.append(...cell.childNodes);
+      cell.append(value);
+      cell.dataset.label = heads[cell.cellIndex];
+    }
+  };
+
+  const fitting = (box) => {
+    let seen = 0;
+    let ready = false;
+    new ResizeObserver(() => {
+      if (!box.clientWidth || box.clientWidth === seen) return;
+      seen = box.clientWidth;
+      box.classList.remove("stacked", "tight");
+      if (box.scrollWidth <= seen + 1) return;
+      if (!matchMedia("(max-width: 60rem)").matches) {
+        box.classList.add("tight");
+        return;
+      }
+      if (!ready) listable(box.querySelector("table"));
+      ready = true;
+      box.classList.add("stacked");
+    }).observe(box);
+  };
+
   document.addEventListener("DOMContentLoaded", () => {
     themeButton(document.getElementById("theme"));
     const say = document.createElement("div");
@@ -70,6 +103,7 @@
     say.setAttribute("role", "status");
     document.body.append(say);
     document.querySelectorAll("table[data-sortable]").forEach((table) => sortable(table, say));
+    document.querySelectorAll(".scroll").forEach(fitting);
     const contents = document.querySelector("nav details");
     if (contents && matchMedia("(max-width: 70rem)").matches) contents.open = false;
     // A link into a folded part opens it.

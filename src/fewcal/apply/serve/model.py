@@ -10,7 +10,7 @@ import numpy as np
 from fewcal._utils.types import JSON
 from fewcal.apply.predict import NONE_OF_THESE
 from fewcal.errors import InputError
-from fewcal.estimators import GDCClassifier
+from fewcal.estimators.few_shot import FewShotClassifier
 from fewcal.features.extractors import Extractor
 
 # A row of features (D,), a picture brought to the extractor's size, or a text.
@@ -21,7 +21,7 @@ Item: TypeAlias = np.ndarray | str
 class ServedModel:
     """What a service answers with; `extractor` is None where the model says nothing about one: rows alone are taken."""
 
-    classifier: GDCClassifier
+    classifier: FewShotClassifier
     extractor: Extractor | None = None
     reject: float | None = None
 

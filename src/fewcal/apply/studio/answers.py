@@ -16,12 +16,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.stats import beta as beta_distribution
 
 from fewcal.bank import BaseBank
 
 if TYPE_CHECKING:
-    from fewcal.estimators import GDCClassifier
+    from fewcal.estimators.few_shot import FewShotClassifier
 
 # The gain is a sum over pairs; beyond this many items, pairs are taken from an even sample.
 MOST_PAIRED = 2000
@@ -37,13 +36,13 @@ class Recipe:
     preset: str = "default"
     beta: float = 1.0
 
-    def make(self) -> GDCClassifier:
+    def make(self) -> FewShotClassifier:
         """A new classifier, not fitted."""
-        from fewcal.estimators import GDCClassifier
+        from fewcal.estimators.few_shot import FewShotClassifier
 
         if self.bank is not None:
-            return GDCClassifier(bank=self.bank, preset=self.preset)
-        return GDCClassifier(preset="whitened", beta=self.beta, l2=True)
+            return FewShotClassifier(bank=self.bank, preset=self.preset)
+        return FewShotClassifier(preset="whitened", beta=self.beta, l2=True)
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ class Estimate:
         return self.right / self.asked
 
 
-def fitted(recipe: Recipe, x: np.ndarray, labels: np.ndarray) -> GDCClassifier | None:
+def fitted(recipe: Recipe, x: np.ndarray, labels: np.ndarray) -> FewShotClassifier | None:
     """A classifier fitted on labelled rows, or None where there are fewer than two classes."""
     return None if len(np.unique(labels)) < 2 else recipe.make().fit(x, labels)
 
@@ -106,7 +105,9 @@ def accuracy_interval(right: int, asked: int) -> tuple[float, float]:
     >>> round(low, 2), round(high, 2)
     (0.62, 0.99)
     """
-    low, high = beta_distribution.ppf([0.025, 0.975], right + 0.5, asked - right + 0.5)
+    from scipy.special import betaincinv
+
+    low, high = betaincinv(right + 0.5, asked - right + 0.5, [0.025, 0.975])
     return (0.0 if right == 0 else float(low), 1.0 if right == asked else float(high))
 
 

@@ -42,7 +42,7 @@ from fewcal.features.extractors import Extractor, as_extractor
 from fewcal.features.sources.kinds import DEFAULT_EXTRACTORS
 
 if TYPE_CHECKING:
-    from fewcal.estimators import GDCClassifier
+    from fewcal.estimators.few_shot import FewShotClassifier
 
 MOST_SUGGESTED = 6
 QUIET_S = 0.4  # without a change before the accuracy is estimated
@@ -72,7 +72,7 @@ class Answered:
 
     ids: list[int]
     x: np.ndarray
-    classifier: GDCClassifier | None
+    classifier: FewShotClassifier | None
     columns: list[int]  # class id of each column of probabilities
     probabilities: np.ndarray | None  # (R, N)
     outliers: np.ndarray | None  # (R,) p-values of "none of these", with a bank

@@ -1,0 +1,141 @@
+"""Start and small calls, where nothing large is computed: python benchmarks/speed/calls.py [--runs 9] [--threads 2]
+
+- the command until its help stands there, until an error, and until ten pictures are classified, each in a process of
+  its own, beside what importing takes of it; median and slowest;
+- `GDCClassifier.fit` and `predict` of one 5-way 1-shot task on a prepared bank of 100 classes, D = 640;
+- `BaseBank.load` of a bank with its rows: time, memory of its own, and what is resident (mapped pages of the file).
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fewcal import BaseBank, GDCClassifier
+from fewcal.features.synthetic import make_features
+
+
+def processes(name: str, command: list[str], runs: int, code: int = 0) -> None:
+    """Time a command from its start to its end."""
+    times = []
+    for _ in range(runs):
+        began = time.perf_counter()
+        done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
+        times.append(time.perf_counter() - began)
+        if done.returncode != code:
+            raise SystemExit(f"{' '.join(command)} ended with {done.returncode}: {done.stderr}")
+    print(f"{name:44s} {statistics.median(times):6.2f} s (slowest {max(times):.2f})", flush=True)
+
+
+def start(runs: int, folder: Path) -> None:
+    """The command line, from nothing."""
+    rng = np.random.default_rng(0)
+    from PIL import Image
+
+    for kind, count in (("photos/a", 5), ("photos/b", 5), ("new", 10)):
+        (folder / kind).mkdir(parents=True)
+        for i in range(count):
+            Image.fromarray(rng.integers(0, 256, (240, 320, 3), np.uint8)).save(folder / kind / f"{i}.jpg")
+    fewcal = ["-m", "fewcal"]
+    processes("fewcal --help", [*fewcal, "--help"], runs)
+    processes("fewcal classify --help", [*fewcal, "classify", "--help"], runs)
+    processes(
+        "fewcal classify, a folder that is not there", [*fewcal, "classify", "--support", "a", "--query", "b"], runs, 2
+    )
+    processes("fewcal evaluate, an option that is none", [*fewcal, "evaluate", "--shots", "1"], runs, 2)
+    support, query = str(folder / "photos"), str(folder / "new")
+    processes("import torch", ["-c", "import torch"], runs)
+    needed = "fewcal.apply.classify, fewcal.estimators.few_shot, fewcal.features.extractors.efficientnet_lite"
+    processes("all that classify imports, torch included", ["-c", f"import {needed}"], runs)
+    one = ["classify", "--support", support, "--query", f"{query}/0.jpg", "-q"]
+    processes("fewcal classify, 10 examples and 1 picture", [*fewcal, *one], runs)
+    ten = ["classify", "--support", support, "--query", query, "-q"]
+    processes("fewcal classify, 10 examples and 10 pictures", [*fewcal, *ten], runs)
+
+
+def one_task(bank: BaseBank, x: np.ndarray, y: np.ndarray, asked: np.ndarray) -> np.ndarray:
+    """As a user would write it."""
+    return GDCClassifier(bank).fit(x, y).predict(asked)
+
+
+def calls(repeats: int) -> None:
+    """One task by the estimator."""
+    data = make_features(base=100, val=0, novel=5, rows=20, dim=640)
+    bank = BaseBank().fit(data.base.features, data.base.labels)
+    few = np.arange(100) % 20 == 0
+    x, y = data.novel.features[few], data.novel.labels[few]
+    for queries in (5, 75):
+        asked = data.novel.features[~few][:queries]
+        task = partial(one_task, bank, x, y, asked)
+        timed(f"fit and predict of {queries} queries", task, repeats)
+    timed("fit", lambda: GDCClassifier(bank).fit(x, y), repeats)
+
+
+def timed(name: str, work: Callable[[], object], repeats: int) -> None:
+    for _ in range(20):
+        work()
+    times = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        work()
+        times.append(1e3 * (time.perf_counter() - began))
+    median, low = statistics.median(times), statistics.quantiles(times, n=10)[0]
+    print(f"{name:44s} {median:6.2f} ms (10% below {low:.2f}, {repeats} times)", flush=True)
+
+
+def memory() -> dict[str, float]:
+    """Resident memory of this process in MB: its own (RssAnon), mapped files (RssFile), and the most so far (VmHWM)."""
+    lines = (line.split() for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines())
+    wanted = ("RssAnon:", "RssFile:", "VmHWM:")
+    return {line[0][:-1]: int(line[1]) / 1e3 for line in lines if line and line[0] in wanted}
+
+
+def load(path: str) -> None:
+    """Load a bank in this process and tell what it took."""
+    before, began = memory(), time.perf_counter()
+    bank = BaseBank.load(path)
+    seconds, after = time.perf_counter() - began, memory()
+    own, peak = after["RssAnon"] - before["RssAnon"], after["VmHWM"] - before["VmHWM"]
+    size = Path(path).stat().st_size / 1e6
+    print(f"load {bank}")
+    print(f"  {size:.0f} MB on disk: {1e3 * seconds:.0f} ms, {own:.0f} MB of its own, peak {peak:.0f} MB")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=9, help="Starts of each command.")
+    parser.add_argument("--repeats", type=int, default=500, help="Small calls.")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--only", choices=["start", "calls", "load"], help="One part alone.")
+    parser.add_argument("--load", metavar="BANK", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.load:
+        return load(options.load)
+    torch.set_num_threads(options.threads)
+    print(f"Python {platform.python_version()}, torch {torch.__version__}, {options.threads} threads")
+    with tempfile.TemporaryDirectory() as folder:
+        if options.only in (None, "start"):
+            start(options.runs, Path(folder))
+        if options.only in (None, "calls"):
+            calls(options.repeats)
+        if options.only in (None, "load"):
+            path = f"{folder}/bank.safetensors"
+            rows = np.random.default_rng(0).random((60_000, 640), np.float32)
+            BaseBank().fit(rows, np.arange(60_000) % 100).save(path)
+            subprocess.run([sys.executable, __file__, "--load", path], check=True)
+    return None
+
+
+if __name__ == "__main__":
+    main()
