@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import warnings
 from dataclasses import fields
 from inspect import signature
@@ -16,6 +18,7 @@ import pytest
 import torch
 from sklearn.base import clone
 from sklearn.datasets import make_blobs
+from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.neighbors import KNeighborsClassifier
@@ -27,6 +30,7 @@ from fewcal import BaseBank, Gaussianizer, GDCClassifier, GDCParams
 from fewcal._utils.randomness import TaskRandom
 from fewcal.bank import spaces
 from fewcal.errors import FewcalWarning, InputError
+from fewcal.estimators.few_shot import FewShotClassifier
 from fewcal.gaussianize import fit_gaussianization
 from fewcal.methods import GDC, TaskBatch
 from fewcal.params import RENAMED
@@ -121,6 +125,49 @@ def test_pandas_in(bank: BaseBank) -> None:
     assert (clf.predict(pd.DataFrame(Q, columns=columns)) == GDCClassifier(bank).fit(X, y).predict(Q)).all()
     with pytest.raises(ValueError, match="feature names should match"):
         clf.predict(pd.DataFrame(Q, columns=columns[::-1]))
+
+
+def test_the_classifier_of_the_command_line_is_the_same_without_scikit_learn(bank: BaseBank) -> None:
+    X, y, Q, truth = task()
+    full, bare = GDCClassifier(bank).fit(X, y), FewShotClassifier(bank).fit(X, y)
+    assert np.array_equal(full.predict_proba(Q), bare.predict_proba(Q))
+    assert full.score(Q, truth) == bare.score(Q, truth)
+    assert FewShotClassifier(bank).set_params(k=3).k == 3
+    with pytest.raises(InputError, match="did you mean 'preset'"):
+        FewShotClassifier().set_params(prset="paper")
+    with pytest.raises(NotFittedError, match="call fit first"):
+        FewShotClassifier().predict(Q)
+    script = """
+import sys
+import numpy as np
+import fewcal.apply.classify, fewcal.apply.saved, fewcal.apply.studio.project, fewcal.apply.serve.model
+from fewcal.estimators.few_shot import FewShotClassifier
+rows = np.random.default_rng(0).random((4, 32), np.float32)
+FewShotClassifier().fit(rows, np.array(["a", "b", "a", "b"])).predict_proba(rows)
+print({"sklearn", "scipy"} & set(sys.modules))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
+@pytest.mark.parametrize("made", [list, pd.DataFrame, lambda x: np.asfortranarray(x), lambda x: x.astype(np.float32)])
+def test_arrays_are_answered_like_what_scikit_learn_makes_arrays_of(bank: BaseBank, made: Any) -> None:
+    X, y, Q, _ = task()
+    plain = GDCClassifier(bank).fit(X.astype(np.float64), y).predict_proba(Q.astype(np.float64))
+    assert np.allclose(GDCClassifier(bank).fit(made(X), list(y)).predict_proba(made(Q)), plain, atol=1e-6)
+
+
+def test_column_names_are_remembered_and_forgotten(bank: BaseBank) -> None:
+    X, y, Q, _ = task()
+    columns = [f"f{i}" for i in range(X.shape[1])]
+    clf = GDCClassifier(bank).fit(pd.DataFrame(X, columns=columns), y)
+    with pytest.warns(UserWarning, match="does not have valid feature names"):
+        clf.predict(Q)
+    clf.fit(X, y)
+    assert not hasattr(clf, "feature_names_in_")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        clf.predict(Q)
 
 
 def test_bank_as_path_or_rows(bank: BaseBank, tmp_path: Path) -> None:
