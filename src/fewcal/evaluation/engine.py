@@ -106,14 +106,19 @@ class Block:
 
 
 class Engine:
-    """A job made ready in one process: bank, prepared methods, features in each method's space."""
+    """A job made ready in one process: bank, prepared methods, features in each method's space.
 
-    def __init__(self, job: Job) -> None:
+    `bank` stands in place of the job's base classes where it is there already, with the spaces that it remembers.
+    """
+
+    def __init__(self, job: Job, bank: BaseBank | None = None) -> None:
         self.job = job
         self.device = torch.device(job.device)
         self.threads = torch.get_num_threads() if self.device.type == "cpu" else 1
         reuse_memory()
-        self.bank = None if job.base is None else BaseBank().fit(*job.base, device=self.device)
+        if bank is None and job.base is not None:
+            bank = BaseBank().fit(*job.base, device=self.device)
+        self.bank = bank
         # Not `from_numpy`: arrays that come from a file or another process may be read-only.
         self._raw = as_features(job.features, "features", device=self.device, check=False)
         self._prepare()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fewcal.errors import InputError
 from fewcal.features import FeatureSet
+from fewcal.paper.evaluations import Evaluations
 
 # More features than this are many: work that grows with D² or D³ is cut down then. Eigenvalues of a D×D matrix for each
 # support point, as the authors' script takes them, are for so many tasks at most, on any device.
@@ -105,6 +106,8 @@ class Case:
         Support points a class; `WHOLE` for an experiment with a single record for a feature set.
     budget : Budget
     device : str
+    evaluations : Evaluations
+        What the run has computed so far.
     """
 
     features: FeatureSet
@@ -112,6 +115,7 @@ class Case:
     shot: int
     budget: Budget
     device: str = "cpu"
+    evaluations: Evaluations = field(default_factory=Evaluations)
 
     @property
     def study_tasks(self) -> int:

@@ -35,7 +35,8 @@ class SupportOnly(NearestCentroid):
     def settings(self) -> dict[str, JSON]:
         p = self.params
         head = str(p.head) if p.trainer.samples else "centroid"
-        return {"beta": p.beta, "kind": p.kind, "center": p.center, "l2": p.l2, "head": head}
+        own: dict[str, JSON] = {"beta": p.beta, "kind": p.kind, "eps": p.eps, "center": p.center, "l2": p.l2}
+        return own | {"head": head} | ({"C": p.C} if head == "lbfgs" else {})
 
     def prepare(self, bank: BaseBank | None) -> Method:
         super().prepare(bank)

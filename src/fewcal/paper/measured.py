@@ -14,13 +14,11 @@ from typing import TypeAlias, TypedDict
 
 import numpy as np
 
-from fewcal.episodes import EpisodeSpec
 from fewcal.errors import FewcalWarning, InputError
-from fewcal.evaluation import Protocol, evaluate
+from fewcal.evaluation import Protocol
 from fewcal.evaluation.stats import Paired, paired, summarise
 from fewcal.methods import Method
 from fewcal.paper.budget import Case
-from fewcal.tuning.trials import TrialRunner
 
 WAY, QUERY = 5, 15
 # Tasks in which two methods must differ, of many, for an interval by the normal distribution.
@@ -61,12 +59,12 @@ def measure(methods: Mapping[str, Method], case: Case, tasks: int | None = None,
     count = case.budget.tasks if tasks is None else tasks
     protocol = Protocol(WAY, case.shot, QUERY, count, case.budget.seed, split)
     with quiet():
-        results = evaluate(methods, case.features, protocol, case.device)
+        found = case.evaluations.run(methods, case.features, protocol, case.device)
     return {
         "per_task": WAY * QUERY,
-        "correct": {name: results.correct[name].sum(axis=1).tolist() for name in methods},
-        "settings": {name: dict(settings) for name, settings in results.settings.items()},
-        "seconds": {name: round(results.seconds[name], 3) for name in methods},
+        "correct": {name: one.correct for name, one in found.items()},
+        "settings": {name: one.settings for name, one in found.items()},
+        "seconds": {name: round(one.seconds, 3) for name, one in found.items()},
     }
 
 
@@ -158,32 +156,29 @@ def choose_on_val(
     case: Case,
     settings: Sequence[Setting],
     make: Callable[[Setting], Method],
-    runner: TrialRunner | None = None,
+    tasks: int | None = None,
 ) -> Choice:
     """Try settings on the same validation tasks and name the best; novel classes are not looked at.
 
     Settings that these features do not admit are skipped.
     """
-    runner = runner or val_runner(case)
+    case.features.split("val")  # where there is none, this is no matter of settings
+    count = case.budget.trial_tasks if tasks is None else tasks
     tried: list[tuple[float, Setting]] = []
     for one in settings:
         try:
-            tried.append((float(runner.accuracy(make(one)).mean()), one))
+            tried.append((val_accuracy(make(one), case, count), one))
         except InputError:
             continue
     if not tried:
         raise InputError("none of the settings of the search can be used on these features")
     best, setting = max(tried, key=lambda t: t[0])  # the first of equals
-    return {"chosen": setting, "val": best, "tried": len(tried), "tasks": runner.tasks}
+    return {"chosen": setting, "val": best, "tried": len(tried), "tasks": count}
 
 
-def val_runner(case: Case, tasks: int | None = None) -> TrialRunner:
-    """Validation tasks made ready for any number of trials, by default as many as the budget has."""
-    base, val = case.features.split("base"), case.features.split("val")
-    spec = EpisodeSpec(WAY, case.shot, QUERY, case.budget.seed)
-    rows = (base.features, base.require_labels())
-    count = case.budget.trial_tasks if tasks is None else tasks
-    return TrialRunner(rows, val.features, val.require_labels(), spec, count, case.device)
+def val_accuracy(method: Method, case: Case, tasks: int | None = None) -> float:
+    """Mean accuracy of a method on validation tasks, by default on as many as a trial of the budget has."""
+    return mean_accuracy(measure({"trial": method}, case, tasks or case.budget.trial_tasks, "val"), "trial")
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Running experiments: each finished one is kept at once, so that a killed run goes on where it was.
 
     OUT/config.json                     effort and fingerprints of the features: what every number depends on
+    OUT/evaluations.jsonl               right answers of every setting that was evaluated, for whoever asks again
     OUT/results/EXPERIMENT/DATASET.json one record for each experiment, feature set and number of shots
     OUT/figures/                        pictures as SVG, PDF and PNG
     OUT/report.html, OUT/summary.md     everything beside the paper's figures
@@ -32,6 +33,7 @@ from fewcal.features import FeatureSet
 from fewcal.features.featureset import SPLITS
 from fewcal.features.io.files import EXTENSIONS
 from fewcal.paper.budget import WHOLE, Budget, Case
+from fewcal.paper.evaluations import FILE, Evaluations
 from fewcal.paper.experiments import EXPERIMENTS
 from fewcal.paper.published import dataset_title
 from fewcal.paper.registry import AnyExperiment
@@ -174,7 +176,9 @@ def run_experiments(
     if not loaded:
         raise InputError("no features were given; add --features DIR")
     with folder_lock(folder) as lock:
-        _open(folder, budget, loaded, resume)
+        evaluations = Evaluations(folder / FILE)
+        prints = {n: {s: evaluations.fingerprint(part) for s, part in fs.splits().items()} for n, fs in loaded.items()}
+        _open(folder, budget, prints, resume)
         steps, left_out = _plan(experiments, loaded)
         for reason in left_out:
             say(f"left out: {reason}")
@@ -183,7 +187,7 @@ def run_experiments(
             say(f"{len(steps) - len(todo)} of {len(steps)} are there already")
         for i, step in enumerate(todo, 1):
             say(f"[{i}/{len(todo)}] {step.name}")
-            case = Case(loaded[step.dataset], step.dataset, step.shot, budget, chosen)
+            case = Case(loaded[step.dataset], step.dataset, step.shot, budget, chosen, evaluations)
             seconds = _compute(step, case, folder, lock)
             say(f"[{i}/{len(todo)}] {step.name}: {seconds:.1f} s")
         lock.check()
@@ -229,12 +233,13 @@ def _plan(experiments: Sequence[AnyExperiment], loaded: Mapping[str, FeatureSet]
                 left_out.append(f"{e.name} needs the split {absent[0]}, which the features of {dataset} do not have")
                 continue
             steps += [Step(e, dataset, shot) for shot in e.shots]
-    return steps, left_out
+    # One feature set after the other: its bank and the spaces in it are made once.
+    order = list(loaded)
+    return sorted(steps, key=lambda step: order.index(step.dataset)), left_out
 
 
-def _open(folder: Path, budget: Budget, loaded: Mapping[str, FeatureSet], resume: bool) -> None:
-    """Begin a run, or make sure that this is its continuation."""
-    prints = {name: {s: part.fingerprint() for s, part in fs.splits().items()} for name, fs in loaded.items()}
+def _open(folder: Path, budget: Budget, prints: dict[str, dict[str, str]], resume: bool) -> None:
+    """Begin a run with features of these fingerprints, or make sure that this is its continuation."""
     file = folder / "config.json"
     if not file.is_file():
         if folder.exists() and (not folder.is_dir() or any(not p.name.startswith(".") for p in folder.iterdir())):

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fewcal.bank import BaseBank
 from fewcal.errors import InputError
 from fewcal.features import FeatureSet, FeatureSplit
 from fewcal.paper.settings import UNIT, Variant, params_text
@@ -36,12 +35,6 @@ def base_of(features: FeatureSet) -> FeatureSplit:
     if features.base is None:
         raise InputError("the paper's figures need base classes; add a base split to the features")
     return features.base
-
-
-def bank_of(features: FeatureSet) -> BaseBank:
-    """The base classes as a bank."""
-    base = base_of(features)
-    return BaseBank().fit(base.features, base.require_labels())
 
 
 def energy_distance(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

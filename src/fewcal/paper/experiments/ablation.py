@@ -21,7 +21,6 @@ from fewcal.paper.measured import (
     grid,
     join,
     measure,
-    val_runner,
 )
 from fewcal.paper.published import dataset_title, published
 from fewcal.paper.registry import Experiment, Records
@@ -29,7 +28,6 @@ from fewcal.paper.settings import DEFAULT, LBFGS, PRINTED, UNIT, UNIT_SCALE, Var
 from fewcal.params import GDCParams
 from fewcal.presets import get_preset
 from fewcal.render import Cell
-from fewcal.tuning.trials import TrialRunner
 
 STEPS = {
     "gaussianization": "Gaussianization",
@@ -86,7 +84,7 @@ def ablation(case: Case) -> AblationRecord:
         base = panel.variant.params(get_preset("paper").with_changes(n=750, alpha1=0.0, m=0.0))
         search = _search(case, base)
         ranges = _UNIT_RANGES if base.l2 else _OWN_RANGES
-        steps = _tuned_steps(search, ranges) if panel.tuned else _published_steps(len(search.runner.bank))
+        steps = _tuned_steps(search, ranges) if panel.tuned else _published_steps(search.bases)
         made: dict[str, Method] = {}
         for step, choice in steps.items():
             chosen[f"{panel.name}: {step}"] = choice
@@ -130,9 +128,13 @@ class _Search:
     """What the steps of one panel share: the same validation tasks, the same number of trials."""
 
     case: Case
-    runner: TrialRunner
     base: GDCParams
     trials: int
+    tasks: int
+
+    @property
+    def bases(self) -> int:
+        return len(self.case.features.split("base").classes)
 
     def alone(self, setting: Setting) -> Method:
         return SupportOnly(self.base.with_changes(**setting))
@@ -144,21 +146,20 @@ class _Search:
         """The best of a grid, or of `keep` and a grid."""
         settings = ([keep["chosen"]] if keep else []) + grid(axes, self.trials, self.case.budget.seed)
         settings = [one for i, one in enumerate(settings) if one not in settings[:i]]
-        return choose_on_val(self.case, settings[: self.trials], self.calibrated, self.runner)
+        return choose_on_val(self.case, settings[: self.trials], self.calibrated, self.tasks)
 
 
 def _search(case: Case, base: GDCParams) -> _Search:
     budget = case.budget
     if base.head == "sgd":
-        return _Search(case, val_runner(case, budget.sgd_trial_tasks), base, budget.sgd_trials)
-    return _Search(case, val_runner(case, case.sampled_trial_tasks), base, budget.trials)
+        return _Search(case, base, budget.sgd_trials, budget.sgd_trial_tasks)
+    return _Search(case, base, budget.trials, case.sampled_trial_tasks)
 
 
 def _tuned_steps(search: _Search, alphas: tuple[Sequence[float], Sequence[float]]) -> dict[str, Choice]:
     """What each step chose."""
-    bases = len(search.runner.bank)
-    ks = range(1, min(20, bases) + 1)
-    first = choose_on_val(search.case, [{"beta": b} for b in _BETAS], search.alone, search.runner)
+    ks = range(1, min(20, search.bases) + 1)
+    first = choose_on_val(search.case, [{"beta": b} for b in _BETAS], search.alone, search.tasks)
     beta: Axes = {"beta": (first["chosen"]["beta"],)}
     plain: Axes = {"alpha1": (0.0,), "alpha2_ratio": (0.0,)}
     out = {"gaussianization": first}
@@ -170,7 +171,7 @@ def _tuned_steps(search: _Search, alphas: tuple[Sequence[float], Sequence[float]
     powers = tuple(i / 4 for i in range(13))
     every: Axes = {**beta, "k": ks, "m": powers, "alpha1": alphas[0], "alpha2_ratio": alphas[1]}
     out["all"] = search.find(every, out["alpha1+alpha2"])
-    out[WITHOUT_K] = search.find({**every, "k": (bases,)})
+    out[WITHOUT_K] = search.find({**every, "k": (search.bases,)})
     return out
 
 

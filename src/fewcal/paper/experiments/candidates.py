@@ -10,7 +10,7 @@ from fewcal.methods import Method
 from fewcal.paper.blocks import Section, Table, Value, Verdict, accuracy_cell, cited
 from fewcal.paper.budget import Case
 from fewcal.paper.control import SupportOnly
-from fewcal.paper.measured import Measured, difference, join, mean_accuracy, measure, val_runner
+from fewcal.paper.measured import Measured, difference, join, mean_accuracy, measure, val_accuracy
 from fewcal.paper.published import DATASETS, Candidate, candidate, dataset_title
 from fewcal.paper.registry import Experiment, Records
 from fewcal.paper.settings import (
@@ -54,8 +54,7 @@ def candidates(case: Case) -> CandidatesRecord:
     parts.append(measure({DEFAULT.name: DEFAULT.method(own[1])}, case, case.study_tasks))
     val = None
     if case.features.val is not None:
-        runner = val_runner(case)
-        val = [float(runner.accuracy(UNIT_CLOSED.method(row)).mean()) for row in own.values()]
+        val = [val_accuracy(UNIT_CLOSED.method(row), case) for row in own.values()]
     return {**join(*parts), "val": val}
 
 

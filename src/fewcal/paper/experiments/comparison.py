@@ -22,7 +22,6 @@ from fewcal.paper.measured import (
     mean_accuracy,
     measure,
     points,
-    val_runner,
 )
 from fewcal.paper.published import dataset_title, published
 from fewcal.paper.registry import Experiment, Records
@@ -150,8 +149,7 @@ def tune_dc(case: Case) -> Choice:
     own["alpha"] = float(str(published_dc["alpha"]))
     n = 750 if case.spares_nothing else 150
     make = lambda s: make_method("dc", n=n, **dc_arguments(s))  # noqa: E731
-    runner = val_runner(case, case.sampled_trial_tasks)
-    return choose_on_val(case, _settings(case, own, DC_SEARCH), make, runner)
+    return choose_on_val(case, _settings(case, own, DC_SEARCH), make, case.sampled_trial_tasks)
 
 
 def _settings(case: Case, own: Setting, axes: Axes) -> list[Setting]:

@@ -20,7 +20,6 @@ from fewcal.paper.measured import (
     grid,
     join,
     measure,
-    val_runner,
 )
 from fewcal.paper.published import dataset_title, published
 from fewcal.paper.registry import Experiment, Records
@@ -97,10 +96,9 @@ def printed_params(row: GDCParams) -> dict[str, GDCParams]:
 def _printed(case: Case, chosen: dict[str, Choice]) -> tuple[list[Measured], str]:
     """The distances as printed; eq. 13 only where every class covariance has an inverse."""
     params = printed_params(paper_params(case.dataset, case.shot))
-    runner = val_runner(case, case.budget.sgd_trial_tasks)
     key = f"{PRINTED.name}: delta"
     settings = grid(_MORE["delta"], case.budget.sgd_trials, case.budget.seed)
-    chosen[key] = choose_on_val(case, settings, _maker(params["delta"]), runner)
+    chosen[key] = choose_on_val(case, settings, _maker(params["delta"]), case.budget.sgd_trial_tasks)
     params["delta"] = params["delta"].with_changes(**chosen[key]["chosen"])
     tasks = case.sgd_tasks()
     made: dict[str, Method] = {f"{PRINTED.name}: {n}": gdc(p) for n, p in params.items() if n != "mahalanobis"}
@@ -116,7 +114,6 @@ def _printed(case: Case, chosen: dict[str, Choice]) -> tuple[list[Measured], str
 def _tuned(case: Case, chosen: dict[str, Choice]) -> Measured:
     """k, α1 and α2, then δ or m, tuned on validation tasks."""
     base = unit_scale(get_preset("paper")).with_changes(beta=1.0, m=1.0)
-    runner = val_runner(case)
     plain = grid(_AXES, case.budget.trials, case.budget.seed)
     made: dict[str, Method] = {}
     for name in ("sqeuclidean", "mahalanobis", "delta", "scaled"):
@@ -125,7 +122,7 @@ def _tuned(case: Case, chosen: dict[str, Choice]) -> Measured:
         if name in _MORE:
             settings = [chosen[f"{TUNED}: sqeuclidean"]["chosen"] | one for one in grid(_MORE[name], 99, 0)]
         key = f"{TUNED}: {name}"
-        chosen[key] = choose_on_val(case, settings, make, runner)
+        chosen[key] = choose_on_val(case, settings, make)
         made[key] = make(chosen[key]["chosen"])
     made[f"{TUNED}: {ALONE}"] = SupportOnly(base)
     return measure(made, case)

@@ -23,10 +23,11 @@ from fewcal.features import FeatureSet, FeatureSplit
 from fewcal.methods.gdc import GDC
 from fewcal.paper.blocks import Verdict
 from fewcal.paper.budget import Case
+from fewcal.paper.evaluations import Evaluations
 from fewcal.paper.measured import quiet
 from fewcal.paper.published import implied_distances
 from fewcal.paper.registry import Figure, figure_experiment
-from fewcal.paper.sampled import bank_of, drawn_text, embed
+from fewcal.paper.sampled import drawn_text, embed
 from fewcal.paper.settings import PRINTED, UNIT_SCALE, Variant, paper_params
 from fewcal.params import GDCParams
 from fewcal.render import figures
@@ -84,13 +85,14 @@ def drift_data(
     measured: int = 50,
     split: str = "novel",
     iterations: int = 1000,
+    evaluations: Evaluations | None = None,
 ) -> DriftData:
     """Samples around the calibrated mean of one support point with k = 1, for DC's equal weight and rising m.
 
     `row` is the published setting, by default that of miniImageNet → CUB; of its n points `shown` are drawn. The
     moves are those of `measured` support points of different tasks.
     """
-    bank = bank_of(features)
+    bank = (evaluations or Evaluations()).bank(features)
     rows = features.split(split)
     row = (row or paper_params("mini2cub", 1)).with_changes(k=1)
     out: DriftData = {"panels": {}, "moves": {}, "settings": {}, "class_name": "", "shown": shown}
@@ -264,7 +266,7 @@ def _below(s: MeanAccuracy, limit: float) -> bool | None:
 
 def arguments(case: Case) -> dict[str, object]:
     """The published row of the dataset."""
-    return {"row": paper_params(case.dataset, 1)}
+    return {"row": paper_params(case.dataset, 1), "evaluations": case.evaluations}
 
 
 FIGURE = Figure("drift", "Samples for rising m", "figure 2, right", drift_data, draw_drift, say_drift)

@@ -26,7 +26,6 @@ from fewcal.paper.control import SupportOnly
 from fewcal.paper.measured import Measured, difference, join, measure, points, quiet
 from fewcal.paper.published import dataset_title
 from fewcal.paper.registry import Experiment, Records
-from fewcal.paper.sampled import bank_of
 from fewcal.paper.settings import PRINTED, UNIT_CLOSED, Group, gdc, paper_params, unit_scale
 from fewcal.params import GDCParams
 from fewcal.presets import get_preset
@@ -259,7 +258,7 @@ def _tasks(case: Case, params: GDCParams, at: str) -> int:
 def clipped_share(params: GDCParams, case: Case) -> float:
     """The share of support points of novel tasks whose Σ'ₛ is not positive semi-definite as asked: b is clipped."""
     method = gdc(params.with_changes(psd="eigen"))  # leaves a and b as asked
-    method.prepare(bank_of(case.features))
+    method.prepare(case.evaluations.bank(case.features))
     rows = case.features.split("novel")
     tasks = min(_CLIP_TASKS, case.budget.tasks)
     spec = EpisodeSpec(5, case.shot, 1, case.budget.seed)

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, TypeAlias, TypedDict
 
 import numpy as np
 
-from fewcal.evaluation import Protocol, evaluate
+from fewcal.evaluation import Protocol
 from fewcal.evaluation.stats import paired, summarise
 from fewcal.features import FeatureSet
 from fewcal.methods import Method
 from fewcal.paper.blocks import Verdict
 from fewcal.paper.budget import Case
+from fewcal.paper.evaluations import Evaluations
 from fewcal.paper.measured import quiet
 from fewcal.paper.registry import Figure, figure_experiment
 from fewcal.paper.sampled import base_of
@@ -87,6 +88,7 @@ def accuracy_n_data(
     counts: Sequence[int] = (10, 50, 100, 250, 500, 750, 1000),
     splits: Sequence[str] = ("val", "novel"),
     device: str = "cpu",
+    evaluations: Evaluations | None = None,
 ) -> AccuracyNData:
     """Accuracy of the published row with a rising number n of samples, on each split, 1-shot."""
     row = row or paper_params("dogs", 1)
@@ -97,7 +99,7 @@ def accuracy_n_data(
         panel = {}
         for split in splits:
             protocol = Protocol(shot=1, tasks=_of(tasks, variant), seed=seed, split=split)
-            found = _accuracies(methods, features, protocol, device)
+            found = _accuracies(methods, features, protocol, device, evaluations)
             panel[{"val": "validation"}.get(split, split)] = list(found.values())
         out["panels"][variant.name] = panel
         out["settings"][variant.name] = params_text(params).replace(f"n={row.n} a support point; ", "")
@@ -158,6 +160,7 @@ def alphas_data(
     ratios: Sequence[float] = (0, 100, 200, 400, 600),
     split: str = "novel",
     device: str = "cpu",
+    evaluations: Evaluations | None = None,
 ) -> AlphasData:
     """Accuracy of the published row on a grid of α1 and α2/α1 (the ranges of the paper's ablation), 1-shot."""
     row = row or paper_params("dogs", 1)
@@ -178,7 +181,7 @@ def alphas_data(
             if a > 0 or r == ratios[0]  # without α1 there is no α2 = r·α1
         }
         protocol = Protocol(shot=1, tasks=_of(tasks, variant), seed=seed, split=split)
-        found = _accuracies(methods, features, protocol, device)
+        found = _accuracies(methods, features, protocol, device, evaluations)
         out["panels"][variant.name] = [
             [found[f"{r:g}/{a:g}" if a > 0 else f"{ratios[0]:g}/0"] for a in alpha1] for r in ratios
         ]
@@ -249,6 +252,7 @@ def effect_k_data(
     k: Sequence[int] = (1, 4, 30),
     split: str = "novel",
     device: str = "cpu",
+    evaluations: Evaluations | None = None,
 ) -> EffectKData:
     """Accuracy of the published row with a rising number k of neighbours, with its m and without (m = 0), 1-shot."""
     row = row or paper_params("dogs", 1)
@@ -270,7 +274,7 @@ def effect_k_data(
         methods = {f"{m:g}/{v}": gdc(params.with_changes(m=m, k=v)) for m in powers for v in ks}
         methods["without"] = gdc(params.with_changes(k=most, **WITHOUT_K))
         protocol = Protocol(shot=1, tasks=_of(tasks, variant), seed=seed, split=split)
-        found = _accuracies(methods, features, protocol, device)
+        found = _accuracies(methods, features, protocol, device, evaluations)
         out["panels"][variant.name] = {
             f"m = {m:g}" + (" (equal weights)" if m == 0 else ""): [found[f"{m:g}/{v}"] for v in ks] for m in powers
         }
@@ -328,13 +332,18 @@ def _of(tasks: Tasks | int, variant: Variant) -> int:
 
 
 def _accuracies(
-    methods: Mapping[str, Method], features: FeatureSet, protocol: Protocol, device: str
+    methods: Mapping[str, Method],
+    features: FeatureSet,
+    protocol: Protocol,
+    device: str,
+    evaluations: Evaluations | None,
 ) -> dict[str, list[float]]:
     """Accuracy of every task by method."""
     base_of(features)
     with quiet():
-        results = evaluate(methods, features, protocol, device)
-    return {name: np.round(results.accuracy(name), 6).tolist() for name in methods}
+        found = (evaluations or Evaluations()).run(methods, features, protocol, device)
+    queries = protocol.way * protocol.query
+    return {name: np.round(np.array(one.correct) / queries, 6).tolist() for name, one in found.items()}
 
 
 def _lines(panels: Mapping[str, Mapping[str, Curve]]) -> dict[str, dict[str, tuple[list[float], list[float | None]]]]:
@@ -359,7 +368,12 @@ def arguments(variants: Sequence[Variant], part: float) -> Callable[[Case], dict
             most = {"sgd": case.sgd_tasks(part), "lbfgs": budget.sampled}.get(str(head))
             limit = _MOST_CPU if case.device == "cpu" else _MOST
             tasks[variant.name] = min(budget.study, _MOST) if most is None else min(most, limit)
-        return {"row": paper_params(case.dataset, 1), "tasks": tasks, "device": case.device}
+        return {
+            "row": paper_params(case.dataset, 1),
+            "tasks": tasks,
+            "device": case.device,
+            "evaluations": case.evaluations,
+        }
 
     return given
 

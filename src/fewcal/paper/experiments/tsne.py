@@ -24,10 +24,11 @@ from fewcal.methods.dc import DC
 from fewcal.methods.gdc import GDC
 from fewcal.paper.blocks import Picture, Section, Table, Value, Verdict
 from fewcal.paper.budget import WHOLE, Case
+from fewcal.paper.evaluations import Evaluations
 from fewcal.paper.measured import quiet
 from fewcal.paper.published import dataset_title
 from fewcal.paper.registry import Experiment, Figure, Records
-from fewcal.paper.sampled import TUNED, bank_of, drawn_text, embed, energy_distance
+from fewcal.paper.sampled import TUNED, drawn_text, embed, energy_distance
 from fewcal.paper.settings import PRINTED, UNIT_SCALE, gdc, paper_params
 from fewcal.render import figures
 
@@ -87,13 +88,14 @@ def tsne_data(
     scored: int = 50,
     split: str = "novel",
     iterations: int = 1000,
+    evaluations: Evaluations | None = None,
 ) -> TsneData:
     """Support, samples and queries of some `tasks` in the plane, and `scored` tasks by their energy distance.
 
     Each method is seen in its own space. All its points are scored; in the plane are `shown` of each class, evenly
     spaced.
     """
-    bank = bank_of(features)
+    bank = (evaluations or Evaluations()).bank(features)
     spec = replace(spec, seed=seed)
     rows = features.split(split)
     drawn: list[TsneTask] = [
@@ -261,7 +263,8 @@ def nearness_table(data: TsneData, where: str) -> Table:
 def compute(case: Case) -> TsneData:
     """Figures 1 and 4: two tasks of five novel classes."""
     methods = figure_methods(case.dataset)
-    return tsne_data(case.features, seed=case.budget.seed, methods=methods, scored=min(50, case.budget.study))
+    scored = min(50, case.budget.study)
+    return tsne_data(case.features, seed=case.budget.seed, methods=methods, scored=scored, evaluations=case.evaluations)
 
 
 def show(records: Records[TsneData]) -> Section:

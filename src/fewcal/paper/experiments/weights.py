@@ -15,9 +15,10 @@ from fewcal.features import FeatureSet
 from fewcal.methods import TaskBatch
 from fewcal.paper.blocks import Picture, Section, Table, Value, Verdict
 from fewcal.paper.budget import WHOLE, Case
+from fewcal.paper.evaluations import Evaluations
 from fewcal.paper.published import WeightList, dataset_title, published
 from fewcal.paper.registry import Experiment, Figure, Records
-from fewcal.paper.sampled import bank_of, times_smaller
+from fewcal.paper.sampled import times_smaller
 from fewcal.paper.settings import PRINTED, UNIT_SCALE, gdc, paper_params
 from fewcal.params import GDCParams
 from fewcal.render import Cell, figures
@@ -56,13 +57,14 @@ def weights_data(
     params: GDCParams | Mapping[int, GDCParams] | None = None,
     dc_k: int = 2,
     split: str = "novel",
+    evaluations: Evaluations | None = None,
 ) -> WeightsData:
     """Shares w_i/(1+Σw) of the k base classes, of every support point of many tasks; the paper's lists are their means.
 
     `params` may differ by the number of shots, as in the paper; by default they are its rows for miniImageNet.
     """
     params = params or {shot: paper_params("mini", shot) for shot in shots}
-    bank = bank_of(features)
+    bank = (evaluations or Evaluations()).bank(features)
     rows = features.split(split)
     panels, means = {}, {}
     for shot in shots:
@@ -111,7 +113,12 @@ def weights(case: Case) -> WeightsRecord:
     for variant in VARIANTS:
         rows = {shot: variant.params(paper_params(case.dataset, shot)) for shot in SHOTS}
         out["variants"][variant.name] = weights_data(
-            case.features, seed=case.budget.seed, tasks=tasks, shots=SHOTS, params=rows
+            case.features,
+            seed=case.budget.seed,
+            tasks=tasks,
+            shots=SHOTS,
+            params=rows,
+            evaluations=case.evaluations,
         )
         out["settings"][variant.name] = {f"{shot}-shot": weights_text(p) for shot, p in rows.items()}
     return out
