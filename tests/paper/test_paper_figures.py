@@ -98,12 +98,14 @@ def test_figure_3_is_judged_by_paired_tasks() -> None:
     record: Any = {
         "n": [100, 750, 1000],
         "panels": {v.name: {"novel": rise} for v in parameters.N_VARIANTS},
+        "alone": {v.name: around(0.55) for v in parameters.N_VARIANTS},
         "shot": 1,
     }
     last = parameters.N_VARIANTS[-1].name
     record["panels"][last] = {"novel": [around(0.6), around(0.5), around(0.48)]}
     found = parameters.judge_accuracy_n(record, "Stanford Dogs")
     assert [v.holds for v in found] == [True, True, True, True, False, False]
+    assert [v.above_control for v in found] == [True] * 4 + [False] * 2  # of n = 750
 
     # By α2/α1, α1: a rise up to α1 = 200, a drop to 600, and no change with α2.
     column = [around(0.5), around(0.6), around(0.55)]
@@ -111,10 +113,14 @@ def test_figure_3_is_judged_by_paired_tasks() -> None:
         "alpha1": [0, 200, 600],
         "ratios": [0, 100],
         "panels": {v.name: [column, column] for v in parameters.ALPHA_VARIANTS},
+        "alone": {v.name: around(0.55) for v in parameters.ALPHA_VARIANTS},
         "shot": 1,
     }
     found = parameters.judge_alphas(record, "Stanford Dogs")
     assert [v.holds for v in found] == [True, True, None] * 2
+    assert all(v.above_control for v in found)  # of α1 = 200
+    del record["alone"]  # as records were before
+    assert not any(v.control for v in parameters.judge_alphas(record, "Stanford Dogs"))
     assert {v.group for v in found} == {"as printed", "tuned or rescaled"}
 
 
@@ -125,10 +131,12 @@ def test_the_effect_of_k_is_judged_at_the_published_k() -> None:
         "row_k": 10,
         "panels": {v.name: panel for v in parameters.K_VARIANTS},
         "without": {v.name: around(0.7) for v in parameters.K_VARIANTS},
+        "alone": {v.name: around(0.65) for v in parameters.K_VARIANTS},
         "shot": 1,
     }
     found = parameters.judge_effect_k(record, "Stanford Dogs")
     assert [v.holds for v in found] == [True, False] * 2
+    assert [v.above_control for v in found] == [False] * 4
     assert "k = 10 is above all 70 base classes" in found[0].claim
 
 

@@ -16,7 +16,7 @@ from fewcal.paper.budget import Budget
 from fewcal.paper.coverage import HEADER, ITEMS, coverage, coverage_rows, read_summary
 from fewcal.paper.draw import Ran, draw_report
 from fewcal.paper.experiments import EXPERIMENTS, choose
-from fewcal.paper.published import published
+from fewcal.paper.published import dataset_title, published
 from fewcal.paper.reproduction import control_blocks, judged_part, options_of, reproduction_parts, write_reproduction
 from fewcal.paper.run import run_experiments
 from fewcal.paper.settings import GROUPS, PRINTED
@@ -37,6 +37,33 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def nothing() -> dict:
     return {group: {"holds": 0, "does_not_hold": 0, "cannot_tell": 0} for group in GROUPS}
+
+
+# ---- stand-ins and controls -----------------------------------------------------------------------------------------
+
+
+def test_features_with_other_classes_than_the_papers_are_called_a_stand_in(run: Path) -> None:
+    """The features have 12 base classes, and Stanford Dogs 70."""
+    note = "Stanford Dogs (stand-in): 12 base, 6 val and 6 novel classes; the paper has 70, 20 and 30"
+    assert note in (run / "summary.md").read_text(encoding="utf-8")
+    summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+    of_dogs = {v["features"] for v in summary["verdicts"] if "Dogs" in v["features"]}
+    assert of_dogs
+    assert all(where.startswith("Stanford Dogs (stand-in)") for where in of_dogs)
+    write_reproduction(run)
+    assert note in (run / "reproduction.md").read_text(encoding="utf-8")
+    assert "(stand-in)" in command("list", "--run", str(run))
+    assert dataset_title("dogs") == "Stanford Dogs"  # outside of a run
+
+
+def test_every_statement_has_a_control_or_a_reason(run: Path) -> None:
+    summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+    for verdict in summary["verdicts"]:
+        assert bool(verdict["control"]) != EXPERIMENTS[verdict["experiment"]].control.startswith("none: ")
+    records = [json.loads(file.read_text()) for file in (run / "results").rglob("*.json")]
+    assert {r["experiment"]: r["control"] for r in records} == {
+        name: EXPERIMENTS[name].control for name in ("distances", "weights", "mean-curve")
+    }
 
 
 # ---- the list -------------------------------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -24,6 +26,8 @@ from fewcal.paper.settings import (
     paper_params,
 )
 from fewcal.presets import get_preset
+
+USUAL = Budget.of(100)
 
 
 def test_as_printed_is_the_published_row_and_nothing_else() -> None:
@@ -84,7 +88,7 @@ def test_a_verdict_has_its_control_beside_it() -> None:
 )
 def test_tasks_of_sgd_follow_their_cost(dim: int, shot: int, tasks: int, study: int) -> None:
     features = make_features(base=3, val=2, novel=2, rows=4, dim=dim)
-    case = Case(features, "x", shot, Budget(100, 100, 40, 30, 16, 10, sgd_study=20))
+    case = Case(features, "x", shot, replace(USUAL, sgd=40, sgd_study=20))
     assert (case.sgd_tasks(), case.sgd_tasks(study=True)) == (tasks, study)
-    whole = Case(features, "x", shot, Budget(100, 100, 100, 30, 16, 10, sgd_study=70))
+    whole = Case(features, "x", shot, replace(USUAL, sgd=100, sgd_study=70))
     assert (whole.sgd_tasks(), whole.sgd_tasks(study=True)) == (100, 70)

@@ -39,11 +39,14 @@ def list_(
     """Show every experiment and what the paper says; with --run, what ran as printed, where, and with what verdicts."""
     if run is not None:
         from fewcal.paper.coverage import HEADER, coverage, coverage_rows, read_summary
+        from fewcal.paper.published import stand_ins
+        from fewcal.paper.run import read_config
 
         covered = coverage(read_summary(run)["experiments"])
         write_json(json_file, covered)
         if not quiet:
-            table(HEADER, coverage_rows(covered))
+            with stand_ins(read_config(run).get("classes", {})):
+                table(HEADER, coverage_rows(covered))
         return
     from fewcal.paper.experiments import describe
 

@@ -17,6 +17,9 @@ from fewcal.methods.gdc import GDC
 from fewcal.methods.ncm import NearestCentroid
 from fewcal.params import GDCParams
 
+# What verdicts about accuracy are compared with, in words.
+CONTROL = "the support alone: the same transform, centring, L2 and kind of head without calibration"
+
 
 class SupportOnly(NearestCentroid):
     """The support points alone, in the space of some parameters of GDC and with the same kind of head.

@@ -23,7 +23,7 @@ from fewcal.paper.blocks import (
     verdict_table,
 )
 from fewcal.paper.experiments import EXPERIMENTS
-from fewcal.paper.published import dataset_title, published
+from fewcal.paper.published import dataset_title, published, stand_in_words, stand_ins
 from fewcal.paper.run import Config, Kept, kept_records, read_config
 from fewcal.paper.settings import GROUP_WORDS, PRINTED, Group
 from fewcal.render import Page
@@ -70,8 +70,9 @@ def draw_report(out: str | Path, left_out: Sequence[str] = (), say: Log = lambda
     kept = kept_records(folder)
     if not kept:
         raise InputError(f"{folder} has no finished experiment to draw")
-    sections = sections_of(kept, say)
-    _draw_sections(folder, _opening(config, kept, left_out), sections, config, kept)
+    with stand_ins(config.get("classes", {})):
+        sections = sections_of(kept, say)
+        _draw_sections(folder, _opening(config, kept, left_out), sections, config, kept)
     summary: Summary = {
         "effort": config["effort"],
         "seconds": {n: round(sum(r["seconds"] for r in rs), 2) for n, rs in kept.items()},
@@ -177,9 +178,20 @@ def _opening(config: Config, kept: Mapping[str, Sequence[Kept]], left_out: Seque
         "meta-tieredImageNet. At another scale 1/(1 + d^m) may be almost 0, and SGD with a learning rate of 0.08 may "
         "diverge, so the paper's settings are also shown at unit scale (centred, L2).",
     ]
+    words += stand_in_notes(config)
     if left_out:
         words.append(f"Left out: {'; '.join(left_out)}.")
     return words
+
+
+def stand_in_notes(config: Config) -> list[str]:
+    """In plain words: the features that have other classes than the paper's dataset."""
+    told = {dataset: stand_in_words(dataset, classes) for dataset, classes in config.get("classes", {}).items()}
+    return [
+        f"{dataset_title(d)}: {words}. What it shows is not the paper's experiment."
+        for d, words in told.items()
+        if words
+    ]
 
 
 def _verdict_blocks(verdicts: Sequence[Verdict]) -> list[list[Block]]:

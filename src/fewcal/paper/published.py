@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from importlib.resources import files
 from typing import NotRequired, TypedDict
+
+from fewcal.features.featureset import SPLITS
 
 # The paper's datasets as people read them; features of others bear the name of their folder.
 DATASETS = {
@@ -15,6 +20,15 @@ DATASETS = {
     "mini2cub": "miniImageNet → CUB",
     "meta-tiered": "meta-tieredImageNet",
 }
+# Base, validation and novel classes of the paper's splits.
+CLASSES = {
+    "mini": (64, 16, 20),
+    "cub": (100, 50, 50),
+    "dogs": (70, 20, 30),
+    "mini2cub": (64, 50, 50),
+    "meta-tiered": (20, 6, 8),
+}
+_STAND_INS: ContextVar[frozenset[str]] = ContextVar("stand_ins", default=frozenset())
 
 
 class Accuracy(TypedDict):
@@ -156,12 +170,48 @@ def published() -> Published:
 
 
 def dataset_title(dataset: str) -> str:
-    """A dataset's name for readers.
+    """A dataset's name for readers; inside `stand_ins` it says so of features that have other classes than the paper's.
 
     >>> dataset_title("cub"), dataset_title("birds")
     ('CUB', 'birds')
     """
-    return DATASETS.get(dataset, dataset)
+    return DATASETS.get(dataset, dataset) + " (stand-in)" * (dataset in _STAND_INS.get())
+
+
+def stand_in_words(dataset: str, classes: Mapping[str, int]) -> str:
+    """How the classes of a feature set, by split, differ from those of the paper's dataset; "" where they do not.
+
+    >>> stand_in_words("meta-tiered", {"base": 17, "val": 6, "novel": 8})
+    '17 base, 6 val and 8 novel classes; the paper has 20, 6 and 8'
+    >>> stand_in_words("cub", {"base": 100, "novel": 50}), stand_in_words("birds", {"base": 3})
+    ('', '')
+    """
+    own = dict(zip(SPLITS, CLASSES.get(dataset, ()), strict=False))
+    if all(own.get(split, count) == count for split, count in classes.items()):
+        return ""
+    told = [f"{classes[split]} {split}" for split in SPLITS if split in classes]
+    paper = [str(own[split]) for split in SPLITS if split in classes]
+    return f"{_and(told)} classes; the paper has {_and(paper)}"
+
+
+def _and(parts: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
+
+
+@contextmanager
+def stand_ins(classes: Mapping[str, Mapping[str, int]]) -> Iterator[None]:
+    """Titles inside say which of these feature sets, with the classes of their splits, are stand-ins.
+
+    >>> with stand_ins({"meta-tiered": {"base": 17}, "cub": {"base": 100}}):
+    ...     dataset_title("meta-tiered"), dataset_title("cub")
+    ('meta-tieredImageNet (stand-in)', 'CUB')
+    """
+    found = frozenset(dataset for dataset, own in classes.items() if stand_in_words(dataset, own))
+    token = _STAND_INS.set(found)
+    try:
+        yield
+    finally:
+        _STAND_INS.reset(token)
 
 
 def candidate(dataset: str, shot: int, number: int = 1) -> Candidate | None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from fewcal.paper.blocks import Picture, Section, Verdict
 from fewcal.paper.budget import WHOLE, Case
+from fewcal.paper.control import CONTROL
 from fewcal.paper.published import DATASETS, dataset_title
 from fewcal.paper.settings import PRINTED, Variant
 
@@ -70,6 +71,8 @@ class Experiment(Generic[R]):
         The figure that it draws, if any.
     variants : tuple of Variant
         What it is computed with, the paper's own setting first; () where the question is not one of settings.
+    control : str
+        What its verdicts are held against beside the paper's statement; or "none: " and why there is none.
     """
 
     name: str
@@ -87,6 +90,7 @@ class Experiment(Generic[R]):
     cost: str = ""
     figure: AnyFigure | None = None
     variants: tuple[Variant, ...] = ()
+    control: str = CONTROL
 
     @property
     def as_printed(self) -> bool:
@@ -117,6 +121,7 @@ def figure_experiment(
     arguments: Callable[[Case], Mapping[str, object]] = lambda case: {},
     judge: Callable[[R, str], Sequence[Verdict]] | None = None,
     variants: tuple[Variant, ...] = (),
+    control: str = CONTROL,
 ) -> Experiment[R]:
     """A figure as an experiment.
 
@@ -151,4 +156,5 @@ def figure_experiment(
         cost=cost,
         figure=figure,
         variants=variants,
+        control=control,
     )

@@ -15,9 +15,9 @@ from fewcal.errors import InputError
 from fewcal.paper.blocks import Block, Section, Table, Verdict, count_by_group, to_markdown, to_page, verdict_table
 from fewcal.paper.budget import Budget
 from fewcal.paper.coverage import HEADER, Covered, coverage, coverage_rows, items_of
-from fewcal.paper.draw import experiment_facts, groups_table, sections_of
+from fewcal.paper.draw import experiment_facts, groups_table, sections_of, stand_in_notes
 from fewcal.paper.experiments import EXPERIMENTS
-from fewcal.paper.published import dataset_title, published
+from fewcal.paper.published import dataset_title, published, stand_ins
 from fewcal.paper.run import Config, Kept, kept_records, read_config
 from fewcal.paper.settings import GROUP_WORDS, GROUPS, PRINTED, paper_params
 from fewcal.render import Page
@@ -70,6 +70,11 @@ def reproduction_parts(out: str | Path) -> list[Part]:
     config, kept = read_config(out), kept_records(out)
     if not kept:
         raise InputError(f"{out} has no finished experiment to report; run some with `fewcal paper run`")
+    with stand_ins(config.get("classes", {})):
+        return _parts(config, kept)
+
+
+def _parts(config: Config, kept: Mapping[str, Sequence[Kept]]) -> list[Part]:
     sections = sections_of(kept)
     verdicts = [v for section in sections.values() for v in section.verdicts]
     covered = coverage(experiment_facts(kept, sections))
@@ -79,7 +84,7 @@ def reproduction_parts(out: str | Path) -> list[Part]:
         Part("Setting", _setting(config, kept)),
         Part("Accuracy beside the paper's", _accuracy(sections)),
         *(judged_part(heading, words, verdicts, holds) for heading, words, holds in _JUDGED),
-        Part("The control for normalisation", control_blocks(verdicts)),
+        Part("The control for normalisation", [*control_blocks(verdicts), _controls_table(sections)]),
         Part("Where this differs from the paper", list(DEVIATIONS)),
         Part("Cost", _cost(kept)),
         Part("To run it again", _again(config, kept)),
@@ -98,6 +103,7 @@ def _summary(
     done = [c["item"] for c in covered if c["ran"]]
     open_ = [c["item"] for c in covered if not c["ran"] and c["experiment"]]
     return [
+        *stand_in_notes(config),
         f"Scope: {'; '.join(done)} of the paper{'; not: ' + '; '.join(open_) if open_ else ''}. Each statement that a "
         "number can decide has a verdict.",
         "Method: an independent implementation from the text of the paper, run first with the paper's own setting and "
@@ -186,6 +192,14 @@ def control_blocks(verdicts: Sequence[Verdict]) -> list[Block]:
         "the same classifier, without calibration.",
         Table(["group", "hold, with a control", "above the control", "below it", "interval has both signs"], rows),
     ]
+
+
+def _controls_table(sections: Mapping[str, Section]) -> Table:
+    """What the verdicts of each experiment are held against, or why there is nothing."""
+    rows: list[list[Value]] = [
+        [name, len(one.verdicts), EXPERIMENTS[name].control] for name, one in sections.items() if one.verdicts
+    ]
+    return Table(["experiment", "statements", "control"], rows, "The control of each experiment")
 
 
 def _cost(kept: Mapping[str, Sequence[Kept]]) -> list[Block]:

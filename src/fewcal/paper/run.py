@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TypedDict, cast
+from typing import NotRequired, TypedDict, cast
 
 import torch
 
@@ -103,16 +103,23 @@ def _has_splits(folder: Path) -> bool:
 
 
 class Config(TypedDict):
-    """`config.json`: what every number of a run depends on; the budget stands under its first name, effort."""
+    """`config.json`: what every number of a run depends on; the budget stands under its first name, effort.
+
+    `features` are fingerprints and `classes` numbers of classes, both by dataset and split.
+    """
 
     format: str
     version: int
     effort: dict[str, int]
     features: dict[str, dict[str, str]]
+    classes: NotRequired[dict[str, dict[str, int]]]  # not in runs of before 2026-11-16
 
 
 class Kept(TypedDict):
-    """A finished record: where, how long and with which variants it was computed; `data` is the experiment's own."""
+    """A finished record: where, how long and with which variants it was computed; `data` is the experiment's own.
+
+    `control` is what its verdicts are held against, or why there is nothing.
+    """
 
     experiment: str
     dataset: str
@@ -121,6 +128,7 @@ class Kept(TypedDict):
     fewcal: str
     seconds: float
     variants: list[str]
+    control: NotRequired[str]  # not in records of before 2026-11-16
     data: object
 
 
@@ -178,7 +186,8 @@ def run_experiments(
     with folder_lock(folder) as lock:
         evaluations = Evaluations(folder / FILE)
         prints = {n: {s: evaluations.fingerprint(part) for s, part in fs.splits().items()} for n, fs in loaded.items()}
-        _open(folder, budget, prints, resume)
+        counts = {n: {s: len(part.classes) for s, part in fs.splits().items()} for n, fs in loaded.items()}
+        _open(folder, budget, prints, counts, resume)
         steps, left_out = _plan(experiments, loaded)
         for reason in left_out:
             say(f"left out: {reason}")
@@ -208,6 +217,7 @@ def _compute(step: Step, case: Case, folder: Path, lock: OutputLock) -> float:
         "fewcal": __version__,
         "seconds": seconds,
         "variants": [v.name for v in step.experiment.variants],
+        "control": step.experiment.control,
         "data": data,
     }
     with atomic_path(step.file(folder)) as temporary:  # in one line: counts of tasks are long lists
@@ -238,8 +248,10 @@ def _plan(experiments: Sequence[AnyExperiment], loaded: Mapping[str, FeatureSet]
     return sorted(steps, key=lambda step: order.index(step.dataset)), left_out
 
 
-def _open(folder: Path, budget: Budget, prints: dict[str, dict[str, str]], resume: bool) -> None:
-    """Begin a run with features of these fingerprints, or make sure that this is its continuation."""
+def _open(
+    folder: Path, budget: Budget, prints: dict[str, dict[str, str]], counts: dict[str, dict[str, int]], resume: bool
+) -> None:
+    """Begin a run with features of these fingerprints and classes, or make sure that this is its continuation."""
     file = folder / "config.json"
     if not file.is_file():
         if folder.exists() and (not folder.is_dir() or any(not p.name.startswith(".") for p in folder.iterdir())):
@@ -249,6 +261,7 @@ def _open(folder: Path, budget: Budget, prints: dict[str, dict[str, str]], resum
             "version": FORMAT_VERSION,
             "effort": budget.to_dict(),
             "features": prints,
+            "classes": counts,
         }
         write_json(file, begun)
         return
@@ -266,8 +279,9 @@ def _open(folder: Path, budget: Budget, prints: dict[str, dict[str, str]], resum
             raise InputError(
                 f"{folder} was begun with other features of {name}; give the same or choose another folder"
             )
-    if set(prints) - set(config["features"]):
-        write_json(file, config | {"features": config["features"] | prints})
+    known = config.get("classes", {})
+    if set(prints) - set(config["features"]) or set(counts) - set(known):
+        write_json(file, config | {"features": config["features"] | prints, "classes": known | counts})
 
 
 def read_config(folder: str | Path) -> Config:

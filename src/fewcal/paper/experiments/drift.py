@@ -279,6 +279,7 @@ EXPERIMENTS = (
         arguments=arguments,
         judge=judge,
         variants=VARIANTS,
+        control="none: about where sampled points lie; no classifier is trained",
         cost="1 min",
     ),
 )

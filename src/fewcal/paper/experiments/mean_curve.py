@@ -76,6 +76,7 @@ EXPERIMENTS = (
         "dogs",
         judge=judge,
         variants=(PRINTED,),
+        control="none: arithmetic in one dimension, no features",
         cost="seconds",
     ),
 )

@@ -7,16 +7,18 @@ accuracy of every task; means and intervals are computed where they are shown.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias, TypedDict
+from dataclasses import replace
+from typing import TYPE_CHECKING, NotRequired, TypeAlias, TypedDict
 
 import numpy as np
 
 from fewcal.evaluation import Protocol
-from fewcal.evaluation.stats import paired, summarise
+from fewcal.evaluation.stats import Paired, paired, summarise
 from fewcal.features import FeatureSet
 from fewcal.methods import Method
 from fewcal.paper.blocks import Verdict
 from fewcal.paper.budget import Case
+from fewcal.paper.control import SupportOnly
 from fewcal.paper.evaluations import Evaluations
 from fewcal.paper.measured import quiet
 from fewcal.paper.registry import Figure, figure_experiment
@@ -34,6 +36,8 @@ ALPHA_VARIANTS = (PRINTED, UNIT_LBFGS)
 K_VARIANTS = (PRINTED, UNIT_CLOSED)
 # The paper's best without k: m = 1.5, α1 = 600, α2 = 0 and all base classes.
 WITHOUT_K = {"alpha1": 600.0, "alpha2_ratio": 0.0}
+# The control for normalisation, on novel tasks.
+ALONE = "alone"
 # Saturated is what changes by no more than this.
 _LEVEL = 0.01
 # Tasks of a setting that draws points, at most, on a CPU and elsewhere; the paper has 200.
@@ -45,10 +49,11 @@ Tasks: TypeAlias = Mapping[str, int]  # by variant
 
 
 class AccuracyNData(TypedDict):
-    """Accuracy by the number of samples, for each variant and split."""
+    """Accuracy by the number of samples, for each variant and split; `alone` is the control on novel tasks."""
 
     n: list[int]
     panels: dict[str, dict[str, Curve]]
+    alone: NotRequired[dict[str, list[float]]]  # not in records of before 2026-11-16
     settings: dict[str, str]
     shot: int
 
@@ -59,6 +64,7 @@ class AlphasData(TypedDict):
     alpha1: list[float]
     ratios: list[float]
     panels: dict[str, list[Curve]]
+    alone: NotRequired[dict[str, list[float]]]
     settings: dict[str, str]
     shot: int
     split: str
@@ -71,6 +77,7 @@ class EffectKData(TypedDict):
     row_k: int
     panels: dict[str, dict[str, Curve]]
     without: dict[str, list[float]]
+    alone: NotRequired[dict[str, list[float]]]
     settings: dict[str, str]
     shot: int
     split: str
@@ -92,14 +99,16 @@ def accuracy_n_data(
 ) -> AccuracyNData:
     """Accuracy of the published row with a rising number n of samples, on each split, 1-shot."""
     row = row or paper_params("dogs", 1)
-    out: AccuracyNData = {"n": list(counts), "panels": {}, "settings": {}, "shot": 1}
+    out: AccuracyNData = {"n": list(counts), "panels": {}, "alone": {}, "settings": {}, "shot": 1}
     for variant in N_VARIANTS:
         params = variant.params(row)
-        methods = {str(n): gdc(params.with_changes(n=n)) for n in counts}
+        methods: dict[str, Method] = {str(n): gdc(params.with_changes(n=n)) for n in counts}
+        methods[ALONE] = SupportOnly(params)
         panel = {}
         for split in splits:
             protocol = Protocol(shot=1, tasks=_of(tasks, variant), seed=seed, split=split)
             found = _accuracies(methods, features, protocol, device, evaluations)
+            out["alone"][variant.name] = found.pop(ALONE)  # the last split is that of verdicts
             panel[{"val": "validation"}.get(split, split)] = list(found.values())
         out["panels"][variant.name] = panel
         out["settings"][variant.name] = params_text(params).replace(f"n={row.n} a support point; ", "")
@@ -136,14 +145,14 @@ def judge_accuracy_n(data: AccuracyNData, where: str) -> list[Verdict]:
         if not {100, 750, 1000} <= at.keys():
             continue
         place = f"{where}, {data['shot']}-shot, {variant.name}"
+        control = _control(data, variant, np.array(at[750]))
         rise = paired(np.array(at[750]), np.array(at[100]))
-        out.append(Verdict.of("accuracy with n = 750 is above that with n = 100", place, rise, variant.group))
+        out.append(Verdict.of("accuracy with n = 750 is above that with n = 100", place, rise, variant.group, control))
         more = paired(np.array(at[1000]), np.array(at[750]))
-        level = Verdict.of("", place, more, variant.group).found
         low, high = more.difference - more.ci95, more.difference + more.ci95
         holds = True if low > -_LEVEL and high < _LEVEL else False if low > _LEVEL or high < -_LEVEL else None
         claim = "beyond n = 750 accuracy changes by less than a point"
-        out.append(Verdict(claim, place, level, holds, variant.group))
+        out.append(replace(Verdict.of(claim, place, more, variant.group, control), holds=holds))
     return out
 
 
@@ -168,23 +177,26 @@ def alphas_data(
         "alpha1": list(alpha1),
         "ratios": list(ratios),
         "panels": {},
+        "alone": {},
         "settings": {},
         "shot": 1,
         "split": split,
     }
     for variant in ALPHA_VARIANTS:
         params = variant.params(row)
-        methods = {
+        methods: dict[str, Method] = {
             f"{r:g}/{a:g}": gdc(params.with_changes(alpha1=float(a), alpha2_ratio=float(r)))
             for r in ratios
             for a in alpha1
             if a > 0 or r == ratios[0]  # without α1 there is no α2 = r·α1
         }
+        methods[ALONE] = SupportOnly(params)
         protocol = Protocol(shot=1, tasks=_of(tasks, variant), seed=seed, split=split)
         found = _accuracies(methods, features, protocol, device, evaluations)
         out["panels"][variant.name] = [
             [found[f"{r:g}/{a:g}" if a > 0 else f"{ratios[0]:g}/0"] for a in alpha1] for r in ratios
         ]
+        out["alone"][variant.name] = found[ALONE]
         words = params_text(params)
         out["settings"][variant.name] = words.replace(f"α1={row.alpha1:g}, α2={row.alpha2_ratio:g}·α1, ", "")
     return out
@@ -236,7 +248,8 @@ def judge_alphas(data: AlphasData, where: str) -> list[Verdict]:
                 line[1:].mean(axis=0), line[0]
             ),
         }
-        out += [Verdict.of(claim, place, gain, variant.group) for claim, gain in gains.items()]
+        control = _control(data, variant, column[middle])
+        out += [Verdict.of(claim, place, gain, variant.group, control) for claim, gain in gains.items()]
     return out
 
 
@@ -265,20 +278,22 @@ def effect_k_data(
         "row_k": own,
         "panels": {},
         "without": {},
+        "alone": {},
         "settings": {},
         "shot": 1,
         "split": split,
     }
     for variant in K_VARIANTS:
         params = variant.params(row)
-        methods = {f"{m:g}/{v}": gdc(params.with_changes(m=m, k=v)) for m in powers for v in ks}
+        methods: dict[str, Method] = {f"{m:g}/{v}": gdc(params.with_changes(m=m, k=v)) for m in powers for v in ks}
         methods["without"] = gdc(params.with_changes(k=most, **WITHOUT_K))
+        methods[ALONE] = SupportOnly(params)
         protocol = Protocol(shot=1, tasks=_of(tasks, variant), seed=seed, split=split)
         found = _accuracies(methods, features, protocol, device, evaluations)
         out["panels"][variant.name] = {
             f"m = {m:g}" + (" (equal weights)" if m == 0 else ""): [found[f"{m:g}/{v}"] for v in ks] for m in powers
         }
-        out["without"][variant.name] = found["without"]
+        out["without"][variant.name], out["alone"][variant.name] = found["without"], found[ALONE]
         out["settings"][variant.name] = params_text(params).replace(f"m={row.m:g}, k={row.k}, ", "")
     return out
 
@@ -314,17 +329,25 @@ def judge_effect_k(data: EffectKData, where: str) -> list[Verdict]:
         curve = next(iter(data["panels"][variant.name].values()))  # that of the row's own m
         own = np.array(curve[data["k"].index(data["row_k"])])
         place = f"{where}, {data['shot']}-shot, {variant.name}"
+        control = _control(data, variant, own)
         claims = {
             f"m does not replace k: k = {data['row_k']} is above all {data['k'][-1]} base classes": curve[-1],
             "the published row is above the paper's best without k (α1 = 600, α2 = 0)": data["without"][variant.name],
         }
         out += [
-            Verdict.of(claim, place, paired(own, np.array(other)), variant.group) for claim, other in claims.items()
+            Verdict.of(claim, place, paired(own, np.array(other)), variant.group, control)
+            for claim, other in claims.items()
         ]
     return out
 
 
 # ---- what they share ------------------------------------------------------------------------------------------------
+
+
+def _control(data: AccuracyNData | AlphasData | EffectKData, variant: Variant, own: np.ndarray) -> Paired | None:
+    """What the printed value of an axis brings to the support alone."""
+    alone = data.get("alone", {}).get(variant.name)
+    return None if alone is None else paired(own, np.array(alone))
 
 
 def _of(tasks: Tasks | int, variant: Variant) -> int:

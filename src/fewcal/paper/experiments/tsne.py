@@ -303,5 +303,6 @@ EXPERIMENTS = (
         cost="2 min",
         figure=FIGURE,
         variants=VARIANTS,
+        control="none: about where sampled points lie; no classifier is trained. The support point alone stands beside",
     ),
 )

@@ -181,12 +181,12 @@ def judge(found: Mapping[str, WeightsRecord]) -> list[Verdict]:
     to_dc = f"weights on meta-tieredImageNet are of the order of a hundred times ({_HUNDRED} or more) smaller than DC's"
     if absent := " and ".join(dataset_title(d) for d in ("meta-tiered", "mini") if d not in found):
         words = f"no features of {absent} were given"
-        return [Verdict(c, "meta-tieredImageNet", words, None, PRINTED.group) for c in (to_mini, to_dc)]
+        return [Verdict(c, dataset_title("meta-tiered"), words, None, PRINTED.group) for c in (to_mini, to_dc)]
     out = []
     for variant in VARIANTS:
         for shot in SHOTS:
             meta, mini = (_log_shares(found[d]["variants"][variant.name], shot) for d in ("meta-tiered", "mini"))
-            where = f"meta-tieredImageNet, {shot}-shot, {variant.name}"
+            where = f"{dataset_title('meta-tiered')}, {shot}-shot, {variant.name}"
             dc = np.array([math.log10(_DC_SHARE)])
             out.append(Verdict(to_mini, where, *times_smaller(meta, mini, _ORDER), variant.group))
             out.append(Verdict(to_dc, where, *times_smaller(meta, dc, _HUNDRED), variant.group))
@@ -237,5 +237,6 @@ EXPERIMENTS = (
         cost="seconds",
         figure=FIGURE,
         variants=VARIANTS,
+        control="none: about weights of base classes; no classifier is trained",
     ),
 )
