@@ -9,7 +9,7 @@ import torch
 from fewcal._utils.randomness import TaskRandom
 from fewcal.bank import BaseBank
 from fewcal.evaluation import Protocol, evaluate
-from fewcal.factor_gaussian import FactorGaussian
+from fewcal.factor_gaussian import FactorGaussian, add_stacked
 from fewcal.features.synthetic import make_features
 from fewcal.methods import make_method
 
@@ -62,6 +62,17 @@ def test_samples_have_the_moments_of_the_distribution() -> None:
     x = gaussian.sample(200_000, TaskRandom(0, [0], "cuda"))[0].double()
     torch.testing.assert_close(x.mean(0), gaussian.mean[0].double(), atol=0.05, rtol=0)
     torch.testing.assert_close(torch.cov(x.T), gaussian.dense()[0].double(), atol=0.15, rtol=0.02)
+
+
+@pytest.mark.parametrize("c", [[0.5, 0.5], [0.3, 0.9]])
+def test_noise_of_stacked_classes_has_their_covariance(c: list[float]) -> None:
+    rows = torch.randn(3, 7, 8, generator=torch.Generator().manual_seed(0)).cuda()
+    index, shares = torch.tensor([[[2, 0]], [[1, 2]]]).cuda(), torch.tensor([[c], [c]]).cuda()
+    out = torch.zeros(2, 1, 100_000, 8).cuda()
+    add_stacked(out, rows, index, shares, TaskRandom(0, [0, 1], "cuda"))
+    for t in range(2):
+        expected = sum(s**2 * rows[i].T @ rows[i] for s, i in zip(c, index[t, 0].tolist(), strict=True))
+        torch.testing.assert_close(torch.cov(out[t, 0].T), expected, atol=0.15, rtol=0.02)
 
 
 def test_tasks_do_not_depend_on_the_batch_on_a_gpu() -> None:

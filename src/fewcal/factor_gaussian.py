@@ -6,6 +6,7 @@ isotropic part, solving is Woodbury's identity. `dense()` is there for tests and
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from fewcal.errors import FewcalWarning, InputError
 
 # Numbers made at a time on a CPU. It bounds memory; it is fixed because it fixes the random stream.
 _AT_ONCE = 1 << 20
+# The same for factors on a GPU, which bounds memory alone: each task has its own stream.
+_AT_ONCE_CUDA = 1 << 30
 # Main axes along which factors may be drawn, and what may be left to isotropic noise beside them: in a direction not
 # much more than this share of its variance, no more than half precision takes where a processor has that.
 _MAIN = tuple(range(32, 128, 16))
@@ -254,6 +257,49 @@ class FactorGaussian:
         values, vectors = torch.linalg.eigh(self.dense().double())
         factor = (values.clamp(min=0).sqrt()[..., None] * vectors.mT).to(self.mean.dtype)
         return FactorGaussian(self.mean, factor, None, torch.zeros_like(self.b))
+
+
+def add_stacked(out: Tensor, rows: Tensor, index: Tensor, c: Tensor, random: TaskRandom) -> None:
+    """Add to points `out (T, S, n, D)` normal noise with covariance Σ c_j²·R_jᵀR_j, without stacking the R_j.
+
+    Parameters
+    ----------
+    rows : Tensor (U, P, D)
+        R of each class; may be in half precision.
+    index, c : Tensor (T, S, k)
+        Which of them each point is drawn with, and how much they count.
+    """
+    t, s, n, d = out.shape
+    p, k = rows.shape[1], index.shape[-1]
+    if not out.is_cuda:
+        some = max(1, _AT_ONCE // max(p, d))
+        for task, (classes, shares) in enumerate(zip(index.tolist(), c.tolist(), strict=True)):
+            own = random.part(slice(task, task + 1))
+            for point, j in itertools.product(range(s), range(k)):
+                for part in out[task, point].split(some):
+                    latent = own.normal(len(part), p, dtype=rows.dtype)[0]
+                    _add_product(part, latent, rows[classes[point][j]], shares[point][j])
+        return
+    equal = bool((c == c[:1, :1, :1]).all())
+    if equal:  # as in DC: the classes are multiplied, not their copies
+        rows = rows * c[0, 0, 0].to(rows.dtype)
+    some = max(1, _AT_ONCE_CUDA // (s * k * p * d))
+    for begin in range(0, t, some):
+        part = slice(begin, begin + some)
+        factor = rows[index[part]]
+        if not equal:
+            factor *= c[part, ..., None, None].to(rows.dtype)
+        latent = random.part(part).normal(s, n, k * p, dtype=rows.dtype)
+        made = products(latent.view(-1, n, k * p), factor.view(-1, k * p, d))
+        out[part].add_(made.view(-1, s, n, d))
+
+
+def _add_product(out: Tensor, latent: Tensor, factor: Tensor, share: float) -> None:
+    """`out += share · latent @ factor`, in place where precision allows."""
+    if factor.dtype == out.dtype:
+        out.addmm_(latent, factor, alpha=share)
+    else:
+        out.add_(torch.mm(latent, factor), alpha=share)
 
 
 def _saves(r: int, n: int, p: int) -> bool:

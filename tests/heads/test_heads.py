@@ -104,6 +104,15 @@ def test_lbfgs_stops_where_the_gradient_vanishes() -> None:
     assert grad.abs().max() < 2e-4
 
 
+def test_a_metric_leads_lbfgs_to_the_same_minimum() -> None:
+    x, y = points(2, rows=90)
+    x = x * torch.tensor([5.0, 1.0, 1.0, 0.2, 0.1, 0.1])
+    metric = torch.diag(1 / (x.reshape(-1, 6).var(dim=0) + 0.1))
+    plain, led = (lbfgs_head(x, y, 3, max_iter=1000, tol=1e-6, metric=m) for m in (None, metric))
+    torch.testing.assert_close(led.weight, plain.weight, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(led.bias, plain.bias, rtol=1e-3, atol=1e-3)
+
+
 def test_lbfgs_weak_penalty_on_separable_data_is_finite_and_right() -> None:
     x, y = points(3, gap=8.0)
     for C in (1e4, float("inf")):

@@ -93,6 +93,13 @@ class CovarianceMode(ABC):
     def factor(self, half: bool) -> Tensor:
         """F with FᵀF = Σ' less its isotropic part, `(T, S, P', D)`; with `half` it may come in bfloat16."""
 
+    def stacked(self, half: bool) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Where F is classes one under the other: their R `(U, P, D)`, which `(T, S, k)`, and their shares `(T, S, k)`.
+
+        See `add_stacked`, which draws with them and makes no F; None for other kinds of F.
+        """
+        return None
+
     @abstractmethod
     def average_times(self, v: Tensor) -> Tensor:
         """Σ̄'v for rows `v (T, M, D)`, Σ̄' the average of Σ' over the support points of a task."""

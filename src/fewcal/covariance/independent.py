@@ -8,7 +8,7 @@ from torch import Tensor
 from fewcal.covariance.base import OfClasses
 
 # Stacked factors with more rows than this many times D are replaced by a D×D Cholesky factor.
-_TALL = 4
+TALL = 4
 
 
 class Independent(OfClasses):
@@ -28,13 +28,19 @@ class Independent(OfClasses):
         trace, total = (self.classes.shares.square() @ t for t in self.products())
         return trace, total
 
+    def stacked(self, half: bool) -> tuple[Tensor, Tensor, Tensor] | None:
+        p, d = self.block.shape[1:]
+        if self.classes.c.shape[-1] * p > TALL * d:
+            return None
+        return self.half_block() if half else self.block, self.classes.local, self.classes.c
+
     def factor(self, half: bool) -> Tensor:
-        classes = self.classes
+        classes, stacked = self.classes, self.stacked(half)
         t, s, k = classes.c.shape
         u, p, d = self.block.shape
-        if k * p <= _TALL * d:
-            block, c = (self.half_block(), classes.c.bfloat16()) if half else (self.block, classes.c)
-            return block[classes.local].mul_(c[..., None, None]).reshape(t, s, k * p, d)
+        if stacked is not None:
+            rows, local, c = stacked
+            return rows[local].mul_(c[..., None, None].to(rows.dtype)).reshape(t, s, k * p, d)
         covariances = classes.bank.class_covariances() if classes.union is None else self.block.mT @ self.block
         dense = (classes.shares.square().reshape(t * s, u) @ covariances.reshape(u, d * d)).view(t, s, d, d)
         return root(dense)

@@ -35,7 +35,7 @@ from fewcal.methods.base import Shared, TaskBatch
 BLOCK_TASKS = 200
 # On a GPU a block is over in a moment, and small ones leave it idle: all methods at D=640 took 4.4 s for 2000 tasks in
 # blocks of 100 and 1.6 s in blocks of 500 (H200).
-CUDA_BLOCK_TASKS = 500
+CUDA_BLOCK_TASKS = 1250
 # Working memory of a batch. On a CPU more than this only costs cache; on a GPU more keeps it busy.
 _CPU_BYTES = 256 << 20
 _CUDA_SHARE = 0.4
@@ -167,7 +167,8 @@ class Engine:
             need = method.task_bytes(spec.way * spec.shot, spec.way, dim) + 4 * rows * dim
             narrow = _LIGHT_BATCH if need <= _LIGHT_BYTES else _CPU_BATCH
             most = narrow if on_cpu and not method.intraop_parallel else self.block_tasks
-            sizes[name] = int(np.clip(budget // max(need, 1), 1, most))
+            size = int(np.clip(budget // max(need, 1), 1, most))
+            sizes[name] = size if on_cpu else -(-most // -(-most // size))  # batches of one size, none of a few tasks
         for group in self._groups():
             common = min(sizes[name] for name in group)
             sizes |= dict.fromkeys(group, common)

@@ -86,15 +86,15 @@ def augment(batch: TaskBatch, mean: Tensor, covariance: ShrunkCovariance, n: int
     support, labels = batch.support, batch.labels
     t, s, d = support.shape
     counts = points_per_support(labels, n, n_per)
-    gaussian = covariance.gaussian(mean)
     if (counts == counts[0, 0]).all():
         each = int(counts[0, 0])
         x = torch.empty(t, s + s * each, d, dtype=support.dtype, device=support.device)
         x[:, :s] = support
-        gaussian.sample(each, batch.random, out=x[:, s:].view(t, s, each, d), axes=covariance.axes)
+        covariance.sample(mean, each, batch.random, x[:, s:].view(t, s, each, d))
         return x, torch.cat([labels, labels.repeat_interleave(each, dim=1)], dim=1)
     if t > 1:
         raise ValueError("unequal shots are for one task at a time")
+    gaussian = covariance.gaussian(mean)
     x = torch.empty(1, s + int(counts.sum()), d, dtype=support.dtype, device=support.device)
     x[:, :s] = support
     begin = s

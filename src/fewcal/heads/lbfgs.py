@@ -34,7 +34,7 @@ _CACHED = 1 << 21
 # Points that suffice to see how the data vary along a direction.
 _LOOKED_AT = 250
 # Iterations in half precision, at most; what they leave to do is done in full precision.
-_MOST_HALF = 25
+_MOST_HALF = 100
 
 
 @register_head("lbfgs")
@@ -64,6 +64,7 @@ def lbfgs_head(
     max_iter: int = 100,
     tol: float = 1e-4,
     memory: int = 10,
+    metric: Tensor | None = None,
 ) -> LinearHead:
     """Fit logistic regression on every task.
 
@@ -75,6 +76,10 @@ def lbfgs_head(
         Inverse strength of L2 regularisation, scikit-learn's convention; `inf` for none.
     max_iter, tol
         Stop a task when the largest entry of its gradient is below `tol`.
+    memory : int
+        Steps that are remembered.
+    metric : Tensor (D, D) or None
+        Positive definite: about the inverse curvature of the loss, up to a factor. It changes the way, not the end.
 
     Examples
     --------
@@ -88,14 +93,23 @@ def lbfgs_head(
     t, m, d = x.shape
     together = t if x.is_cuda else max(1, _CACHED // (m * d))
     parts = [
-        _minimise(x[i : i + together], labels[i : i + together], n_classes, C, max_iter, tol, memory)
+        _minimise(x[i : i + together], labels[i : i + together], n_classes, C, max_iter, tol, memory, metric)
         for i in range(0, t, together)
     ]
     solution = parts[0] if len(parts) == 1 else torch.cat(parts)
     return LinearHead(solution[..., :d], solution[..., d])
 
 
-def _minimise(x: Tensor, labels: Tensor, n_classes: int, C: float, max_iter: int, tol: float, memory: int) -> Tensor:
+def _minimise(
+    x: Tensor,
+    labels: Tensor,
+    n_classes: int,
+    C: float,
+    max_iter: int,
+    tol: float,
+    memory: int,
+    metric: Tensor | None,
+) -> Tensor:
     """Weights and bias of tasks that are worked on together, `(T, N, D+1)`."""
     t, m, d = x.shape
     ridge = 0.0 if math.isinf(C) else 1.0 / (C * m)
@@ -104,7 +118,7 @@ def _minimise(x: Tensor, labels: Tensor, n_classes: int, C: float, max_iter: int
     w = solution.clone()
     logits = x.new_zeros(t, n_classes, m)  # the rounded points may be a few more: zeros at the end
     loss = np.full(t, math.log(n_classes))
-    history = History(w, _shared_direction(x), memory)
+    history = History(w, _shared_direction(x), memory, metric)
     # Many large points: the way to the minimum is found with rounded ones, half the bytes, and its end with the points
     # as they are, so that what stops the search is always the true gradient.
     full, x = x, rounded(x) if half_pays(x, m * d) else x

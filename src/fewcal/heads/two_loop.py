@@ -20,12 +20,13 @@ class History:
     like : Tensor (T, N, D+1)
         Weights, whose shape and device the history has.
     damping : Tensor (T, 1, 1)
+    metric : Tensor (D, D) or None
         Of the preconditioner P, see `precondition`.
     """
 
-    def __init__(self, like: Tensor, damping: Tensor, memory: int) -> None:
+    def __init__(self, like: Tensor, damping: Tensor, memory: int, metric: Tensor | None = None) -> None:
         t, n, d = like.shape
-        self.shape, self.damping, self.memory, self.used = (n, d), damping, memory, 0
+        self.damping, self.metric, self.memory, self.used = damping, metric, memory, 0
         # s and P·y, of which, with P·grad, directions are made; their inner products with y, as far as they are needed.
         self.basis = like.new_zeros(t, 2, memory, n * d)
         self.products = np.zeros((t, 2, memory, memory))
@@ -38,10 +39,8 @@ class History:
 
     def add(self, step: Tensor, change: Tensor) -> None:
         """Remember a step `(T, N, D+1)` and how the gradient changed along it, in place of the oldest."""
-        at = self.used % self.memory
-        self.basis[:, 0, at] = step.flatten(1)
-        self.basis[:, 1, at] = precondition(change, self.damping).flatten(1)
-        self.last = change.flatten(1)
+        self.basis[:, 0, self.used % self.memory] = step.flatten(1)
+        self.last = change.flatten(1)  # P·y is made with the next direction
         self.used += 1
 
     def direction(self, grad: Tensor, active: np.ndarray) -> tuple[Tensor, np.ndarray]:
@@ -50,16 +49,19 @@ class History:
         A task whose memory does not lead downhill starts over along −P·grad.
         """
         t, h, m = len(grad), min(self.used, self.memory), self.memory
-        pushed, flat = precondition(grad, self.damping).flatten(1), grad.flatten(1)
+        flat = grad.flatten(1)
+        both = torch.stack([self.last.view_as(grad), grad], dim=1)
+        change, pushed = precondition(both.flatten(1, 2), self.damping, self.metric).view(t, 2, -1).unbind(dim=1)
         own = torch.bmm(flat[:, None], pushed[..., None])
         if not h:
             square = _numbers(own)[:, 0, 0] * active
             return (_tensor(-active.astype(float), grad)[:, None] * pushed).view_as(grad), -square
+        at = (self.used - 1) % m
+        self.basis[:, 1, at] = change
         basis = self.basis.view(t, 2 * m, -1)
         fresh = torch.bmm(basis, torch.stack([self.last, flat], dim=2))  # with y of the newest step, and with grad
         inner = _numbers(torch.cat([fresh.flatten(1), own[:, 0]], dim=1))
         square, inner = inner[:, -1], inner[:, :-1].reshape(t, 2, m, 2)
-        at = (self.used - 1) % m
         self.products[..., at] = inner[..., 0]
         self.products[:, 1, at] = inner[:, 1, :, 0]  # P is symmetric
         order = [i % m for i in range(self.used - h, self.used)]
@@ -73,8 +75,10 @@ class History:
         return torch.addcmul(step, _tensor(scale * active, grad)[:, None], pushed).view_as(grad), slope * active
 
 
-def precondition(q: Tensor, damping: Tensor) -> Tensor:
-    """P·q: q less the damped part along the all-ones direction of the weights; the bias stays as it is."""
+def precondition(q: Tensor, damping: Tensor, metric: Tensor | None = None) -> Tensor:
+    """P·q: weights times `metric`, or less the damped part along the all-ones direction; the bias stays as it is."""
+    if metric is not None:
+        return torch.cat([q[..., :-1] @ metric, q[..., -1:]], dim=-1)
     out = q.clone()
     weight = out[..., :-1]
     weight -= damping * weight.mean(dim=-1, keepdim=True)
