@@ -143,6 +143,10 @@ class Evaluations:
         if engine.bank is not None:
             engine.bank.forget_spaces(_SPACES_BYTES)
         engine = engine.with_methods(methods)
+        each = -(
+            -protocol.tasks // engine.threads
+        )  # few tasks of a slow method would be one batch, and keep one core busy
+        engine.job = replace(engine.job, batches={n: min(size, each) for n, size in engine.job.batches.items()})
         found = [engine.run(start, stop) for start, stop in blocks(protocol.tasks, engine.block_tasks)]
         settings = method_settings(engine.methods)
         return {
