@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypedDict
 
@@ -135,9 +136,12 @@ def _draw_sections(
     if verdicts := [v for one in sections.values() for v in one.verdicts]:
         page.heading("Where the paper's statements hold")
         markdown.append("## Where the paper's statements hold\n")
-        for blocks in _verdict_blocks(verdicts):
-            to_page(page, blocks)
-            markdown.append(to_markdown(blocks))
+        above, others = _verdict_blocks(verdicts)
+        to_page(page, above)
+        if others:
+            with page.details("Every other statement"):
+                to_page(page, others)
+        markdown.append(to_markdown([*above, *others]))
     for name, one in sections.items():
         e = EXPERIMENTS[name]
         page.heading(f"{e.title} ({name})")
@@ -194,16 +198,17 @@ def stand_in_notes(config: Config) -> list[str]:
     ]
 
 
-def _verdict_blocks(verdicts: Sequence[Verdict]) -> list[list[Block]]:
+def _verdict_blocks(verdicts: Sequence[Verdict]) -> tuple[list[Block], list[Block]]:
+    """What is said of all statements and of GDC against DC; and the other statements one by one."""
     above = [v for v in verdicts if v.claim.startswith("GDC is above DC")]
     rest = [v for v in verdicts if v not in above]
-    out: list[list[Block]] = [[groups_table(verdicts), *_contradicted(verdicts)]]
+    first: list[Block] = [groups_table(verdicts), *_contradicted(verdicts)]
     if above:
         caption = "GDC minus DC on the same tasks, points of accuracy; ▲ and ▼ are beyond the 95% interval"
-        out.append([_above_words(above), claims_table(above, caption)])
-    if rest:
-        out.append([verdict_table(rest, "Other statements, each gain with its 95% interval")])
-    return out
+        short = [replace(v, claim=_form(v.claim)) for v in above]
+        first += [*_above_words(above), claims_table(short, caption)]
+    caption = "Other statements, each gain with its 95% interval; – where nothing is trained and no control applies"
+    return first, [verdict_table(rest, caption)] if rest else []
 
 
 def groups_table(verdicts: Sequence[Verdict]) -> Table:
@@ -220,23 +225,34 @@ def _contradicted(verdicts: Sequence[Verdict]) -> list[Block]:
     against = [v for v in verdicts if v.group == PRINTED.group and v.holds is False]
     if not against:
         return []
-    claims = dict.fromkeys(v.claim for v in against)
-    told = [f"{c} ({'; '.join(f'{v.where}: {v.found}' for v in against if v.claim == c)})" for c in claims]
-    return [f"Contradicted on these features with the paper's own setting: {'. '.join(told)}."]
+    told: list[Block] = []
+    for claim in dict.fromkeys(v.claim for v in against):
+        found = "; ".join(f"{v.where}: {v.found}" for v in against if v.claim == claim)
+        told.append(f"Contradicted with the paper's own setting: “{claim}”. Found: {found}.")
+    return told
 
 
 def _numbers(counts: Counts) -> list[int]:
     return [counts["holds"], counts["does_not_hold"], counts["cannot_tell"]]
 
 
-def _above_words(above: Sequence[Verdict]) -> str:
-    """Where GDC is above DC and where not, form by form, in words."""
-    parts = []
+def _above_words(above: Sequence[Verdict]) -> list[Block]:
+    """Where GDC is above DC and where not, a paragraph for each form of it."""
+    parts: list[Block] = []
     for claim in dict.fromkeys(v.claim for v in above):
         own = [v for v in above if v.claim == claim]
         told = [f"above DC in {sum(v.holds is True for v in own)} of {len(own)} cases"]
         for holds, word in ((False, "below DC"), (None, "not distinguishable from DC")):
             if where := [v.where for v in own if v.holds is holds]:
                 told.append(f"{word} on {'; '.join(where)}")
-        parts.append(f"GDC {claim.partition('(')[2].rstrip(')')}: {', '.join(told)}.")
-    return " ".join(parts)
+        parts.append(f"GDC, {_form(claim)}: {', '.join(told)}.")
+    return parts
+
+
+def _form(claim: str) -> str:
+    """The form of GDC that a claim is about.
+
+    >>> _form("GDC is above DC (as printed)")
+    'as printed'
+    """
+    return claim.partition("(")[2].rstrip(")")

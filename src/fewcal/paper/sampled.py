@@ -73,6 +73,15 @@ def times_smaller(small: np.ndarray, large: np.ndarray, least: float) -> tuple[s
     return f"{10**ratio:.3g} times smaller ({low:.3g} to {high:.3g}; {len(small)} cases)", holds
 
 
+def sentence(words: str) -> str:
+    """Words at the beginning of a sentence.
+
+    >>> sentence("as printed"), sentence("L-BFGS")
+    ('As printed', 'L-BFGS')
+    """
+    return words[:1].upper() + words[1:]
+
+
 def drawn_text(params: GDCParams) -> str:
     """The setting of drawn points in words: that of the method, less the head, which is not trained.
 

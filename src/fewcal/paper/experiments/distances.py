@@ -158,8 +158,9 @@ def show_distances(records: Records[DistancesRecord]) -> Section:
 def _rows(record: DistancesRecord, panel: str) -> list[list[Value]]:
     cites = {row["distance"]: row["accuracy"] for row in published()["distances"]["rows"]}
     titles = {
-        **DISTANCES,
-        REPAIRED: "… repaired: a ridge of a tenth, no negative logarithms",
+        "mahalanobis": DISTANCES["mahalanobis"],
+        REPAIRED: f"{DISTANCES['mahalanobis']}, repaired: a ridge of a tenth, no negative logarithms",
+        **{name: title for name, title in DISTANCES.items() if name != "mahalanobis"},
         ALONE: "Support alone: the control",
     }
     rows: list[list[Value]] = []

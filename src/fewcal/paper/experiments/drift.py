@@ -27,7 +27,7 @@ from fewcal.paper.evaluations import Evaluations
 from fewcal.paper.measured import quiet
 from fewcal.paper.published import implied_distances
 from fewcal.paper.registry import Figure, figure_experiment
-from fewcal.paper.sampled import drawn_text, embed
+from fewcal.paper.sampled import drawn_text, embed, sentence
 from fewcal.paper.settings import PRINTED, UNIT_SCALE, Variant, paper_params
 from fewcal.params import GDCParams
 from fewcal.render import figures
@@ -221,12 +221,14 @@ def say_drift(data: DriftData) -> str:
         shared = (
             f"; m = 0 and m = 1 share {100 * np.mean(moves['overlap']):.0f}% of their mass" if moves["overlap"] else ""
         )
-        parts.append(f"{name} ({data['settings'][name]}; nearest base class at d = {median:.3g}): {shifts}{shared}")
+        parts.append(
+            f"{sentence(name)} ({data['settings'][name]}; nearest base class at d = {median:.3g}): {shifts}{shared}"
+        )
     tasks = len(next(iter(data["moves"].values()))["distance"])
     return (
         f"Sampled points ({data['shown']} of n) for one support point (class {data['class_name']}; + in a circle) with "
-        f"k = 1, and their means (*). Over {tasks} support points the mean moved towards the nearest base class by "
-        f"this part of the way: {'. '.join(parts)}."
+        f"k = 1, and their means (*). How far the mean moved on its way to the nearest base class, mean over {tasks} "
+        f"support points: {'. '.join(parts)}."
     )
 
 

@@ -44,7 +44,7 @@ def draw_mean_curve(data: MeanCurveData) -> matplotlib.figure.Figure:
 
 def say_mean_curve(data: MeanCurveData) -> str:
     """Where each estimate ends."""
-    ends = ", ".join(f"{name} {values[-1]:.3f}" for name, values in data["estimates"].items())
+    ends = ", ".join(f"{values[-1]:.3f} for {name}" for name, values in data["estimates"].items())
     return (
         "Equations 5 to 8 with k = 1 and squared distances, computed without features. "
         f"With the base mean at {data['base_mean'][-1]:g} the estimates are {ends}: DC drifts with the base class, a "

@@ -22,7 +22,7 @@ from fewcal.paper.control import SupportOnly
 from fewcal.paper.evaluations import Evaluations
 from fewcal.paper.measured import quiet
 from fewcal.paper.registry import Figure, figure_experiment
-from fewcal.paper.sampled import base_of
+from fewcal.paper.sampled import base_of, sentence
 from fewcal.paper.settings import LBFGS, PRINTED, UNIT, UNIT_CLOSED, Variant, gdc, paper_params, params_text
 from fewcal.params import GDCParams
 from fewcal.render import figures
@@ -130,7 +130,7 @@ def say_accuracy_n(data: AccuracyNData) -> str:
             for split, curve in panel.items()
         ]
         tasks = len(next(iter(panel.values()))[0])
-        parts.append(f"{name} ({data['settings'][name]}; {tasks} tasks a point): {', '.join(ends)}")
+        parts.append(f"{sentence(name)} ({data['settings'][name]}; {tasks} tasks a point): {', '.join(ends)}")
     return (
         f"{data['shot']}-shot. {'. '.join(parts)}. The paper sees a rise up to n = 750 and saturation there. `default` "
         "draws no points and has no n."
@@ -223,7 +223,7 @@ def say_alphas(data: AlphasData) -> str:
         half = max(summarise(np.array(cell)).ci95 for line in grid for cell in line) if tasks > 1 else np.nan
         sure = f", half-widths up to {100 * half:.1f} points" if tasks > 1 else ""
         parts.append(
-            f"{name} ({data['settings'][name]}; {tasks} {data['split']} tasks{sure}): without shrinkage "
+            f"{sentence(name)} ({data['settings'][name]}; {tasks} {data['split']} tasks{sure}): without shrinkage "
             f"{100 * mean[0, 0]:.1f}%, best {100 * mean[i, j]:.1f}% at α₁ = {data['alpha1'][j]:g}, "
             f"α₂ = {data['ratios'][i]:g}·α₁"
         )
@@ -308,7 +308,7 @@ def say_effect_k(data: EffectKData) -> str:
     parts = []
     for variant, panel in data["panels"].items():
         tasks = len(data["without"][variant])
-        parts.append(f"{variant} ({data['settings'][variant]}; {tasks} {data['split']} tasks)")
+        parts.append(f"{sentence(variant)} ({data['settings'][variant]}; {tasks} {data['split']} tasks)")
         for name, curve in panel.items():
             mean = np.mean(curve, axis=-1)
             best = int(mean.argmax())
