@@ -11,6 +11,7 @@ from fewcal.bank import BaseBank
 from fewcal.evaluation import Protocol, evaluate
 from fewcal.factor_gaussian import FactorGaussian, add_stacked
 from fewcal.features.synthetic import make_features
+from fewcal.heads import sgd
 from fewcal.methods import make_method
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -62,6 +63,45 @@ def test_samples_have_the_moments_of_the_distribution() -> None:
     x = gaussian.sample(200_000, TaskRandom(0, [0], "cuda"))[0].double()
     torch.testing.assert_close(x.mean(0), gaussian.mean[0].double(), atol=0.05, rtol=0)
     torch.testing.assert_close(torch.cov(x.T), gaussian.dense()[0].double(), atol=0.15, rtol=0.02)
+
+
+@pytest.mark.parametrize("isotropic", [True, False])
+@pytest.mark.parametrize("dim", [48, 644])
+def test_points_are_the_same_in_one_kernel_and_in_plain_operations(
+    dim: int, isotropic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    g = torch.Generator().manual_seed(0)
+    a = torch.rand(2, 3, generator=g).cuda() if isotropic else None
+    mean, factor = torch.randn(2, 3, dim, generator=g).cuda(), torch.randn(2, 3, 9, dim, generator=g).cuda()
+    gaussian = FactorGaussian(mean, factor.bfloat16(), a, torch.full((2, 3), 0.3).cuda())
+    drawn = []
+    for plain in ("", "1"):
+        monkeypatch.setenv("FEWCAL_PLAIN_CUDA", plain)
+        x = torch.zeros(2, 1 + 3 * 20, dim).cuda()
+        gaussian.sample(20, TaskRandom(0, [0, 1], "cuda"), out=x[:, 1:].view(2, 3, 20, dim))
+        assert not x[:, 0].any()
+        drawn.append(x)
+    torch.testing.assert_close(drawn[0], drawn[1], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("dim", "ways", "rows", "batch"), [(640, 5, 200, 300), (48, 8, 33, 100), (904, 2, 40, 64)])
+def test_sgd_in_one_kernel_is_sgd_in_plain_operations(
+    dim: int, ways: int, rows: int, batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random = torch.Generator().manual_seed(0)
+    labels = torch.arange(ways).repeat_interleave(rows).expand(3, -1).cuda()
+    centres = torch.randn(3, ways, dim, generator=random).repeat_interleave(rows, dim=1)
+    x = (0.1 * (centres + torch.randn(3, ways * rows, dim, generator=random))).cuda().bfloat16()
+    assert sgd.fused_epochs(x, ways) is not None
+    found = []
+    for plain in ("", "1"):
+        monkeypatch.setenv("FEWCAL_PLAIN_CUDA", plain)
+        weight, bias = torch.zeros(3, ways, dim).cuda(), torch.zeros(3, ways, 1).cuda()
+        shuffles = sgd.Shuffles(TaskRandom(0, range(3), "cuda"), x.shape[1], 5)
+        loss = sgd._train(x, labels, (weight, bias), shuffles, batch, 0.08)
+        found.append((weight, bias, loss))
+    for fused, plain in zip(*found, strict=True):
+        torch.testing.assert_close(fused, plain, rtol=0.01, atol=0.01 * float(plain.abs().max()))
 
 
 @pytest.mark.parametrize("c", [[0.5, 0.5], [0.3, 0.9]])

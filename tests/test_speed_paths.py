@@ -20,7 +20,7 @@ from fewcal.heads.base import Shared
 from fewcal.heads.composite import FallbackHead, QueryCalibratedHead
 from fewcal.heads.lbfgs import lbfgs_head
 from fewcal.heads.linear import class_means, class_sizes
-from fewcal.heads.sgd import sgd_head
+from fewcal.heads.sgd import Shuffles, sgd_head
 from fewcal.methods import TaskBatch, make_method
 
 
@@ -87,21 +87,34 @@ def test_sgd_in_half_precision_learns_the_same(half: None, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_sgd_does_not_mind_who_is_trained_beside(dtype: torch.dtype) -> None:
-    """All tasks at once or one task at a time, with batches padded to what matrix units like."""
-    x, labels = blobs(2, 21, 16, 5, 1.0)
+def test_sgd_does_not_mind_how_tasks_are_put_together(dtype: torch.dtype) -> None:
+    """All tasks at once, with batches padded to what matrix units like, or by turns, a few points at a time."""
+    x, labels = blobs(2, 71, 16, 5, 1.0)
     x = x.to(dtype)
     start = 0.1 * torch.randn(2, 5, 17, generator=torch.Generator().manual_seed(1))
-    arguments = (50, 10, 0.08)
-    weight, bias = start[..., :16].clone(), start[..., 16:].clone()
-    loss = sgd_module._train(x, labels, weight, bias, TaskRandom(0, [3, 4]), *arguments)
-    for i in range(2):
-        at = slice(i, i + 1)
-        w, b = start[at, :, :16].clone(), start[at, :, 16:].clone()
-        alone = sgd_module._train(x[at], labels[at], w, b, TaskRandom(0, [3 + i]), *arguments)
-        torch.testing.assert_close(weight[at], w, rtol=1e-2, atol=1e-2 if dtype == torch.bfloat16 else 1e-5)
-        torch.testing.assert_close(bias[at], b, rtol=1e-2, atol=1e-2 if dtype == torch.bfloat16 else 1e-5)
-        torch.testing.assert_close(loss[at], alone, rtol=2e-2, atol=1e-3)
+    near = {"rtol": 1e-2, "atol": 1e-2 if dtype == torch.bfloat16 else 1e-5}
+    found = []
+    for train in (sgd_module._train, sgd_module._train_by_turns):
+        weights = start[..., :16].clone(), start[..., 16:].clone()
+        loss = train(x, labels, weights, Shuffles(TaskRandom(0, [3, 4]), 355, 10), 300, 0.08)
+        found.append((*weights, loss))
+        alone = start[1:, :, :16].clone(), start[1:, :, 16:].clone()
+        train(x[1:], labels[1:], alone, Shuffles(TaskRandom(0, [4]), 355, 10), 300, 0.08)
+        torch.testing.assert_close(alone[0], weights[0][1:], **near)
+        torch.testing.assert_close(alone[1], weights[1][1:], **near)
+    for together, by_turns in zip(*found, strict=True):
+        torch.testing.assert_close(together, by_turns, **near)
+
+
+def test_every_epoch_has_an_order_of_its_own() -> None:
+    shuffles = Shuffles(TaskRandom(0, [3, 4]), 30, 11)
+    orders = torch.cat(list(shuffles), dim=1)
+    assert orders.shape == (2, 11, 30)
+    assert torch.equal(orders.sort(dim=-1).values, torch.arange(30).expand(2, 11, 30))
+    assert len({tuple(order) for order in orders.flatten(0, 1).tolist()}) == 22
+    for t in range(2):
+        assert torch.equal(shuffles.of_task(t), orders[t])
+    assert torch.equal(orders[1:], torch.cat(list(Shuffles(TaskRandom(0, [4]), 30, 11)), dim=1))
 
 
 def test_samples_drawn_in_half_precision_have_the_covariance(half: None) -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fewcal._utils.bfloat16 import half_pays, products
+from fewcal._utils.cuda_kernels import compiled
 from fewcal._utils.randomness import TaskRandom
 from fewcal.errors import FewcalWarning, InputError
 
@@ -22,6 +23,8 @@ from fewcal.errors import FewcalWarning, InputError
 _AT_ONCE = 1 << 20
 # The same for factors on a GPU, which bounds memory alone: each task has its own stream.
 _AT_ONCE_CUDA = 1 << 30
+# Threads of a block of `finish_points.cu`, and the features that a warp of them holds at most.
+_THREADS, _MOST_FUSED = 256, 2048
 # Main axes along which factors may be drawn, and what may be left to isotropic noise beside them: in a direction not
 # much more than this share of its variance, no more than half precision takes where a processor has that.
 _MAIN = tuple(range(32, 128, 16))
@@ -184,22 +187,22 @@ class FactorGaussian:
 
     def _draw(self, out: Tensor, random: TaskRandom) -> None:
         """Points into `out (T, S, n, D)`: the mean, noise with covariance a·I + b·11ᵀ, and G·F, G standard normal."""
-        mean, factor, p = self.mean[..., None, :], self.factor, self.factor.shape[-2]
-        root, along = (v[..., None, None] for v in self._base_root())
+        factor, p = self.factor, self.factor.shape[-2]
+        root, along = self._base_root()
+        shift = None
         if self.a is None:  # one number a point suffices
-            shift = random.normal(*out.shape[1:-1], 1, dtype=out.dtype) * (along * self.dim**0.5)
-            torch.add(mean, shift, out=out)
+            shift = random.normal(*out.shape[1:-1], dtype=out.dtype) * (along * self.dim**0.5)[..., None]
         else:
             random.fill_normal(out)
-            shift = out.sum(dim=-1, keepdim=True) * along
-            out.mul_(root).add_(shift).add_(mean)
-        if not p:
-            return
         low = factor.dtype if factor.dtype != out.dtype else torch.bfloat16 if half_pays(factor) else out.dtype
-        latent = random.normal(*out.shape[1:-1], p, dtype=out.dtype if out.is_cuda else low)
-        if out.is_cuda or low != out.dtype:
-            out.add_(products(latent.to(low).flatten(0, 1), factor.to(low).flatten(0, 1)).view_as(out))
+        made = None
+        if p and (out.is_cuda or low != out.dtype):
+            latent = random.normal(*out.shape[1:-1], p, dtype=low)
+            made = products(latent.flatten(0, 1), factor.to(low).flatten(0, 1)).view(out.shape)
+        _finish(out, made, self.mean, None if self.a is None else (root, along), shift)
+        if made is not None or not p:
             return
+        latent = random.normal(*out.shape[1:-1], p, dtype=out.dtype)
         # Into place: no second array to fill and add.
         out.view(-1, *out.shape[2:]).baddbmm_(latent.flatten(0, 1), factor.flatten(0, 1))
 
@@ -291,7 +294,41 @@ def add_stacked(out: Tensor, rows: Tensor, index: Tensor, c: Tensor, random: Tas
             factor *= c[part, ..., None, None].to(rows.dtype)
         latent = random.part(part).normal(s, n, k * p, dtype=rows.dtype)
         made = products(latent.view(-1, n, k * p), factor.view(-1, k * p, d))
-        out[part].add_(made.view(-1, s, n, d))
+        _finish(out[part], made.view(-1, s, n, d))
+
+
+def _finish(
+    out: Tensor,
+    made: Tensor | None,
+    mean: Tensor | None = None,
+    stretch: tuple[Tensor, Tensor] | None = None,
+    shift: Tensor | None = None,
+) -> None:
+    """Points `out (T, S, n, D)` from their parts: r·out + s·Σout of `stretch` (r, s), mean, shift, and what was `made`.
+
+    With a mean and no stretch what is in `out` does not count.
+    """
+    t, s, n, d = out.shape
+    fresh = mean is not None and stretch is None
+    kernel = None
+    if out.dtype == torch.float32 and out.is_cuda and d <= _MOST_FUSED and not d % 4 and out[0].is_contiguous():
+        kernel = compiled("finish_points", out.device, _THREADS, D=d)
+    if kernel is not None and (made is None or made.dtype == torch.bfloat16):
+        root, along = (None, None) if stretch is None else (v.contiguous() for v in stretch)
+        mean, shift, made = (v if v is None else v.contiguous() for v in (mean, shift, made))
+        blocks = -(-t * s * n // (_THREADS // 32))
+        kernel(blocks, out, made, mean, root, along, shift, t * s * n, s, n, out.stride(0), int(fresh))
+        return
+    if stretch is not None:
+        root, along = (v[..., None, None] for v in stretch)
+        total = out.sum(dim=-1, keepdim=True) * along
+        out.mul_(root).add_(total)
+    if mean is not None:
+        out.copy_(mean[..., None, :]) if fresh else out.add_(mean[..., None, :])
+    if shift is not None:
+        out.add_(shift[..., None])
+    if made is not None:
+        out.add_(made)
 
 
 def _add_product(out: Tensor, latent: Tensor, factor: Tensor, share: float) -> None:

@@ -155,7 +155,7 @@ def test_the_history_gives_the_direction_of_the_two_loop_recursion() -> None:
     pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
     for i in range(6):
         grad, step, noise = (torch.randn(2, 3, 5, generator=random) for _ in range(3))
-        direction, slope = history.direction(grad, np.array([True, True]))
+        direction, slope = history.direction(grad, torch.tensor([True, True]))
         for t in range(2):
             q = grad[t].double()
             alphas = []
@@ -174,7 +174,7 @@ def test_the_history_gives_the_direction_of_the_two_loop_recursion() -> None:
         change = step + 0.3 * noise if i != 2 else -step
         pairs.append((step, change))
         history.add(step, change)
-    idle, slope = history.direction(torch.ones(2, 3, 5), np.array([True, False]))
+    idle, slope = history.direction(torch.ones(2, 3, 5), torch.tensor([True, False]))
     assert slope[0] < 0
     assert slope[1] == 0
     assert not idle[1].any()

@@ -35,7 +35,7 @@ from fewcal.methods.base import Shared, TaskBatch
 BLOCK_TASKS = 200
 # On a GPU a block is over in a moment, and small ones leave it idle: all methods at D=640 took 4.4 s for 2000 tasks in
 # blocks of 100 and 1.6 s in blocks of 500 (H200).
-CUDA_BLOCK_TASKS = 1250
+CUDA_BLOCK_TASKS = 2500
 # Working memory of a batch. On a CPU more than this only costs cache; on a GPU more keeps it busy.
 _CPU_BYTES = 256 << 20
 _CUDA_SHARE = 0.4

@@ -125,25 +125,27 @@ def _minimise(
     grad = gradient(x, labels, torch.full_like(logits, 1 / n_classes), w, ridge)
     for i in range(max_iter):
         active = _largest(grad) > tol
-        if x is not full and (4 * active.sum() < t or i == _MOST_HALF):
+        left = int(active.sum())
+        if x is not full and (4 * left < t or i == _MOST_HALF):
             x = full
             logits = _over_truth(_forward(w, x), labels)
             loss = torch.logsumexp(logits, dim=1).mean(dim=1).double().cpu().numpy()
             grad = gradient(x, labels, torch.softmax(logits, dim=1), w, ridge)
             active = _largest(grad) > tol
-        if not active.any():
+            left = int(active.sum())
+        if not left:
             break
-        if 2 * active.sum() <= len(alive) and len(alive) > 1 and x is full:
+        if 2 * left <= len(alive) and len(alive) > 1 and x is full:
             # Drop finished tasks once they are the majority; copying the data costs about one iteration.
             solution[alive] = w
-            keep = torch.from_numpy(active.nonzero()[0]).to(x.device)
-            alive, x, labels, w, logits, grad = (v[keep] for v in (alive, x, labels, w, logits, grad))
+            keep = active.nonzero()[:, 0]
+            loss = loss[active.cpu().numpy()]
+            alive, x, labels, w, logits, grad, active = (v[keep] for v in (alive, x, labels, w, logits, grad, active))
             full = x
             history.keep(keep)
-            loss, active = loss[active], active[active]
         step, slope = history.direction(grad, active)
         along = _over_truth(_forward(step, x)[..., :m], labels)
-        length, loss, probabilities = _line_search(logits, along, loss, slope, _penalty(w, step, ridge))
+        length, loss, probabilities = _line_search(logits, along, loss, _slopes(slope, w, step, ridge))
         move = length[:, None, None] * step
         w = w + move
         logits.addcmul_(length[:, None, None], along)
@@ -154,19 +156,16 @@ def _minimise(
     return solution
 
 
-def _largest(grad: Tensor) -> np.ndarray:
+def _largest(grad: Tensor) -> Tensor:
     """The largest entry of each task's gradient, `(T,)`."""
-    largest: np.ndarray = torch.linalg.vector_norm(grad, ord=torch.inf, dim=(1, 2)).cpu().numpy()
-    return largest
+    return torch.linalg.vector_norm(grad, ord=torch.inf, dim=(1, 2))
 
 
-def _penalty(w: Tensor, step: Tensor, ridge: float) -> np.ndarray:
-    """Slope and curvature of the penalty along a step, `(2, T)`."""
-    if not ridge:
-        return np.zeros((2, len(w)))
+def _slopes(slope: Tensor, w: Tensor, step: Tensor, ridge: float) -> np.ndarray:
+    """Along a step: the slope, of which the penalty has so much, and the curvature of the penalty, `(3, T)`."""
     weight, move = w[..., :-1], step[..., :-1]
-    both = torch.stack([(weight * move).sum(dim=(1, 2)), move.square().sum(dim=(1, 2))])
-    numbers: np.ndarray = ridge * both.double().cpu().numpy()
+    penalty = torch.stack([(weight * move).sum(dim=(1, 2)), move.square().sum(dim=(1, 2))])
+    numbers: np.ndarray = torch.cat([slope[None], ridge * penalty.double()]).cpu().numpy()
     return numbers
 
 
@@ -178,7 +177,11 @@ def _forward(w: Tensor, x: Tensor) -> Tensor:
     weight, bias = w[:, :-1, :-1], w[:, :-1, -1:]
     if x.dtype == w.dtype:
         return _with_last(torch.baddbmm(bias, weight, x.mT))
-    return _with_last(bias + products(weight.to(x.dtype), x.mT))
+    # What rounding takes from the weights is the same for all points, so that nothing averages it away: it goes along,
+    # and costs nothing, as matrix units take eight rows at a time.
+    high = weight.to(x.dtype)
+    both = products(torch.cat([high, (weight - high).to(x.dtype)], dim=1), x.mT)
+    return _with_last(bias + both[:, : len(high[0])] + both[:, len(high[0]) :])
 
 
 def _with_last(rows: Tensor) -> Tensor:
@@ -229,16 +232,17 @@ def _shared_direction(x: Tensor) -> Tensor:
 
 
 def _line_search(
-    logits: Tensor, along: Tensor, start: np.ndarray, slope: np.ndarray, penalty: np.ndarray
+    logits: Tensor, along: Tensor, start: np.ndarray, slopes: np.ndarray
 ) -> tuple[Tensor, np.ndarray, Tensor]:
     """Length of the step of each task, `(T,)`, the loss there, `(T,)`, and the class probabilities there, `(T, N, M)`.
 
     Newton on a convex function of one variable, inside a bracket. On large features the first steps can be far too long
     and the softmax saturated all the way, where Newton is blind: a point uphill of the start is never taken, and the
     bracket closes by tenths until one lies downhill. A task that has found its length keeps it, whatever the others do.
-    `logits` and how they change along the step are given `_over_truth`; `start` is the loss without the penalty.
+    `logits` and how they change along the step are given `_over_truth`; `start` is the loss without the penalty;
+    `slopes` are those of `_slopes`.
     """
-    linear, quadratic = penalty
+    slope, linear, quadratic = slopes
     low, high, t = np.zeros_like(slope), np.full_like(slope, np.inf), np.ones_like(slope)
     found = slope >= 0  # tasks that do not move
     for round_ in range(_MOST_ROUNDS):

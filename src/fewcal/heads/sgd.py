@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -18,11 +19,12 @@ from fewcal._utils.parameters import parameter
 from fewcal._utils.randomness import TaskRandom
 from fewcal.errors import FewcalWarning, InputError
 from fewcal.heads.calibrated import Calibrated
+from fewcal.heads.fused_sgd import fused_epochs
 from fewcal.heads.linear import LinearHead, minus_one_hot
 from fewcal.heads.registry import HeadTrainer, register_head
 
-# Epochs whose shuffles are drawn together: few launches on a GPU, little memory anywhere.
-_ORDERS = 20
+# Points of a batch that are worked on at a time on a CPU: a core's cache holds them between the two products.
+_ROWS = 256
 
 
 @register_head("sgd")
@@ -64,65 +66,140 @@ def sgd_head(
     """
     if not lr > 0 or epochs < 1 or batch_size < 1:
         raise InputError(f"lr={lr}, epochs={epochs}, batch_size={batch_size}: all must be positive")
-    t, _, d = x.shape
+    m, d = x.shape[1:]
     bound = 1 / math.sqrt(d)
     start = (random.uniform(n_classes, d + 1, dtype=x.dtype) * 2 - 1) * bound
     weight, bias = start[..., :d].contiguous(), start[..., d:].contiguous()
-    loss = x.new_zeros(t)
-    if half_pays(x, x.shape[1] * d):
-        x = x.bfloat16()  # points are read 400 times: half the bytes are half the time; weights stay in float32
-    # On a CPU three tasks at a time, whose batches the cache holds; on a GPU all at once, which keeps it busy.
-    some = 3 if x.device.type == "cpu" else t
-    for begin in range(0, t, some):
-        part = slice(begin, begin + some)
-        loss[part] = _train(x[part], labels[part], weight[part], bias[part], random.part(part), batch_size, epochs, lr)
+    if half_pays(x, m * d):
+        x = x.bfloat16()  # points are read hundreds of times: half the bytes are half the time; weights stay in float32
+    train = _train if x.is_cuda else _train_by_turns
+    loss = train(x, labels, (weight, bias), Shuffles(random, m, epochs), batch_size, lr)
     _warn_if_diverged(loss, n_classes, lr)
     return LinearHead(weight, bias[..., 0])
 
 
+class Shuffles:
+    """A random order of the points for every epoch of every task.
+
+    Orders are A_i∘B_j of two sets of random orders: each is as random as one drawn for itself, and so is each pair of
+    them, while √epochs as many are drawn. On a GPU, where an order is drawn by sorting, SGD would spend a third of
+    its time there.
+
+    >>> orders = Shuffles(TaskRandom(0, [0, 1]), 5, 7)
+    >>> [tuple(part.shape) for part in orders], orders.of_task(0).shape
+    ([(2, 3, 5), (2, 3, 5), (2, 1, 5)], torch.Size([7, 5]))
+    """
+
+    def __init__(self, random: TaskRandom, size: int, epochs: int) -> None:
+        self.epochs, self.together = epochs, math.isqrt(epochs - 1) + 1
+        self.outer, self.inner = random.permutations(size, 2 * self.together).chunk(2, dim=1)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        """Orders `(T, E, M)` of the next few epochs of all tasks."""
+        for i, begin in enumerate(range(0, self.epochs, self.together)):
+            some = self.inner[:, : self.epochs - begin]
+            yield self.outer[:, i, None].expand_as(some).gather(2, some)
+
+    def of_task(self, t: int) -> Tensor:
+        """Orders `(E, M)` of all epochs of a task."""
+        return self.outer[t][:, self.inner[t]].flatten(0, 1)[: self.epochs]
+
+
 def _train(
+    x: Tensor, labels: Tensor, start: tuple[Tensor, Tensor], shuffles: Shuffles, batch_size: int, lr: float
+) -> Tensor:
+    """Train weights `(T, N, D)` and biases `(T, N, 1)` in place; the mean loss of the last epoch, `(T,)`.
+
+    All tasks at once, which keeps a GPU busy, and in one kernel where there is one for such points.
+    """
+    weight, bias = start
+    loss = torch.zeros(len(x), dtype=weight.dtype, device=x.device)
+    fused = fused_epochs(x, weight.shape[1])
+    truth = labels.to(torch.int32).contiguous()
+    left = shuffles.epochs
+    for orders in shuffles:
+        left -= orders.shape[1]
+        if fused is not None:
+            orders = orders.to(torch.int32)
+            sizes = orders.shape[2], orders.shape[1], batch_size
+            fused(len(x), x, orders, truth, weight, bias, loss, *sizes, float(lr), int(not left))
+            continue
+        for epoch in range(orders.shape[1]):
+            last = not left and epoch == orders.shape[1] - 1
+            _epoch(x, labels, start, orders[:, epoch], batch_size, lr, loss if last else None)
+    return loss
+
+
+def _epoch(
     x: Tensor,
     labels: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    random: TaskRandom,
+    start: tuple[Tensor, Tensor],
+    order: Tensor,
     batch_size: int,
-    epochs: int,
     lr: float,
+    loss: Tensor | None,
+) -> None:
+    """One epoch of all tasks in the order `(T, M)`; its loss is added to `loss (T,)`. Logits are `(T, N, B)`."""
+    (t, m, d), (weight, bias) = x.shape, start
+    flat, same = x.reshape(t * m, d), x.dtype == weight.dtype
+    truth = labels.gather(1, order)
+    order = torch.cat([order, order[:, :7]], dim=1) + (torch.arange(t, device=x.device) * m)[:, None]
+    for begin in range(0, m, batch_size):
+        size = min(batch_size, m - begin)
+        wide = size if same else size + -size % 8  # see `rounded`; the rows beyond `size` count for nothing
+        xb = flat.index_select(0, order[:, begin : begin + wide].reshape(-1)).view(t, -1, d)
+        yb = truth[:, begin : begin + size]
+        # Cross entropy and its gradient by hand: softmax − one-hot, averaged over the batch.
+        z = torch.baddbmm(bias, weight, xb.mT) if same else bias + products(weight.to(x.dtype), xb.mT)
+        slope = torch.softmax(z, dim=1)
+        if loss is not None:
+            loss -= slope.gather(1, yb[:, None]).clamp(min=1e-37).log().sum(dim=(1, 2)) / m
+        minus_one_hot(slope, yb)[..., size:] = 0
+        if same:
+            weight.baddbmm_(slope, xb, alpha=-lr / size)
+        else:
+            weight.sub_(products(slope.to(x.dtype), xb), alpha=lr / size)
+        bias.sub_(slope.sum(dim=2, keepdim=True), alpha=lr / size)
+
+
+def _train_by_turns(
+    x: Tensor, labels: Tensor, start: tuple[Tensor, Tensor], shuffles: Shuffles, batch_size: int, lr: float
 ) -> Tensor:
-    """Train in place; the mean loss of the last epoch, `(T,)`. Logits are `(T, N, B)`."""
-    t, m, d = x.shape
-    flat = x.reshape(t * m, d)
-    offset = (torch.arange(t, device=x.device) * m)[:, None]
-    buffer = torch.empty(t * (min(batch_size, m) + 7), d, dtype=x.dtype, device=x.device)
-    loss = torch.zeros(t, dtype=weight.dtype, device=x.device)
-    same = x.dtype == weight.dtype
-    orders = torch.empty(0)
-    for epoch in range(epochs):
-        if epoch % _ORDERS == 0:
-            orders = random.permutations(m, _ORDERS)
-        shuffle = orders[:, epoch % _ORDERS]
-        order = torch.cat([shuffle, shuffle[:, :7]], dim=1) + offset
-        truth = labels.gather(1, shuffle)
+    """As `_train`, one task after another and a few points at a time, which a CPU's cache holds."""
+    weight, bias = start
+    return torch.stack(
+        [_train_task(x[t], labels[t], (weight[t], bias[t]), shuffles.of_task(t), batch_size, lr) for t in range(len(x))]
+    )
+
+
+def _train_task(
+    x: Tensor, labels: Tensor, start: tuple[Tensor, Tensor], orders: Tensor, batch_size: int, lr: float
+) -> Tensor:
+    """Train the weights `(N, D)` and bias `(N, 1)` of a task in place; the mean loss of the last epoch."""
+    (m, d), (weight, bias) = x.shape, start
+    same, loss = x.dtype == weight.dtype, weight.new_zeros(())
+    one_hot = torch.nn.functional.one_hot(labels, len(weight)).T.to(weight.dtype).contiguous()
+    rows, slope, grad = x.new_empty(min(_ROWS, m), d), weight.new_empty(len(weight), m), torch.zeros_like(weight)
+    for epoch, order in enumerate(orders):
+        truth = one_hot.index_select(1, order)
         for begin in range(0, m, batch_size):
-            size = min(batch_size, m - begin)
-            wide = size if same else size + -size % 8  # see `rounded`; the rows beyond `size` count for nothing
-            index = order[:, begin : begin + wide].reshape(-1)
-            xb = torch.index_select(flat, 0, index, out=buffer[: len(index)]).view(t, wide, d)
-            yb = truth[:, begin : begin + size]
-            # Cross entropy and its gradient by hand: softmax − one-hot, averaged over the batch.
-            z = torch.baddbmm(bias, weight, xb.mT) if same else bias + products(weight.to(x.dtype), xb.mT)
-            slope = torch.softmax(z, dim=1)
-            if epoch == epochs - 1:
-                loss -= slope.gather(1, yb[:, None]).clamp(min=1e-37).log().sum(dim=(1, 2)) / m
-            minus_one_hot(slope, yb)
-            if wide > size:
-                slope[..., size:] = 0
-            if same:
-                weight.baddbmm_(slope, xb, alpha=-lr / size)
-            else:
-                weight.sub_(products(slope.to(x.dtype), xb), alpha=lr / size)
-            bias.sub_(slope.sum(dim=2, keepdim=True), alpha=lr / size)
+            end = min(begin + batch_size, m)
+            factor = weight if same else weight.to(x.dtype)
+            for low in range(begin, end, _ROWS):
+                high = min(low + _ROWS, end)
+                part, right = torch.index_select(x, 0, order[low:high], out=rows[: high - low]), truth[:, low:high]
+                z = torch.addmm(bias, factor, part.T) if same else bias + torch.mm(factor, part.T)
+                p = torch.softmax(z, dim=0, dtype=weight.dtype)
+                if epoch == len(orders) - 1:
+                    loss -= (p * right).sum(dim=0).clamp(min=1e-37).log().sum() / m
+                residual = torch.sub(p, right, out=slope[:, low:high])
+                if same:
+                    grad.addmm_(residual, part)
+                else:
+                    grad += torch.mm(residual.to(x.dtype), part)
+            weight.sub_(grad, alpha=lr / (end - begin))
+            bias.sub_(slope[:, begin:end].sum(dim=1, keepdim=True), alpha=lr / (end - begin))
+            grad.zero_()
     return loss
 
 
