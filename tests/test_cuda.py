@@ -11,7 +11,7 @@ from fewcal.bank import BaseBank
 from fewcal.evaluation import Protocol, evaluate
 from fewcal.factor_gaussian import FactorGaussian, add_stacked
 from fewcal.features.synthetic import make_features
-from fewcal.heads import sgd
+from fewcal.heads import lbfgs_head, sgd
 from fewcal.methods import make_method
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -63,6 +63,18 @@ def test_samples_have_the_moments_of_the_distribution() -> None:
     x = gaussian.sample(200_000, TaskRandom(0, [0], "cuda"))[0].double()
     torch.testing.assert_close(x.mean(0), gaussian.mean[0].double(), atol=0.05, rtol=0)
     torch.testing.assert_close(torch.cov(x.T), gaussian.dense()[0].double(), atol=0.15, rtol=0.02)
+
+
+def test_lbfgs_is_the_same_with_and_without_our_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    g = torch.Generator().manual_seed(0)
+    labels = torch.arange(5).repeat(40).expand(3, -1).cuda()
+    x = (torch.randn(3, 5, 12, generator=g).repeat(1, 40, 1) + torch.randn(3, 200, 12, generator=g)).cuda()
+    heads = []
+    for plain in ("", "1"):
+        monkeypatch.setenv("FEWCAL_PLAIN_CUDA", plain)
+        heads.append(lbfgs_head(x, labels, 5, tol=1e-6, max_iter=300))
+    torch.testing.assert_close(heads[0].weight, heads[1].weight, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(heads[0].bias, heads[1].bias, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("isotropic", [True, False])

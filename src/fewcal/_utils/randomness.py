@@ -106,8 +106,8 @@ class TaskRandom:
 
     def fill_normal(self, out: Tensor) -> Tensor:
         """Fill `out (T, ...)` with standard normal numbers, each task from its own stream."""
-        for t, generator in enumerate(self.generators):
-            fill_normal(out[t], generator)
+        for part, generator in zip(out.unbind(), self.generators, strict=True):
+            fill_normal(part, generator)
         return out
 
     def uniform(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -14,6 +14,8 @@ from fewcal.errors import InputError
 from fewcal.factor_gaussian import FactorGaussian, add_stacked, shrink
 
 PSD = ("clip", "eigen")
+# Numbers of all factors that are made at a time on a GPU.
+_AT_ONCE_CUDA = 1 << 30
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +35,13 @@ class ShrunkCovariance:
             return None
         return bank.memo.get("main axes", lambda: main_axes(bank.pooled_covariance()))
 
+    def __getitem__(self, tasks: slice) -> ShrunkCovariance:
+        """Some of the tasks."""
+        if tasks == slice(0, len(self.b)):
+            return self
+        covariance = replace(self.covariance, index=self.covariance.index[tasks], c=self.covariance.c[tasks])
+        return ShrunkCovariance(covariance, None if self.a is None else self.a[tasks], self.b[tasks], self.psd)
+
     def _half(self, mean: Tensor) -> bool:
         return self.psd != "eigen" and half_pays(mean, mean.numel() * self.covariance.rows)
 
@@ -51,7 +60,12 @@ class ShrunkCovariance:
         if self.psd != "eigen" and (self.a is None or mean.is_cuda):
             stacked = self.covariance.strategy.stacked(self._half(mean))
         if stacked is None:
-            self.gaussian(mean).sample(n, random, out=out, axes=self.axes)
+            # On a GPU some tasks at a time, whose factors have room; on a CPU batches are small.
+            one = mean[0].numel() * self.covariance.rows
+            some = max(1, _AT_ONCE_CUDA // max(one, 1)) if mean.is_cuda else len(mean)
+            for begin in range(0, len(mean), some):
+                part = slice(begin, begin + some)
+                self[part].gaussian(mean[part]).sample(n, random.part(part), out=out[part], axes=self.axes)
             return
         none = mean.new_zeros(*mean.shape[:-1], 0, mean.shape[-1])
         FactorGaussian(mean, none, self.a, self.b).sample(n, random, out=out)

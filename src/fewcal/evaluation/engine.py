@@ -34,7 +34,7 @@ from fewcal.methods.base import Shared, TaskBatch
 # Tasks in a block: small enough to lose little when a run is killed, large enough to make block overhead vanish.
 BLOCK_TASKS = 200
 # On a GPU a block is over in a moment, and small ones leave it idle: all methods at D=640 took 4.4 s for 2000 tasks in
-# blocks of 100 and 1.6 s in blocks of 500 (H200).
+# blocks of 100 and 1.6 s in blocks of 500 (H200). Those that train on points gain up to here.
 CUDA_BLOCK_TASKS = 2500
 # Working memory of a batch. On a CPU more than this only costs cache; on a GPU more keeps it busy.
 _CPU_BYTES = 256 << 20
@@ -159,7 +159,8 @@ class Engine:
         on_cpu = self.device.type == "cpu"
         if not on_cpu:
             free, _ = torch.cuda.mem_get_info(self.device)
-            budget = int(free * _CUDA_SHARE)
+            kept = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+            budget = int((free + kept) * _CUDA_SHARE)  # what torch keeps for later is free as well
         rows = spec.way * (spec.shot + spec.query)
         sizes = {}
         for name, method in self.methods.items():

@@ -8,6 +8,7 @@ Inside, logits are `(T, N, M)`: a softmax across rows of memory is many times fa
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fewcal._utils.bfloat16 import half_pays, products, rounded
+from fewcal._utils.cuda_kernels import compiled
 from fewcal._utils.parameters import SearchRange, parameter
 from fewcal.errors import InputError
 from fewcal.heads.calibrated import Calibrated
@@ -35,6 +37,8 @@ _CACHED = 1 << 21
 _LOOKED_AT = 250
 # Iterations in half precision, at most; what they leave to do is done in full precision.
 _MOST_HALF = 100
+# Classes that a thread of `line_search.cu` holds.
+_MOST_FUSED = 16
 
 
 @register_head("lbfgs")
@@ -231,6 +235,26 @@ def _shared_direction(x: Tensor) -> Tensor:
     return (1 - other / ones.clamp(min=1e-30)).clamp(0, 1 - 1e-4)[:, None, None]
 
 
+def _probe(logits: Tensor, along: Tensor, length: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
+    """Loss, slope and curvature at a length `(T,)` along a step, `(3, T)`: sums over points; and the probabilities."""
+    t, n, m = logits.shape
+    kernel = None
+    if n <= _MOST_FUSED and logits.is_cuda and logits.dtype == torch.float32 and along.is_contiguous():
+        kernel = compiled("line_search", logits.device, 256, N=n)
+    if kernel is not None:
+        sums = torch.empty(t, 3, device=logits.device)
+        kernel(t, logits, along, length, sums, m)
+        return sums.T, lambda: torch.softmax(torch.addcmul(logits, along, length[:, None, None]), dim=1)
+    z = torch.addcmul(logits, along, length[:, None, None])
+    p = torch.softmax(z, dim=1)
+    weighted = p * along
+    first = weighted.sum(dim=1)  # (T, M)
+    # The log-sum-exp, without a second exponential; ∂²z² − (∂z)².
+    total = (z.amax(dim=1) - p.amax(dim=1).log()).sum(dim=1)
+    spread = _dot(weighted, along) - _dot(first, first)
+    return torch.stack([total, first.sum(dim=1), spread]), lambda: p
+
+
 def _line_search(
     logits: Tensor, along: Tensor, start: np.ndarray, slopes: np.ndarray
 ) -> tuple[Tensor, np.ndarray, Tensor]:
@@ -247,21 +271,15 @@ def _line_search(
     found = slope >= 0  # tasks that do not move
     for round_ in range(_MOST_ROUNDS):
         length = torch.from_numpy(t).to(device=logits.device, dtype=logits.dtype)
-        z = torch.addcmul(logits, along, length[:, None, None])
-        p = torch.softmax(z, dim=1)
-        weighted = p * along
-        first = weighted.sum(dim=1)  # (T, M)
-        # The log-sum-exp, without a second exponential; ∂²z² − (∂z)², averaged over the points.
-        total = (z.amax(dim=1) - p.amax(dim=1).log()).mean(dim=1)
-        spread = (_dot(weighted, along) - _dot(first, first)) / first.shape[1]
-        loss, change, bend = torch.stack([total, first.mean(dim=1), spread]).double().cpu().numpy()
+        sums, p = _probe(logits, along, length)
+        loss, change, bend = sums.double().cpu().numpy() / logits.shape[2]
         rise = loss - start + t * linear + 0.5 * t**2 * quadratic
         downhill = rise <= 1e-5 * start + 1e-7  # more would not be rounding
         here = change + linear + t * quadratic
         flat = (np.abs(here) <= _CURVATURE * np.abs(slope)) | (np.abs(slope) <= _ROUNDING * (1 + start))
         found = found | (downhill & flat)
         if found.all() or round_ == _MOST_ROUNDS - 1:
-            return length, loss, p
+            return length, loss, p()
         low = np.where((here < 0) & downhill, t, low)
         high = np.where((here >= 0) | ~downhill, t, high)
         newton = t - here / np.maximum(bend + quadratic, 1e-20)

@@ -187,6 +187,7 @@ class GDC(Method):
             return 4 * 4 * (size * min(n_support, 64) // 4 + n_support * dim)
         rows = dim if p.cov == "pooled" else int(self.bank.counts.min())
         rows *= p.k if p.cov == "independent" else 1
+        rows = 0 if self.bank.device.type == "cuda" else rows  # there factors are made for some tasks at a time
         return sampled_bytes(n_support, n_classes, dim, rows, p.n, p.n_per)
 
 
