@@ -11,7 +11,6 @@ import torch
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.linear_model import LogisticRegression
 
-import fewcal.heads.sgd as sgd_module
 import reference
 from conftest import ProcessGroup, make_world
 from fewcal._utils.randomness import TaskRandom
@@ -21,6 +20,7 @@ from fewcal.errors import FewcalWarning, InputError
 from fewcal.heads import closed_form_head, lbfgs_head, sgd_head
 from fewcal.heads.closed_form import conjugate_gradients
 from fewcal.heads.linear import LinearHead, class_means, nearest_mean_head
+from fewcal.heads.sgd import Shuffles
 from fewcal.heads.two_loop import History, precondition
 
 
@@ -203,8 +203,7 @@ def test_sgd_is_a_plain_torch_loop(rows: int, batch_size: int) -> None:
             model.weight.copy_(start[:, :6])
             model.bias.copy_(start[:, 6])
         optimiser = torch.optim.SGD(model.parameters(), lr=0.08)
-        for _ in range(epochs):
-            [[order]] = random.permutations(rows, 1)
+        for order in Shuffles(random, rows, epochs).of_task(0):
             for begin in range(0, rows, batch_size):
                 at = order[begin : begin + batch_size]
                 optimiser.zero_grad()
@@ -364,22 +363,6 @@ def test_conjugate_gradients_solve_and_skip_what_is_solved() -> None:
     x = conjugate_gradients(lambda u: u @ a, lambda u: u / 5, v, tolerance=1e-10)
     torch.testing.assert_close(x, torch.linalg.solve(a, v.mT).mT, rtol=1e-6, atol=1e-6)
     assert not x[1, 2].any()
-
-
-def test_sgd_of_a_whole_batch_is_that_of_each_task() -> None:
-    """All tasks at once, as on a GPU, two by two, or one by one."""
-    x, y = points(3, rows=90, d=6)
-    x = torch.nn.functional.normalize(x, dim=-1)
-    start = torch.randn(len(x), 3, 7) * 0.1
-    ends = []
-    for some in (len(x), 2, 1):
-        weight, bias, random = start[..., :6].clone(), start[..., 6:].clone(), TaskRandom(0, range(len(x)))
-        parts = [slice(i, i + some) for i in range(0, len(x), some)]
-        losses = [sgd_module._train(x[p], y[p], weight[p], bias[p], random.part(p), 32, 5, 0.08) for p in parts]
-        ends.append((weight, bias, torch.cat(losses)))
-    for other in ends[1:]:
-        for a, b in zip(ends[0], other, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("shift", [0.0, 100.0])
