@@ -59,10 +59,11 @@ def test_it_tells_what_happens_where_known_letters_do_not_help(made: tuple[Path,
     _, printed = made
     lines = [line for line in printed.splitlines() if line.startswith("- ")]
     assert [line.split(":")[0] for line in lines] == ["- 10 of the known letters", "- all, with shuffled labels"]
-    for line in lines:
-        figures = dict(part.split() for part in line.split(": ")[1].split("; ")[0].split(", "))
-        assert figures["gdc"] == figures["bankless"]  # not worse than without any
-        assert "the bank is not used" in line
+    few, shuffled = (dict(part.split() for part in line.split(": ")[1].split("; ")[0].split(", ")) for line in lines)
+    assert float(few["gdc"]) > float(few["bankless"]) - 0.3
+    assert "10 base classes are few" in lines[0]
+    assert shuffled["gdc"] == shuffled["bankless"]
+    assert "the bank is not used" in lines[1]
 
 
 def test_the_median_task_is_the_first_of_the_lower_median() -> None:

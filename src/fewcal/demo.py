@@ -203,9 +203,10 @@ def _poor_banks(page: Page, full: Results, poor: Sequence[PoorBank]) -> None:
     page.heading("When the known letters do not help")
     page.text(
         "Unknown letters share strokes with known ones, so that the known ones tell where their other pictures will "
-        f"lie: that is what gdc gains above. {FEW_LETTERS} letters are too few for a near one among them, and letters "
-        "whose labels were shuffled have nothing in common with each other. fewcal notices, says so, and answers from "
-        "the examples alone. The same one-shot tasks:"
+        f"lie: that is what gdc gains above. {FEW_LETTERS} letters are too few for a near one among them: little but "
+        "their covariance is used, and most of the say is left to the examples. Letters whose labels were shuffled "
+        "have nothing in common with each other, and answers come from the examples alone. fewcal notices and says so. "
+        "The same one-shot tasks:"
     )
     rows: list[list[Value]] = []
     for what, results in (("all", full), *((bank.what, bank.results) for bank in poor)):

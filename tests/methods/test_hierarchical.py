@@ -13,11 +13,25 @@ from torch import Tensor
 
 from fewcal import BaseBank, GDCClassifier, Protocol, evaluate
 from fewcal._utils.randomness import TaskRandom
-from fewcal.class_prior import enough_classes, fit_class_prior, posterior, reliability, transferable_ratio
+from fewcal.class_prior import (
+    enough_classes,
+    fit_class_prior,
+    posterior,
+    reliability,
+    transferable_ratio,
+    whitening_ridge,
+)
 from fewcal.errors import FewcalWarning, InputError
 from fewcal.features.synthetic import make_features
 from fewcal.heads import discriminant
-from fewcal.heads.discriminant import Discriminant, fit_gamma, oas_ridge, squared_separation
+from fewcal.heads.discriminant import (
+    Discriminant,
+    cosine_variance,
+    fit_gamma,
+    oas_ridge,
+    one_shot_log_odds,
+    squared_separation,
+)
 from fewcal.heads.lbfgs import lbfgs_head
 from fewcal.heads.linear import class_means
 from fewcal.methods import TaskBatch, make_method
@@ -28,9 +42,9 @@ from fewcal.presets import get_preset, with_settings
 
 
 def rows(classes: int = 70, each: int = 20, dim: int = 40, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Base rows of classes that differ, and their labels."""
+    """Rows of classes that differ, in some directions more than in others, and their labels."""
     rng = np.random.default_rng(seed)
-    centres = rng.normal(size=(classes, dim))
+    centres = rng.normal(size=(classes, dim)) * np.linspace(2.0, 0.2, dim)
     labels = np.repeat(np.arange(classes), each)
     return (centres[labels] + rng.normal(size=(len(labels), dim))).astype(np.float32), labels
 
@@ -101,7 +115,7 @@ def test_a_sample_of_nothing_is_refused() -> None:
 
 def test_posterior_is_that_of_the_equations(bank: BaseBank) -> None:
     space = bank.transformed(center=True, l2=True, moments=True)
-    prior = fit_class_prior(space, ridge=3.0, floor=1.0, sharpness=2.0)
+    prior = fit_class_prior(space, ridge=3.0, floor=1.0)
     own = torch.randn(2, 3, 40, generator=torch.Generator().manual_seed(0)) * 0.3
     shots = torch.tensor([[1, 2, 5], [4, 4, 4]])
     found = posterior(prior, own, shots, sharpness=2.0, strength=4.0)
@@ -119,17 +133,36 @@ def test_posterior_is_that_of_the_equations(bank: BaseBank) -> None:
 
 
 def test_with_many_examples_the_base_classes_say_nothing(bank: BaseBank) -> None:
-    prior = fit_class_prior(bank.transformed(center=True, l2=True, moments=True), 3.0, 1.0, 2.0)
+    prior = fit_class_prior(bank.transformed(center=True, l2=True, moments=True), 3.0, 1.0)
     own = torch.randn(1, 2, 40, generator=torch.Generator().manual_seed(0))
     found = posterior(prior, own, torch.full((1, 2), 10**7), sharpness=2.0, strength=4.0)
     torch.testing.assert_close(found.mean, own, rtol=1e-3, atol=1e-3)
 
 
 def test_on_top_of_a_base_class_the_prior_mean_is_that_class(bank: BaseBank) -> None:
-    prior = fit_class_prior(bank.transformed(center=True, l2=True, moments=True), 3.0, 1.0, 2.0)
-    weights, _ = prior.neighbours(prior.means, sharpness=200.0)
+    prior = fit_class_prior(bank.transformed(center=True, l2=True, moments=True), 3.0, 1.0)
+    weights = prior.neighbours(prior.means, sharpness=200.0)
     assert bool((weights.argmax(dim=1) == torch.arange(len(bank))).all())
     assert float(weights.amax(dim=1).min()) > 0.99
+
+
+def test_the_whitening_is_an_average_over_ridges(bank: BaseBank) -> None:
+    space = bank.transformed(center=True, l2=True, moments=True)
+    prior = fit_class_prior(space, 2.0, 1.0)
+    s = space.pooled_covariance().double().numpy()
+    ridge = whitening_ridge(space.pooled_eigen()[0], space.moments.degrees_of_freedom, 2.0)
+    inverses = [np.linalg.inv(s + times * ridge * np.trace(s) / 40 * np.eye(40)) for times in (0.25, 1.0, 4.0)]
+    expected = sum(v / np.trace(v @ s) for v in inverses)
+    assert prior.transform.whitening is not None
+    w = prior.transform.whitening.double().numpy()
+    np.testing.assert_allclose(w @ w.T, expected, rtol=1e-3, atol=1e-4 * expected.max())
+
+
+def test_a_flat_spectrum_that_is_well_known_gets_little_ridge() -> None:
+    flat, steep = torch.linspace(1.5, 1.0, 64), torch.logspace(2, -2, 64)
+    assert whitening_ridge(flat, 10**6, 2.0) < 0.5 < whitening_ridge(steep, 10**6, 2.0) < 2.0
+    assert whitening_ridge(flat, 500, 2.0) == whitening_ridge(torch.ones(64), 500, 2.0) == 2.0  # it may be noise
+    assert whitening_ridge(1e-6 * steep, 10**6, 2.0) == pytest.approx(whitening_ridge(steep, 10**6, 2.0))
 
 
 def test_reliability_is_the_share_of_the_means_that_is_no_noise() -> None:
@@ -154,7 +187,7 @@ def test_of_collapsed_base_classes_only_common_directions_are_taken_over() -> No
     kinds[:, 40:43] = rng.choice([-1.0, 1.0], size=(30, 3))  # and three tell kinds of classes
     for means, common in ((simplex, 0), (simplex + kinds, 3)):
         space = bank_around(means, noise=0.05).transformed(center=True, l2=True, moments=True)
-        psi = fit_class_prior(space, ridge=2.0, floor=1.0, sharpness=1.75).psi
+        psi = fit_class_prior(space, ridge=2.0, floor=1.0).psi
         assert int((psi > 0.5).sum()) == common
         torch.testing.assert_close(psi.sort().values[: 50 - 30], torch.full((20,), 0.15))
 
@@ -174,9 +207,9 @@ def test_the_ratio_does_not_know_the_scale_of_features() -> None:
 def test_the_prior_needs_moments_alone() -> None:
     x, y = rows()
     transform = BaseBank().fit(x, y).transformed(center=True, l2=True).transform
-    whole = fit_class_prior(BaseBank().fit(x, y).transformed(center=True, l2=True), 3.0, 1.0, 2.0)
-    moments = fit_class_prior(BaseBank(0, transform=transform).fit(x, y), 3.0, 1.0, 2.0)
-    assert moments.similarity == pytest.approx(whole.similarity, rel=1e-3)
+    whole = fit_class_prior(BaseBank().fit(x, y).transformed(center=True, l2=True), 3.0, 1.0)
+    moments = fit_class_prior(BaseBank(0, transform=transform).fit(x, y), 3.0, 1.0)
+    assert moments.alignment == pytest.approx(whole.alignment, rel=1e-3)
     torch.testing.assert_close(moments.psi, whole.psi, rtol=1e-3, atol=1e-4)
 
 
@@ -310,14 +343,11 @@ def test_without_trust_the_bankless_classifier_answers(bank: BaseBank) -> None:
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["shuffled", "few"])
-def test_a_useless_bank_is_not_used_and_that_is_said(kind: str) -> None:
-    x, y = rows(20 if kind == "few" else 80)
-    if kind == "shuffled":
-        y = np.random.default_rng(0).permutation(y)
+def test_a_useless_bank_is_not_used_and_that_is_said() -> None:
+    x, y = rows(80)
     s, labels = (t[0].numpy() for t in support())
     with pytest.warns(FewcalWarning, match="the bank is not used") as told:
-        clf = GDCClassifier(BaseBank().fit(x, y)).fit(s, labels)
+        clf = GDCClassifier(BaseBank().fit(x, np.random.default_rng(0).permutation(y))).fit(s, labels)
     assert len(told) == 1
     q = rows(4, 10, seed=9)[0]
     expected = GDCClassifier().fit(s, labels).predict_proba(q)
@@ -325,6 +355,79 @@ def test_a_useless_bank_is_not_used_and_that_is_said(kind: str) -> None:
     assert "not used" in str(clf.explain())
     with pytest.raises(InputError, match="none in use"):
         clf.outlier_pvalue(q)
+
+
+def test_few_base_classes_share_the_answer_with_the_examples_and_that_is_said() -> None:
+    s, labels = support()
+    bank = BaseBank().fit(*rows(15))
+    with pytest.warns(FewcalWarning, match="15 base classes are few .* a say of 25%") as told:
+        clf = GDCClassifier(bank).fit(s[0].numpy(), labels[0].numpy())
+    assert len(told) == 1
+    assert clf.explain().trust == pytest.approx(0.25)
+    assert "little but their covariance is used" in clf.explain().warnings[0]
+    q = rows(4, 10, seed=9)[0]
+    both = [
+        GDCClassifier(trust=share, bank=bank).fit(s[0].numpy(), labels[0].numpy()).predict_proba(q)
+        for share in (1.0, 0.0)
+    ]
+    got = clf.predict_proba(q)
+    assert np.abs(got - both[1]).mean() < np.abs(both[0] - both[1]).mean()
+    assert np.abs(got - both[1]).max() > 1e-3
+
+
+def test_without_a_say_as_neighbours_the_covariance_is_left_of_base_classes(bank: BaseBank) -> None:
+    prior = fit_class_prior(bank.transformed(center=True, l2=True, moments=True), 3.0, 1.0)
+    own, shots = torch.randn(1, 2, 40, generator=torch.Generator().manual_seed(0)), torch.full((1, 2), 3)
+    found = posterior(prior, own, shots, sharpness=2.0, strength=4.0, say=0.0)
+    worth = float(1 / prior.psi.min())
+    torch.testing.assert_close(found.mean, 3 / (3 + worth) * own)  # towards the origin, alike in all directions
+    torch.testing.assert_close(found.worth, torch.full((40,), worth))
+
+
+def test_base_classes_that_differ_alike_in_all_directions_lose_their_say() -> None:
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(70), 20)
+    noise = rng.normal(size=(70, 40))[labels] + rng.normal(size=(1400, 40))
+    method = prepared(BaseBank().fit(noise.astype(np.float32), labels))
+    assert float(method.trust(task_batch(method)).share.max()) < 0.5
+
+
+def test_domain_match_is_that_of_its_equation(bank: BaseBank) -> None:
+    prior = fit_class_prior(bank.transformed(center=True, l2=True, moments=True), 3.0, 1.0)
+    x = torch.randn(5, 40, generator=torch.Generator().manual_seed(0))
+    deviation = prior.means.double().square().sum(dim=0).sqrt().numpy()
+    squares = x.double().numpy() ** 2
+    expected = ((squares @ (deviation / deviation.mean())) / squares.sum(axis=1) - 1) / prior.alignment
+    np.testing.assert_allclose(prior.domain_match(x).numpy(), expected, rtol=1e-4, atol=1e-5)
+    base = prior.transform(torch.from_numpy(rows()[0])) - prior.origin  # the rows themselves, not their moments
+    assert float(prior.domain_match(base).mean()) == pytest.approx(1, rel=0.1)
+
+
+def test_cosines_and_log_odds_of_one_example_a_class() -> None:
+    x = torch.randn(2, 4, 6, generator=torch.Generator().manual_seed(0))
+    for t in range(2):
+        unit = (x[t] / x[t].norm(dim=1, keepdim=True)).double().numpy()
+        cosines = (unit @ unit.T)[np.triu_indices(4, 1)]
+        expected = (((cosines - cosines.mean()) ** 2).sum() + 1 / 60) / 6
+        assert float(cosine_variance(x)[t]) == pytest.approx(expected, rel=1e-5)
+    assert float(cosine_variance(x[:, :2])[0]) == pytest.approx(1 / 60)  # a single cosine has no variance
+    odds = one_shot_log_odds(torch.tensor([1e-6, 0.02, 1.0]))
+    assert odds.tolist() == pytest.approx([12.0, (12**-2 + (0.02 / 0.33) ** 2) ** -0.5, 0.33], rel=1e-3)
+
+
+@pytest.mark.parametrize("classes", [20, 70])
+def test_one_example_is_never_surer_than_cosines_between_classes_allow(classes: int) -> None:
+    method = prepared(BaseBank().fit(*rows(classes)))
+    batch = task_batch(method, shot=1)
+    close = batch.support.clone()
+    close[:, 1:] = 0.2 * close[:, 1:] + 0.8 * close[:, :1]  # all but alike, in one direction
+    for support in (batch.support, close):
+        some = TaskBatch(support, batch.labels, 5, batch.random)
+        z = support[..., :40]
+        scores = method.fit(some).head.logits(z)
+        right = scores.diagonal(dim1=1, dim2=2)
+        odds = (right - (scores.sum(dim=2) - right) / 4).mean(dim=1)
+        assert bool((odds <= 0.33 / cosine_variance(z) * 1.001).all())
 
 
 def test_base_classes_of_another_domain_lose_their_say(bank: BaseBank) -> None:

@@ -225,6 +225,8 @@ def explain_calibration(method: Explainable, support: Tensor, labels: Tensor, cl
             "the support resembles no base class, so the base classes were not used: answers come from your examples "
             "alone; add base classes of the same domain",
         )
+    elif method.partly_used is not None:
+        warnings.insert(0, f"{method.partly_used}; the base classes have a say of {float(trust):.0%}")
     return Explanation(
         points, by_class, method.params.metric, typical, _far_distance(method.bank), float(trust), warnings
     )

@@ -10,6 +10,7 @@ and D features everything is solved in the smaller of the two dimensions.
 
 γ turns scores into log-probabilities. It has a prior guess; where classes have three rows or more, each row is scored
 as if it had not been there, and γ is the posterior mean under the likelihood of those scores, on a logarithmic scale.
+With one row a class, how alike rows of different classes are says how sure an answer can be (`one_shot_log_odds`).
 """
 
 from __future__ import annotations
@@ -22,6 +23,11 @@ from torch import Tensor
 
 from fewcal.heads.linear import LinearHead
 
+# Log-odds of an example for its own class at one shot, at most, and by how much its cosine with others of its class
+# exceeds that with other classes, at most. Both were fitted to one-shot tasks of validation classes.
+MOST_LOG_ODDS, COSINE_GAP = 12.0, 0.33
+# The variance of cosines between classes that is expected before any is seen, and how many cosines that is worth.
+_USUAL_VARIANCE, _WORTH = 1 / 60, 1.0
 # Values of γ that are tried, as multiples of the prior guess, and the standard deviation of the prior of log γ.
 _STEPS = torch.logspace(-0.9, 0.9, 19)
 _PRIOR_WIDTH = 0.5
@@ -257,3 +263,36 @@ def squared_separation(means: Tensor) -> Tensor:
     n = means.shape[1]
     scatter = (means - means.mean(dim=1, keepdim=True)).square().sum(dim=(1, 2))
     return (2 * scatter / max(n - 1, 1)).clamp(min=1e-12)
+
+
+def cosine_variance(rows: Tensor) -> Tensor:
+    """Variance `(T,)` of the cosines between rows `(T, N, D)` of N classes, one each: how alike they are by chance.
+
+    A few cosines do not tell it well, so one of the usual variance is counted with them.
+
+    >>> cosine_variance(torch.eye(3)[None]).mul(60 * 3)
+    tensor([1.])
+    """
+    rows = torch.nn.functional.normalize(rows, dim=-1)
+    n = rows.shape[1]
+    upper = torch.triu_indices(n, n, offset=1, device=rows.device)
+    cosines = (rows @ rows.mT)[:, upper[0], upper[1]]
+    squares = (cosines - cosines.mean(dim=1, keepdim=True)).square().sum(dim=1)
+    return (squares + _WORTH * _USUAL_VARIANCE) / (max(cosines.shape[1] - 1, 0) + _WORTH)
+
+
+def one_shot_log_odds(variance: Tensor) -> Tensor:
+    r"""Log-odds `(T,)` of an example for its own class against another, where nothing but one example a class is known.
+
+    Cosines scatter with `variance` v, those of a query with its own class around a mean that is higher by Δ: the
+    likelihood ratio of two normal distributions rises with slope Δ/v. Other things than chance make classes alike, and
+    so
+
+        log-odds = (1/12² + v²/0.33²)^(−1/2)
+
+    In many dimensions v is small and the first term decides, in few the second.
+
+    >>> one_shot_log_odds(torch.tensor([0.0, 0.1]))
+    tensor([12.0000,  3.1819])
+    """
+    return (MOST_LOG_ODDS**-2 + (variance / COSINE_GAP).square()).rsqrt()

@@ -15,16 +15,16 @@ from torch import Tensor
 
 from fewcal.gaussianize import Gaussianization, l2_normalise
 from fewcal.heads.base import Head
-from fewcal.heads.discriminant import Discriminant, squared_separation
+from fewcal.heads.discriminant import Discriminant, cosine_variance, one_shot_log_odds, squared_separation
 from fewcal.heads.lbfgs import lbfgs_head
 from fewcal.heads.linear import LinearHead, class_means
 from fewcal.methods.base import Method, RowMap, TaskBatch
 from fewcal.methods.registry import register_method
 
-# Ridge of the support's scatter in OAS ridges, the guess of γ times the squared separation of the class means, with
-# more shots and with one, and the share of the support's mean that is taken away at one shot. The same for all data,
-# chosen on validation classes (benchmarks/accuracy/choices.py).
-RIDGE, SHARPNESS, ONE_SHOT_SHARPNESS, CENTRED = 25.0, 8.0, 9.5, 0.8
+# Ridge of the support's scatter in OAS ridges, the guess of γ times the squared separation of the class means with more
+# shots than one, and the share of the support's mean that is taken away at one shot. The same for all data, chosen on
+# validation classes (benchmarks/accuracy/choices.py).
+RIDGE, SHARPNESS, CENTRED = 25.0, 8.0, 0.8
 C = 1.0
 # Features from which on rows are taken for embeddings, whose direction says all.
 _EMBEDDING = 32
@@ -120,7 +120,7 @@ class CentredHead(Head):
 def _one_shot(support: Tensor, labels: Tensor, n_classes: int) -> CentredHead:
     centre = CENTRED * support.mean(dim=1, keepdim=True)
     means = class_means(l2_normalise(support - centre), labels, n_classes)
-    gamma = (ONE_SHOT_SHARPNESS / squared_separation(means))[:, None]
+    gamma = (one_shot_log_odds(cosine_variance(means)) / squared_separation(means))[:, None]
     head = LinearHead(2 * gamma[..., None] * means, -gamma * torch.linalg.vecdot(means, means))
     return CentredHead(head, centre)
 

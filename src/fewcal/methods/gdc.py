@@ -53,7 +53,10 @@ class GDC(Method):
 
     name = "gdc"
     needs_bank = True
-    unused: str | None = None  # a bank that it is given is always used
+    # A bank that it is given is always used, and all of it.
+    unused: str | None = None
+    partly_used: str | None = None
+    say = 1.0
 
     def __init__(self, params: GDCParams, cap_k: bool = False) -> None:
         self.params = params

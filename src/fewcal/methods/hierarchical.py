@@ -8,8 +8,9 @@ r"""GDC as a hierarchical Gaussian model, the `default`: everything that it need
    example the base classes have most of the say, with many the examples.
 
 How far the base classes are trusted is judged before: a bank whose means are noise is not used at all
-(`fewcal.methods.bankless` answers), nor is one of few classes; between that and full trust, and where base classes do
-not resemble those of the task, the two classifiers share the answer.
+(`fewcal.methods.bankless` answers). Few base classes have less of a say as neighbours, and little else than their
+covariance is left of them; and where they are few, or the task does not lie along the directions in which they differ,
+the two classifiers share the answer.
 """
 
 from __future__ import annotations
@@ -26,25 +27,28 @@ from fewcal.bank import BaseBank
 from fewcal.calibrate import Calibration, distances
 from fewcal.class_prior import (
     ClassPrior,
-    enough_classes,
+    Posterior,
     fit_class_prior,
     posterior,
     prior_bank,
     reliability,
     why_ignored,
+    why_partly_used,
 )
 from fewcal.domain_match import Trust
 from fewcal.errors import FewcalWarning
 from fewcal.gaussianize import Gaussianization
 from fewcal.heads.base import Head
-from fewcal.heads.discriminant import Discriminant
+from fewcal.heads.discriminant import COSINE_GAP, Discriminant, cosine_variance, one_shot_log_odds
 from fewcal.heads.linear import LinearHead, class_means, class_sizes, membership
 from fewcal.methods.bankless import UnitRows, bankless_head
 from fewcal.methods.base import Method, RowMap, TaskBatch
 from fewcal.params import GDCParams
 
-# Resemblance of the support to its neighbours, as a share of that of held-out base classes: none and all of the say.
-_UNLIKE, _LIKE = 0.5, 0.8
+# Match of the support with the domain of the bank up to which base classes have no say, and from which they have all.
+_UNLIKE, _LIKE = 0.2, 0.4
+# A say of the base classes below which it is told.
+_LITTLE = 0.5
 # Rows looked at together.
 _AT_ONCE = 2048
 # Base classes that an explanation names for a support point, at most.
@@ -83,10 +87,13 @@ class HierarchicalGDC(Method):
             words = f"the bank is not used: {self.unused}; answers come from your examples alone"
             warn(words, FewcalWarning, stacklevel=2)
             return self
-        key = ("class prior", float(p.whiten), p.floor, p.sharpness)
+        key = ("class prior", float(p.whiten), p.floor)
         ridge = float(p.whiten) / max(share, 0.01) ** 2  # where base means are noisy, so is much of their covariance
-        self.prior = space.memo.get(key, lambda: fit_class_prior(space, ridge, p.floor, p.sharpness))
+        self.prior = space.memo.get(key, lambda: fit_class_prior(space, ridge, p.floor))
         self._centred_space = space
+        if self.say < _LITTLE:
+            words = f"{self.partly_used}; they have a say of {self.say:.0%} beside your examples"
+            warn(words, FewcalWarning, stacklevel=2)
         self.set_space(self.prior.transform, bank, *key)
         return self
 
@@ -113,12 +120,21 @@ class HierarchicalGDC(Method):
     def _centred(self, x: Tensor) -> Tensor:
         return x[..., : len(self.prior.origin)]
 
+    @property
+    def partly_used(self) -> str | None:
+        """Why the base classes have less than all of the say in any task, and what is used of them."""
+        return why_partly_used(len(self.prior.means)) if self.params.trust == "auto" else None
+
+    @property
+    def say(self) -> float:
+        """The say of the base classes as neighbours."""
+        return self.prior.say if self.params.trust == "auto" else 1.0
+
     def precompute(self, z: Tensor) -> Tensor | None:
-        """How much each row resembles its neighbours among the base classes, `(R, 1)`: what trust is judged by."""
+        """How well each row matches the domain of the base classes, `(R, 1)`: what trust is judged by."""
         if self.params.trust != "auto" or self.unused is not None:
             return None
-        parts = [self.prior.resemblance(self._centred(part), self.params.sharpness) for part in z.split(_AT_ONCE)]
-        return torch.cat(parts)[:, None]
+        return torch.cat([self.prior.domain_match(self._centred(part)) for part in z.split(_AT_ONCE)])[:, None]
 
     def trust(self, batch: TaskBatch) -> Trust:
         """The say of the base classes in each task."""
@@ -126,11 +142,11 @@ class HierarchicalGDC(Method):
         if p.trust != "auto":
             return Trust(batch.support.new_full((len(batch.support),), float(p.trust)), None)
         if batch.precomputed is None:
-            like = self.prior.resemblance(self._centred(batch.support), p.sharpness)
+            match = self.prior.domain_match(self._centred(batch.support))
         else:
-            like = batch.precomputed[..., 0]
-        ratio = ((like.mean(dim=1) / self.prior.similarity - _UNLIKE) / (_LIKE - _UNLIKE)).clamp(0, 1)
-        return Trust(enough_classes(len(self.prior.means)) * ratio, ratio <= 0)
+            match = batch.precomputed[..., 0]
+        share = ((match.mean(dim=1) - _UNLIKE) / (_LIKE - _UNLIKE)).clamp(0, 1)
+        return Trust(self.say * share, share <= 0)
 
     def calibration(self, batch: TaskBatch) -> Calibration:
         """What the prior does to each support point, in the terms of eq. 5: its nearest base classes and their shares.
@@ -139,15 +155,15 @@ class HierarchicalGDC(Method):
         """
         p, k = self.params, min(_EXPLAINED, len(self.bank))
         support = self._centred(batch.support)
-        weights, _ = self.prior.neighbours(support, p.sharpness)
-        worth = 1 / self.prior.psi + p.strength
-        shots = class_sizes(batch.labels)[..., None].to(support.dtype)
-        moved = (shots * support + worth * (weights @ self.prior.means)) / (shots + worth)
-        share = (worth / (shots + worth)).mean(dim=-1, keepdim=True) * self.trust(batch).share[:, None, None]
+        weights = self.prior.neighbours(support, p.sharpness)
+        shots = class_sizes(batch.labels)
+        found = posterior(self.prior, support, shots, say=self.say, **self._weights)
+        prior = (found.worth / (shots[..., None] + found.worth)).mean(dim=-1, keepdim=True)
+        share = self.say * prior * self.trust(batch).share[:, None, None]
         top, index = weights.topk(k, dim=-1)
         top = share * top / top.sum(dim=-1, keepdim=True)
         every = distances(self.in_bank(batch.support), self.bank) / self.prior.unit
-        return Calibration(index, every.gather(-1, index), top / (1 - share), moved + self.prior.origin)
+        return Calibration(index, every.gather(-1, index), top / (1 - share), found.mean + self.prior.origin)
 
     def fit(self, batch: TaskBatch) -> Head:
         p = self.params
@@ -157,9 +173,35 @@ class HierarchicalGDC(Method):
             support = self._centred(batch.support)
             own = class_means(support, batch.labels, batch.n_classes)
             shots = membership(batch.labels, batch.n_classes, support.dtype).sum(dim=1)
-            found = posterior(self.prior, own, shots, sharpness=p.sharpness, strength=p.strength)
+            trust = self.trust(batch).share
+            found = posterior(self.prior, own, shots, say=self.say, **self._weights)
             parts = Discriminant(support, batch.labels, found.mean, found.precision, found.worth, p.scatter)
-            return blended(parts.head(self.confidence), batch, self.trust(batch).share)
+            return blended(parts.head(self._gamma(own, shots, found)), batch, trust)
+
+    @property
+    def _weights(self) -> dict[str, float]:
+        """τ and κ0, as `posterior` takes them."""
+        return {"sharpness": self.params.sharpness, "strength": self.params.strength}
+
+    def _gamma(self, own: Tensor, shots: Tensor, found: Posterior) -> Tensor | float:
+        """The guess of γ in each task, `(T,)`, for class means `own (T, N, D)`.
+
+        `confidence` is that of a bank of many classes. With fewer the log-odds of an example stay the same, and at one
+        shot they are, by the say of the base classes, those of examples without base classes. At one shot they cannot
+        exceed what the cosines of examples of different classes allow.
+        """
+        one_shot = bool((shots == 1).all())
+        if self.say == 1 and not one_shot:
+            return self.confidence
+        apart = own_log_odds(own, found)
+        if self.say == 1:
+            return (COSINE_GAP / (cosine_variance(own) * apart)).clamp(max=self.confidence)
+        odds = self.confidence * own_log_odds(own, posterior(self.prior, own, shots, **self._weights))
+        if one_shot:
+            variance = cosine_variance(own)
+            full, none = torch.minimum(odds, COSINE_GAP / variance), one_shot_log_odds(variance)
+            odds = full**self.say * none ** (1 - self.say)
+        return odds / apart
 
     @property
     def confidence(self) -> float:
@@ -175,6 +217,15 @@ class HierarchicalGDC(Method):
     def task_bytes(self, n_support: int, n_classes: int, dim: int) -> int:
         neighbours = 0 if self.unused is not None else n_classes * len(self.prior.means)
         return 4 * (12 * n_support * dim + 4 * n_support * min(n_support, dim) + neighbours)
+
+
+def own_log_odds(own: Tensor, found: Posterior) -> Tensor:
+    """How much higher a class scores at the mean of its examples than other classes do, on average, `(T,)`; γ = 1."""
+    n = own.shape[1]
+    directions = found.mean * found.precision
+    scores = 2 * own @ directions.mT - torch.linalg.vecdot(directions, found.mean)[:, None]
+    right = scores.diagonal(dim1=1, dim2=2).sum(dim=1)
+    return ((right - (scores.sum(dim=(1, 2)) - right) / max(n - 1, 1)) / n).clamp(min=1e-9)
 
 
 @dataclass(frozen=True, eq=False)
