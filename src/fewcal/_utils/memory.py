@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-_MEMINFO = Path("/proc/meminfo")
+from fewcal.errors import InputError
+
+try:
+    import resource
+except ImportError:  # Windows: no limit of this kind
+    resource = None  # type: ignore[assignment]
+
+# With less, loading PyTorch, SciPy and their BLAS may abort or hang, which nobody can catch.
+LEAST_ADDRESS_SPACE = 1_600_000_000
+_MEMINFO, _OWN = Path("/proc/meminfo"), Path("/proc/self/statm")
 # A container's limit and what it uses, in version 2 and 1 of control groups.
 _GROUPS = tuple(
     (Path("/sys/fs/cgroup", most), Path("/sys/fs/cgroup", used))
@@ -16,7 +25,8 @@ _GROUPS = tuple(
 
 
 def available_memory() -> int | None:
-    """Bytes that may still be taken without swapping, of the machine or of the container; None where nobody tells.
+    """Bytes that may still be taken without swapping, of the machine, the container or the process; None where nobody
+    tells.
 
     >>> available_memory() != 0
     True
@@ -33,4 +43,27 @@ def available_memory() -> int | None:
             found.append(max(int(most.read_text()) - int(used.read_text()), 1))
         except (OSError, ValueError):  # no such file, or "max"
             continue
+    if (limit := address_space()) is not None:
+        try:
+            found.append(max(limit - int(_OWN.read_text().split()[0]) * resource.getpagesize(), 1))
+        except (OSError, ValueError, IndexError):
+            found.append(limit)
     return min(found, default=None)
+
+
+def address_space() -> int | None:
+    """Bytes that this process may map in all (`ulimit -v`); None without a limit."""
+    if resource is None:
+        return None
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+def require_memory(need: int, what: str, remedy: str) -> None:
+    """Refuse what cannot fit: where memory is promised more than once, asking for it may end the whole process.
+
+    >>> require_memory(10, "ten bytes", "take nine")
+    """
+    left = available_memory()
+    if left is not None and need > left:
+        raise InputError(f"{what} takes {need / 1e9:.3g} GB, and {left / 1e9:.3g} GB of memory are left; {remedy}")

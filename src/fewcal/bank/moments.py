@@ -12,6 +12,11 @@ from dataclasses import Field, dataclass, field, fields
 import torch
 from torch import Tensor
 
+from fewcal._utils.memory import require_memory
+
+# Bytes of a matrix from which on it is worth asking whether there is room for it.
+_LARGE = 256 << 20
+
 
 @dataclass(frozen=True, eq=False)
 class Moments:
@@ -50,6 +55,8 @@ class Moments:
     @classmethod
     def from_rows(cls, x: Tensor, codes: Tensor, n_classes: int) -> Moments:
         """The moments of rows `x (R, D)` in order of their classes `codes (R,)`, every class with a row at least."""
+        if x.device.type == "cpu" and (need := 4 * x.shape[1] ** 2) > _LARGE:
+            require_memory(need, f"the covariance of {x.shape[1]} features", "reduce their number, for instance by PCA")
         counts = torch.bincount(codes, minlength=n_classes)
         sizes = counts.tolist()
         if min(sizes) == max(sizes):

@@ -15,6 +15,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from fewcal._utils.interrupt import interrupted, listen
+from fewcal._utils.memory import LEAST_ADDRESS_SPACE, address_space
 from fewcal._utils.text import printable
 from fewcal._version import __version__
 from fewcal.cli.options import Json, Quiet
@@ -40,8 +41,11 @@ COMMANDS = {
 }
 # Commands whose --out can be continued with --resume.
 RESUMABLE = {"evaluate", "tune", "extract", "train", "paper"}
-# What torch says where memory is missing, on a CPU and on a GPU.
-_NO_MEMORY = re.compile("can.t allocate memory|not enough memory|out of memory|nvalid buffer size|too large to alloc")
+# What torch says where memory is missing, on a CPU and on a GPU, and the system where it loads a library or a process.
+_NO_MEMORY = re.compile(
+    "can.t allocate memory|not enough memory|out of memory|nvalid buffer size|too large to alloc"
+    "|annot allocate memory|failed to map segment|can't start new thread"
+)
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
@@ -91,6 +95,8 @@ def main(argv: list[str] | None = None) -> None:
     arguments = [a for a in arguments if a != "--debug"]
     open_streams()
     listen()
+    if (room := address_space()) is not None and room < LEAST_ADDRESS_SPACE:
+        _fail(f"the limit of memory (ulimit -v) is {room / 1e9:.2f} GB; set it to {LEAST_ADDRESS_SPACE / 1e9:.1f} GB", 3)
     warnings.showwarning = _show_warning  # type: ignore[assignment]
     # joblib's advice about blocks that were given up: whatever made us give them up is told in its own line.
     warnings.filterwarnings("ignore", message=r"\d+ tasks which were still being processed")
@@ -98,6 +104,9 @@ def main(argv: list[str] | None = None) -> None:
         code = application(*arguments[:1])(args=arguments, prog_name="fewcal", standalone_mode=False)
     except KeyboardInterrupt:
         code = 130
+    except SystemExit as end:
+        # Typer ends with 1 where nobody reads the output any more (`fewcal … | head`), which is no fault.
+        code = 0 if isinstance(end.__context__, BrokenPipeError) else end.code
     except Exception as error:
         # Typer takes the end of a file for Ctrl-C, and an import may take Ctrl-C for a fault of its own.
         if interrupted() or (isinstance(error, typer.Abort) and not isinstance(error.__context__, EOFError)):
@@ -124,7 +133,7 @@ def _told(error: Exception) -> tuple[str, int]:
     if isinstance(error, InputError | FileFormatError):
         unwritable = isinstance(error, InputError) and isinstance(error.__cause__, OSError)
         return str(error), 3 if unwritable else 2
-    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and _NO_MEMORY.search(str(error))):
+    if isinstance(error, MemoryError) or _NO_MEMORY.search(str(error)):  # Dask passes on errors as plain `Exception`
         asked = re.search(r"allocate ([\d.,]+ ?\w+)", str(error))
         wanted = f" ({asked[1]} in one piece)" if asked else ""
         return f"not enough memory{wanted}; use smaller batches, fewer features or a machine with more", 3

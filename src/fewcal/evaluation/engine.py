@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,7 +27,7 @@ from fewcal._utils.randomness import TaskRandom
 from fewcal._utils.threads import in_parallel
 from fewcal.bank import BaseBank
 from fewcal.episodes import Episodes, EpisodeSpec, sample_episodes
-from fewcal.errors import InputError
+from fewcal.errors import FewcalWarning, InputError
 from fewcal.evaluation.stats import CalibrationBins
 from fewcal.methods import Method
 from fewcal.methods.base import Shared, TaskBatch
@@ -253,7 +254,9 @@ def run_block(job: Job, start: int, stop: int, threads: int | None = None) -> Bl
         engine = _READY.get(job.token)
         if engine is None:
             _READY.clear()  # one job at a time: features of an old one would only fill memory
-            engine = _READY[job.token] = Engine(job)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FewcalWarning)  # the process that sent the job has told what is to tell
+                engine = _READY[job.token] = Engine(job)
     return engine.run(start, stop)
 
 

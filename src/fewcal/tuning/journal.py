@@ -73,8 +73,12 @@ class JournalFile(BaseJournalBackend):
 
     @contextmanager
     def _locked(self, mode: str, kind: int) -> Iterator[Any]:
-        # Without a buffer: what could not be written must not come again when the file is closed.
-        with self.path.open(mode, buffering=0) as file:
+        try:
+            # Without a buffer: what could not be written must not come again when the file is closed.
+            opened = self.path.open(mode, buffering=0)
+        except FileNotFoundError as error:
+            raise FewcalError(f"{self.path} was deleted while the study went on; start it again") from error
+        with opened as file:
             fcntl.flock(file.fileno(), kind)  # until it is closed, or its process ends
             yield file
 
