@@ -9,24 +9,28 @@ NUMERIC := bank covariance estimators heads methods test_calibrate.py test_domai
 	test_gaussianize.py test_rejection.py test_speed_paths.py features/test_backbones.py features/test_extractors.py
 OTHER_PROCESSOR := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
 
-.PHONY: demo test coverage test-slow redteam browser lint format bench bench-scale bench-gpu docs clean
+.PHONY: demo test coverage test-slow redteam surroundings lint format bench bench-scale bench-gpu docs clean
 
 demo: $(STAMP)
 	$(BIN)/python -m fewcal.demo
 
-test: $(STAMP) browser
+test: $(STAMP) surroundings
 	$(BIN)/python -m pytest -q -n 2
 	$(OTHER_PROCESSOR) $(BIN)/python -m pytest -q -n 2 $(NUMERIC:%=tests/%)
 
-# Pages are tested in Chromium. Root on Debian gets it; elsewhere one line says what is missing.
-browser:
-	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || \
-	{ test "$$(id -u)" = 0 && timeout 60 apt-get update -qq && \
-	timeout 300 apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core; } >/dev/null 2>&1 || \
-	echo "tests in a browser are skipped: no Chromium here, and only root with apt-get can install it"
+# Pages are tested in Chromium, shared studies on PostgreSQL. Root on Debian gets both; elsewhere one line says what is
+# missing.
+surroundings:
+	@missing=""; \
+	command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || \
+	missing="chromium fonts-dejavu-core"; \
+	command -v initdb >/dev/null || ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || missing="$$missing postgresql"; \
+	test -z "$$missing" || { test "$$(id -u)" = 0 && timeout 60 apt-get update -qq && \
+	timeout 300 apt-get install -y -qq --no-install-recommends $$missing; } >/dev/null 2>&1 || \
+	echo "tests that need them are skipped: $$missing; only root with apt-get can install it here"
 
 # Lines that no test runs; it makes the suite a quarter slower, so it is a command of its own.
-coverage: $(STAMP) browser
+coverage: $(STAMP) surroundings
 	$(BIN)/python -m pytest -q -n 2 --cov --cov-report=term
 
 test-slow: $(STAMP)

@@ -149,6 +149,11 @@ def test_merge_of_disjoint_classes() -> None:
     assert_same(merged, BaseBank().fit(x, y))
 
 
+def test_a_covariance_without_room_is_refused() -> None:
+    with pytest.raises(InputError, match=r"the covariance of 1000000 features takes 4e\+03 GB, .* by PCA"):
+        BaseBank().fit(np.zeros((4, 1_000_000), dtype=np.float32), [0, 0, 1, 1])
+
+
 def test_a_reused_buffer_does_not_change_the_bank() -> None:
     x, y = np.random.default_rng(0).random((8, 3), dtype=np.float32), ["a"] * 4 + ["b"] * 4
     expected = BaseBank().fit(x.copy(), y)

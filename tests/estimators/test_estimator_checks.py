@@ -15,7 +15,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from fewcal.estimators import Gaussianizer, GDCClassifier
 from fewcal.estimators.sampler import GDCSampler
 
-# No expected failures. scikit-learn itself skips check_array_api_input unless SCIPY_ARRAY_API is set.
+# No expected failures.
 ESTIMATORS = [
     Gaussianizer(),
     Gaussianizer(kind="yeo-johnson", beta=0.0, center=True, l2=True),
@@ -26,7 +26,8 @@ ESTIMATORS = [
 
 @pytest.mark.filterwarnings("ignore")
 @parametrize_with_checks(ESTIMATORS)
-def test_estimator_checks_of_scikit_learn(estimator: Any, check: Any) -> None:
+def test_estimator_checks_of_scikit_learn(estimator: Any, check: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCIPY_ARRAY_API", "1")  # without it scikit-learn skips a check
     check(estimator)
 
 

@@ -14,11 +14,12 @@ import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from fewcal.errors import FewcalError, InputError
+from fewcal.errors import FewcalError, FewcalWarning, InputError
 from fewcal.evaluation import Protocol, Results, evaluate
 from fewcal.evaluation import engine as engine_module
 from fewcal.evaluation.executors import _local_workers, dask_client, remove_leftovers
@@ -274,6 +275,21 @@ def test_a_killed_process_is_one_line_and_the_run_can_be_resumed(
     assert len(list((tmp_path / "run" / "blocks").glob("*.npz"))) >= 6
     # Where the notes are is no setting of the method, so this is the same run.
     same(evaluate(methods(), features, PROTOCOL, out=tmp_path / "run", resume=True), serial)
+
+
+def test_a_worker_does_not_repeat_what_the_caller_has_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Prepared:
+        def __init__(self, job: object) -> None:
+            warnings.warn("the bank is not used", FewcalWarning, stacklevel=1)
+
+        def run(self, start: int, stop: int) -> tuple[int, int]:
+            return start, stop
+
+    monkeypatch.setattr(engine_module, "Engine", Prepared)
+    monkeypatch.setattr(engine_module, "_READY", {})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert engine_module.run_block(SimpleNamespace(token="job"), 3, 5) == (3, 5)  # type: ignore[arg-type, comparison-overlap]
 
 
 def test_a_cluster_of_our_own_listens_on_this_machine_alone() -> None:

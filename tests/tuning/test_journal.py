@@ -51,6 +51,15 @@ def test_a_full_disk_loses_nothing_and_the_journal_goes_on(tmp_path: Path) -> No
     assert list(file.read_logs(0)) == [FIRST, SECOND]
 
 
+def test_a_journal_that_was_deleted_is_told(tmp_path: Path) -> None:
+    file = JournalFile(tmp_path / "j")
+    (tmp_path / "j").unlink()
+    with pytest.raises(FewcalError, match="j was deleted while the study went on"):
+        file.append_logs([FIRST])
+    with pytest.raises(FewcalError, match="j was deleted while the study went on"):
+        list(file.read_logs(0))
+
+
 def test_a_relative_folder_stays_the_same_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     file = JournalFile(Path("j"))

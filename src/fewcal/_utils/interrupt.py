@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import _thread
 import signal
 import threading
 from types import FrameType
 
 _seen = threading.Event()
+# Seconds until a Ctrl-C that fell into an import is looked at again.
+_LATER = 0.02
 
 
 def listen() -> None:
@@ -35,4 +38,17 @@ def _ours() -> bool:
 
 def _remember(number: int, frame: FrameType | None) -> None:
     _seen.set()
-    raise KeyboardInterrupt
+    if not _importing(frame):
+        raise KeyboardInterrupt
+    # Modules in C++, torch's among them, end the process where Python that they call raises: wait until all is loaded.
+    again = threading.Timer(_LATER, _thread.interrupt_main)
+    again.daemon = True
+    again.start()
+
+
+def _importing(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False

@@ -96,7 +96,8 @@ def main(argv: list[str] | None = None) -> None:
     open_streams()
     listen()
     if (room := address_space()) is not None and room < LEAST_ADDRESS_SPACE:
-        _fail(f"the limit of memory (ulimit -v) is {room / 1e9:.2f} GB; set it to {LEAST_ADDRESS_SPACE / 1e9:.1f} GB", 3)
+        least = LEAST_ADDRESS_SPACE / 1e9
+        _fail(f"the limit of memory (ulimit -v) is {room / 1e9:.2f} GB; set it to {least:.1f} GB or more", 3)
     warnings.showwarning = _show_warning  # type: ignore[assignment]
     # joblib's advice about blocks that were given up: whatever made us give them up is told in its own line.
     warnings.filterwarnings("ignore", message=r"\d+ tasks which were still being processed")

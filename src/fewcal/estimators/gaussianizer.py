@@ -7,10 +7,18 @@ import torch
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
 from sklearn.utils import Tags
+from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
+from fewcal.errors import InputError
 from fewcal.estimators.inputs import as_tensor, check_rows
 from fewcal.gaussianize import Gaussianization, GaussianizationFitter
+
+
+def _keeps_lengths(estimator: Gaussianizer) -> bool:
+    if estimator.l2:
+        raise InputError("L2 normalisation cannot be undone; use l2=False")
+    return True
 
 
 class Gaussianizer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
@@ -95,8 +103,9 @@ class Gaussianizer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         x = as_tensor(check_rows(self, X, reset=False))
         return self._map(x.dtype)(x).numpy().copy()
 
+    @available_if(_keeps_lengths)
     def inverse_transform(self, X: ArrayLike) -> np.ndarray:
-        """Map transformed rows back; refused after L2 normalisation, which takes the lengths away."""
+        """Map transformed rows back; not there with L2 normalisation, which takes the lengths away."""
         check_is_fitted(self)
         x = as_tensor(check_rows(self, X, reset=False))
         return self._map(x.dtype).inverse(x).numpy().copy()
