@@ -36,7 +36,8 @@ coverage: $(STAMP) surroundings
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -q -m slow
 
-# Thousands of damaged files of every format, each read in a child with limits: refused in a line, or counted.
+# Thousands of damaged files of every format, each read in a child with limits: refused in a line, or counted. Then
+# kills, full disks, races and little memory.
 redteam: $(STAMP)
 	PYTHONPATH=tests $(BIN)/python tests/redteam
 

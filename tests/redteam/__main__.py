@@ -1,6 +1,6 @@
-"""`make redteam`: damaged files of every format, kills, full disks and races, with counts for each outcome.
+"""`make redteam`: damaged files of every format, kills, full disks, races and little memory; counts for each outcome.
 
-python tests/redteam [--inputs 300] [--kills 9] [--seed 0]
+python tests/redteam [--inputs 300] [--kills 9] [--no-limits] [--seed 0]
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import torch
 from formats import FORMATS
 from fuzz import BAD, fuzz
 from kills import COMMANDS, disturb, fill_disk, race
+from memory import COMMANDS as LIMITED
+from memory import LIMITS, limited
 
 COLUMNS = ("refused", "same", "other", *BAD)
 
@@ -21,6 +23,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--inputs", type=int, default=300, help="damaged files of each format")
     parser.add_argument("--kills", type=int, default=9, help="runs of each command that are killed twice")
+    parser.add_argument(
+        "--limits", action=argparse.BooleanOptionalAction, default=True, help="commands with little memory"
+    )
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()
     torch.set_num_threads(1)  # threads do not survive a fork
@@ -28,6 +33,8 @@ def main() -> None:
     bad = damaged_files(chosen.inputs, chosen.seed) if chosen.inputs else []
     if chosen.kills:
         bad += disturbed_commands(chosen.kills, chosen.seed)
+    if chosen.limits:
+        bad += limited_commands()
     print(f"\n{time.monotonic() - began:.0f} s")
     for example in bad[:40]:
         print(example, file=sys.stderr)
@@ -66,6 +73,18 @@ def disturbed_commands(runs: int, seed: int) -> list[str]:
         print(f"| {name} | {what} | {' | '.join(map(str, cells))} |", flush=True)
         if found.identical < found.runs or found.lost or found.errors:
             bad.append(f"{name}, {what}: {found}")
+    return bad
+
+
+def limited_commands() -> list[str]:
+    """Print counts by command; those that did not end in a result or a line."""
+    outcomes, bad = ("done", "refused", "traceback", "hang", "crash"), []
+    print(f"\n| command, with {', '.join(f'{limit / 1e9:.1f}' for limit in LIMITS)} GB | {' | '.join(outcomes)} |")
+    print(f"|---|{'---:|' * len(outcomes)}", flush=True)
+    for name, command in LIMITED.items():
+        found = limited(command)
+        print(f"| {name} | {' | '.join(str(found.counts[outcome]) for outcome in outcomes)} |", flush=True)
+        bad += found.examples
     return bad
 
 

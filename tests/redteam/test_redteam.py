@@ -10,6 +10,8 @@ import pytest
 from formats import FORMATS, Format
 from fuzz import BAD, _outcome, fuzz, mutated
 from kills import COMMANDS, Command, disturb, fill_disk, race
+from memory import COMMANDS as LIMITED
+from memory import LIMITS, limited
 
 from fewcal.evaluation.executors import torch_threads
 
@@ -81,6 +83,13 @@ def test_killed_commands_go_on_to_the_same_end(command: Command) -> None:
 def test_a_full_disk_loses_nothing(command: Command) -> None:
     found = fill_disk(command, 2, seed=1)
     assert (found.identical, found.lost, found.errors) == (2, 0, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LIMITED)
+def test_little_memory_is_enough_or_told_in_a_line(name: str) -> None:
+    found = limited(LIMITED[name])
+    assert found.counts["done"] + found.counts["refused"] == len(LIMITS), found.examples
 
 
 def test_two_at_once_have_one_winner() -> None:
