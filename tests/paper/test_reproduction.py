@@ -160,7 +160,7 @@ def test_every_statement_stands_in_one_part_of_the_report(run: Path) -> None:
     summary = json.loads((run / "summary.json").read_text())
     tables = [b for h in ("What agreed", "What did not agree", "What cannot be told") for b in parts[h]]
     rows = [row for table in tables if isinstance(table, Table) for row in table.rows]
-    assert sorted((row[0], row[1], row[3]) for row in rows) == sorted(
+    assert sorted(tuple(row[:3]) for row in rows) == sorted(
         (v["claim"], v["features"], v["found"]) for v in summary["verdicts"]
     )
 

@@ -142,15 +142,20 @@ def gain_cell(gain: Paired | None) -> Cell:
 _MARKS = {True: "good", False: "bad", None: ""}
 
 
-def verdict_table(verdicts: Sequence[Verdict], caption: str) -> Table:
-    """Statements one by one, with a sign for what became of them."""
-    header = ["the paper says", "features", "group", "found (gains in points of accuracy)", "verdict"]
-    controlled = any(v.control for v in verdicts)
-    rows: list[list[Value]] = []
-    for v in verdicts:
-        control = [Cell(v.control or None, mark=_MARKS[v.above_control])] if controlled else []
-        rows.append([v.claim, v.where, v.group, v.found, Cell(v.word, mark=_MARKS[v.holds]), *control])
-    return Table([*header, *(["minus the control"] if controlled else [])], rows, caption)
+def verdict_table(verdicts: Sequence[Verdict], caption: str, alike: bool = False) -> Table:
+    """Statements one by one, with a sign for what became of them; `alike` leaves out group and verdict."""
+    columns: list[tuple[str, list[Value]]] = [
+        ("the paper says", [v.claim for v in verdicts]),
+        ("features", [v.where for v in verdicts]),
+        ("found (gains in points)", [v.found for v in verdicts]),
+    ]
+    if not alike:
+        columns.insert(2, ("group", [v.group for v in verdicts]))
+        columns.append(("verdict", [Cell(v.word, mark=_MARKS[v.holds]) for v in verdicts]))
+    if any(v.control for v in verdicts):
+        columns.append(("minus the control", [Cell(v.control or None, mark=_MARKS[v.above_control]) for v in verdicts]))
+    rows = list(zip(*(cells for _, cells in columns), strict=True))
+    return Table([header for header, _ in columns], rows, caption)
 
 
 def claims_table(verdicts: Sequence[Verdict], caption: str) -> Table:

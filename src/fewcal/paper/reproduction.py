@@ -173,7 +173,7 @@ def judged_part(heading: str, words: str, verdicts: Sequence[Verdict], holds: bo
     blocks: list[Block] = [words if found else "None."]
     for group in GROUPS:
         if own := [v for v in found if v.group == group]:
-            blocks.append(verdict_table(own, f"{group}: {GROUP_WORDS[group]}"))
+            blocks.append(verdict_table(own, f"{group}: {GROUP_WORDS[group]}", alike=True))
     return Part(heading, blocks)
 
 
