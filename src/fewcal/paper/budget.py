@@ -37,7 +37,7 @@ _USUAL: dict[tuple[str, bool], dict[str, int]] = {
     },
     # 100 settings on 200 tasks are those of the paper's ablation.
     ("cuda", False): {
-        "sgd_study": 1000,
+        "sgd_study": 500,
         "trials": 100,
         "trial_tasks": 200,
         "sgd_trials": 100,

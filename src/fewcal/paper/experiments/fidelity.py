@@ -43,7 +43,8 @@ YEO_JOHNSON, NOT_PSD = "Tukey or Yeo-Johnson", "Σ'ₛ not positive semi-definit
 ALONE = "support alone, "
 # Support points of so many tasks tell how often b is clipped.
 _CLIP_TASKS = 100
-# Up to so many features the eigenvalues of every support point cost next to nothing.
+# Up to so many features the eigenvalues of every support point cost next to nothing on a CPU; on a GPU those of many
+# small matrices take a hundred times as long as the rest.
 _SMALL = 128
 
 
@@ -251,7 +252,8 @@ def _tasks(case: Case, params: GDCParams, at: str) -> int:
         tasks = case.sgd_tasks(study=True)
     elif at == DRAWN:
         tasks = min(tasks, case.budget.sampled)
-    eigen = params.psd == "eigen" and params.trainer.samples and case.features.dimension > _SMALL
+    cheap = case.device == "cpu" and case.features.dimension <= _SMALL
+    eigen = params.psd == "eigen" and params.trainer.samples and not cheap
     return min(tasks, EIGEN_TASKS if case.spares_nothing else case.budget.sgd) if eigen else tasks
 
 
