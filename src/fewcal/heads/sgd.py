@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -180,7 +181,10 @@ def _train_task(
     same, loss = x.dtype == weight.dtype, weight.new_zeros(())
     one_hot = torch.nn.functional.one_hot(labels, len(weight)).T.to(weight.dtype).contiguous()
     rows, slope, grad = x.new_empty(min(_ROWS, m), d), weight.new_empty(len(weight), m), torch.zeros_like(weight)
-    for epoch, order in enumerate(orders):
+    numbers = orders.numpy().astype(np.int32)
+    for begin in range(0, m, batch_size):  # points of a batch add up in any order: in that of memory they come faster
+        numbers[:, begin : begin + batch_size].sort(axis=1)
+    for epoch, order in enumerate(torch.from_numpy(numbers)):
         truth = one_hot.index_select(1, order)
         for begin in range(0, m, batch_size):
             end = min(begin + batch_size, m)
