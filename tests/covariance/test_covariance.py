@@ -11,10 +11,11 @@ import torch
 
 import reference
 from conftest import ProcessGroup, make_world
+from fewcal._utils.randomness import TaskRandom
 from fewcal.bank import BaseBank
 from fewcal.calibrate import Calibration, Calibrator
 from fewcal.covariance import COVARIANCES, SHARES, CalibratedCovariance, base, shares, shrink_covariance
-from fewcal.covariance.independent import Independent, root
+from fewcal.covariance.independent import Independent, add_rooted, root
 from fewcal.errors import FewcalWarning, InputError
 
 
@@ -238,3 +239,17 @@ def test_a_new_mode_is_one_class_and_one_entry(relu_world: ProcessGroup, monkeyp
     v = torch.randn(len(relu_world.support), 2, bank.dim, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(two.average_times(v), 4 * one.average_times(v))
     torch.testing.assert_close(two.moments()[0], 4 * one.moments()[0])
+
+
+@pytest.mark.parametrize("p", [9, 2])
+def test_noise_by_a_root_has_the_covariance_of_the_classes(p: int) -> None:
+    """Also where the covariance has no inverse, and so no Cholesky factor."""
+    g = torch.Generator().manual_seed(0)
+    rows = torch.randn(4, p, 5, generator=g)
+    index, c = torch.tensor([[[2, 0], [3, 1]]]), torch.tensor([[[0.5, 1.0], [0.3, 0.7]]])
+    out = torch.full((1, 2, 60_000, 5), 3.0)
+    add_rooted(out, rows.mT @ rows, index, c, TaskRandom(0, [4]))
+    for s in range(2):
+        expected = sum(float(c[0, s, j]) ** 2 * rows[i].T @ rows[i] for j, i in enumerate(index[0, s].tolist()))
+        torch.testing.assert_close(torch.cov(out[0, s].T), expected, rtol=0.03, atol=0.15)
+        torch.testing.assert_close(out[0, s].mean(dim=0), torch.full((5,), 3.0), rtol=0, atol=0.05)

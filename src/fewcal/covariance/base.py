@@ -100,6 +100,10 @@ class CovarianceMode(ABC):
         """
         return None
 
+    def covariances(self, n: int) -> Tensor | None:
+        """Of stacked classes Σ_i `(C, D, D)`, where drawing n points for each support point is faster with them."""
+        return None
+
     @abstractmethod
     def average_times(self, v: Tensor) -> Tensor:
         """Σ̄'v for rows `v (T, M, D)`, Σ̄' the average of Σ' over the support points of a task."""

@@ -10,6 +10,7 @@ from torch import Tensor
 from fewcal._utils.bfloat16 import exact_asked, half_pays
 from fewcal._utils.randomness import TaskRandom
 from fewcal.covariance.calibrated import CalibratedCovariance
+from fewcal.covariance.independent import add_rooted
 from fewcal.errors import InputError
 from fewcal.factor_gaussian import FactorGaussian, add_stacked, shrink
 
@@ -69,7 +70,12 @@ class ShrunkCovariance:
             return
         none = mean.new_zeros(*mean.shape[:-1], 0, mean.shape[-1])
         FactorGaussian(mean, none, self.a, self.b).sample(n, random, out=out)
-        add_stacked(out, *stacked, random)
+        rows, index, c = stacked
+        dense = None if mean.is_cuda or rows.dtype != out.dtype else self.covariance.strategy.covariances(n)
+        if dense is None:
+            add_stacked(out, rows, index, c, random)
+        else:
+            add_rooted(out, dense, index, c, random)
 
 
 def main_axes(covariance: Tensor, count: int = 128, passes: int = 4) -> tuple[Tensor, Tensor]:
