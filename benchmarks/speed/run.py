@@ -29,8 +29,7 @@ from common import base_bank, features_or_synthetic, now
 from fewcal import GDCClassifier
 from fewcal.bank import BaseBank
 from fewcal.episodes import sample_episodes
-from fewcal.evaluation import Protocol, evaluate
-from fewcal.evaluation.engine import BLOCK_TASKS
+from fewcal.evaluation import Protocol, engine, evaluate
 from fewcal.evaluation.stats import paired
 from fewcal.features import FeatureSet
 from fewcal.methods import make_method
@@ -103,6 +102,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, help="processes of sampled methods, 1 for threads (one for each core)")
     parser.add_argument("--only", nargs="+", metavar="WORD", help="methods whose names have one of these words")
     parser.add_argument("--shots", type=int, nargs="+", default=[1, 5], choices=[1, 5])
+    parser.add_argument("--each", type=int, default=engine.BLOCK_TASKS, help="tasks of each process of sampled methods")
     parser.add_argument("--load", type=int, default=0, help="processes with other work beside the benchmark")
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
@@ -116,6 +116,7 @@ def main() -> None:
 
 def measure(options: argparse.Namespace) -> None:
     """Print the table of each number of shots."""
+    engine.BLOCK_TASKS = options.each  # so that each process has one block
     warnings.simplefilter("ignore")
     features = features_or_synthetic(options.features)
     if options.features:
@@ -137,7 +138,7 @@ def measure(options: argparse.Namespace) -> None:
         rate = options.naive_tasks / naive_dc.seconds  # type: ignore[attr-defined]
         name = f"paper/{preset}/{shot}shot"
         jobs = options.jobs or (torch.get_num_threads() if options.device == "cpu" else 1)
-        many = BLOCK_TASKS * jobs if options.device == "cpu" else 500
+        many = options.each * jobs if options.device == "cpu" else 500
         runs = {
             "dc": (make_method("dc"), many, jobs),
             "gdc sampled + L-BFGS": (make_method("gdc", name, head="lbfgs", n_per="class"), many, jobs),
