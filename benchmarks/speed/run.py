@@ -116,7 +116,7 @@ def main() -> None:
 
 def measure(options: argparse.Namespace) -> None:
     """Print the table of each number of shots."""
-    engine.BLOCK_TASKS = options.each  # so that each process has one block
+    block = engine.BLOCK_TASKS
     warnings.simplefilter("ignore")
     features = features_or_synthetic(options.features)
     if options.features:
@@ -155,6 +155,7 @@ def measure(options: argparse.Namespace) -> None:
             if processes == 1:  # the same method twice: the first, short run warms caches and pages
                 evaluate({label: method}, features, Protocol(shot=shot, tasks=min(tasks, 20)), options.device)
             protocol = Protocol(shot=shot, tasks=tasks)
+            engine.BLOCK_TASKS = options.each if processes > 1 else block  # each process has one block
             results = evaluate({label: method}, features, protocol, options.device, n_jobs=processes)
             speed = tasks * processes / results.seconds[label]  # seconds are those of all processes together
             asked = TARGETS.get(label)

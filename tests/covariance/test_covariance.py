@@ -253,3 +253,21 @@ def test_noise_by_a_root_has_the_covariance_of_the_classes(p: int) -> None:
         expected = sum(float(c[0, s, j]) ** 2 * rows[i].T @ rows[i] for j, i in enumerate(index[0, s].tolist()))
         torch.testing.assert_close(torch.cov(out[0, s].T), expected, rtol=0.03, atol=0.15)
         torch.testing.assert_close(out[0, s].mean(dim=0), torch.full((5,), 3.0), rtol=0, atol=0.05)
+
+
+@pytest.mark.parametrize("n", [1, 40])
+def test_points_of_a_task_do_not_depend_on_the_classes_that_others_name(n: int) -> None:
+    """One point for each is drawn with the rows of its classes, forty with a root; few tasks name few classes."""
+    world = make_world(2, tasks=9)
+    bank = world.bank()
+    found = found_in(world, bank, 2)
+
+    def draw(at: slice) -> torch.Tensor:
+        covariance = CalibratedCovariance(bank, "independent", found.index[at], shares(found, "average")[at])
+        mean = found.mean[at]
+        out = torch.empty(*mean.shape[:2], n, mean.shape[2])
+        tasks = range(9)[at]
+        shrink_covariance(covariance, 0.0, 0.0, constant=0.21).sample(mean, n, TaskRandom(0, tasks), out)
+        return out
+
+    torch.testing.assert_close(draw(slice(7, 8))[0], draw(slice(None))[7], rtol=1e-5, atol=1e-5)

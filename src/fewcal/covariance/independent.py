@@ -57,9 +57,10 @@ class Independent(OfClasses):
 
         That takes about D³ + 1.25·n·D² operations instead of 2·n·k·P·D.
         """
-        bank, (p, d) = self.classes.bank, self.block.shape[1:]
-        many = self.classes.union is not None or len(bank) * d * d > _MOST_DENSE
-        if many or 2 * n * self.classes.c.shape[-1] * p < d * d + 1.25 * n * d:
+        bank, k = self.classes.bank, self.classes.c.shape[-1]
+        # By the bank alone, whatever classes a batch of tasks names: it decides which random numbers are drawn.
+        p, d = int(bank.counts.max()), bank.dim
+        if len(bank) * d * d > _MOST_DENSE or 2 * n * k * p < d * d + 1.25 * n * d:
             return None
         return bank.class_covariances()
 

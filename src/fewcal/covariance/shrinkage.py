@@ -70,12 +70,12 @@ class ShrunkCovariance:
             return
         none = mean.new_zeros(*mean.shape[:-1], 0, mean.shape[-1])
         FactorGaussian(mean, none, self.a, self.b).sample(n, random, out=out)
-        rows, index, c = stacked
-        dense = None if mean.is_cuda or rows.dtype != out.dtype else self.covariance.strategy.covariances(n)
+        whole = mean.is_cuda or stacked[0].dtype != out.dtype
+        dense = None if whole else self.covariance.strategy.covariances(n)
         if dense is None:
-            add_stacked(out, rows, index, c, random)
+            add_stacked(out, *stacked, random)
         else:
-            add_rooted(out, dense, index, c, random)
+            add_rooted(out, dense, self.covariance.index, self.covariance.c, random)
 
 
 def main_axes(covariance: Tensor, count: int = 128, passes: int = 4) -> tuple[Tensor, Tensor]:
