@@ -13,13 +13,13 @@ def main() -> None:
 
         listen()
         try:
-            from fewcal.cli import main as run
-        except BaseException:
-            if not interrupted():
-                raise
-        if interrupted():  # also where a module took it for a fault of its own and went on
-            raise KeyboardInterrupt
-        try:
+            try:
+                from fewcal.cli import main as run
+            except BaseException:
+                if not interrupted():
+                    raise
+            if interrupted():  # also where a module took it for a fault of its own and went on
+                raise KeyboardInterrupt
             run()
         finally:
             leave_to_system()

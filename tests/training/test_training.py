@@ -35,6 +35,7 @@ from fewcal.training.model import Average, CosineClassifier, DropBlock, Learner,
 from fewcal.training.record import BEST, RECORD, STATE
 from fewcal.training.state import load_state, save_state
 from fewcal.training.validate import extract, few_shot_accuracy
+from limits import PATIENCE
 
 SIZE = 20
 TINY: dict[str, Any] = {
@@ -438,7 +439,7 @@ def test_two_processes_train_one_model(tmp_path: Path) -> None:
         )
         for rank in range(2)
     ]
-    said = [w.communicate(timeout=120) for w in workers]
+    said = [w.communicate(timeout=PATIENCE) for w in workers]
     assert [w.returncode for w in workers] == [0, 0], said
     first, second = (out.split() for out, _ in said)
     assert first[1:3] == second[1:3]  # the same weights

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import _thread
 import signal
 import threading
 from types import FrameType
 
 _seen = threading.Event()
-# Seconds until a Ctrl-C that fell into an import is looked at again.
+# Seconds until a Ctrl-C that fell into an import is looked at again, where the system has timers.
 _LATER = 0.02
+_CAN_WAIT = hasattr(signal, "setitimer")
 
 
 def listen() -> None:
@@ -17,6 +17,8 @@ def listen() -> None:
     if _ours():
         _seen.clear()
         signal.signal(signal.SIGINT, _remember)
+        if _CAN_WAIT:
+            signal.signal(signal.SIGALRM, _remember)
 
 
 def interrupted() -> bool:
@@ -27,6 +29,8 @@ def interrupted() -> bool:
 def leave_to_system() -> None:
     """When all is done: Ctrl-C ends the process at once, without a traceback of what Python still clears up."""
     if _ours():
+        if _CAN_WAIT:
+            signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
@@ -38,12 +42,10 @@ def _ours() -> bool:
 
 def _remember(number: int, frame: FrameType | None) -> None:
     _seen.set()
-    if not _importing(frame):
+    if not (_CAN_WAIT and _importing(frame)):
         raise KeyboardInterrupt
     # Modules in C++, torch's among them, end the process where Python that they call raises: wait until all is loaded.
-    again = threading.Timer(_LATER, _thread.interrupt_main)
-    again.daemon = True
-    again.start()
+    signal.setitimer(signal.ITIMER_REAL, _LATER)
 
 
 def _importing(frame: FrameType | None) -> bool:
