@@ -27,6 +27,15 @@ def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         exec(compile(python_of(page), str(page), "exec"), {"__name__": "__example__"})
 
 
+def test_the_readme_prints_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+    found = re.search(
+        r"```python\n(.*?)```\n\n```text\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL
+    )
+    assert found is not None
+    exec(compile(found[1], "README.md", "exec"), {"__name__": "__example__"})
+    assert capsys.readouterr().out == found[2]
+
+
 def test_pages_are_found() -> None:
     assert {p.name for p in PAGES} >= {"README.md", "index.md", "method.md", "presets.md", "statistics.md"}
 
