@@ -89,6 +89,8 @@ def predict_source(
 ) -> Columns:
     """Answers to the pictures, texts or rows of a source, as columns: item (or row), prediction, probabilities."""
     how = reading or Reading()
+    if reject is not None and classifier.bank is None:
+        raise InputError("'none of these' is judged against base classes; fit the classifier with --bank")
     if extractor is None or kind_of(source, how.columns[0]) == "features":
         rows = load_split(source)
         if rows.dimension != classifier.n_features_in_:

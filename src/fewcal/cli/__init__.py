@@ -130,7 +130,8 @@ def _told(error: Exception) -> tuple[str, int]:
         message = error.format_message()
         command = error.ctx.command_path if error.ctx is not None else "fewcal"
         # A command without any argument has printed its help already and has no message.
-        return (f"{message.rstrip('.')}; see `{command} --help`" if message else ""), 2
+        end = " See" if message.endswith("?") else "; see"
+        return (f"{message.rstrip('.')}{end} `{command} --help`" if message else ""), 2
     if isinstance(error, InputError | FileFormatError):
         unwritable = isinstance(error, InputError) and isinstance(error.__cause__, OSError)
         return str(error), 3 if unwritable else 2

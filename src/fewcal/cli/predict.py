@@ -75,7 +75,7 @@ def predict(
     facts = {"rows": len(answers["prediction"]), "predictions": counts, "rejected": away, "file": file}
     write_json(json_file, facts)
     if not quiet:
-        table(["class", "rows"], [[k, str(v)] for k, v in counts.most_common()])
+        table(["class", "rows"], [[k, str(v)] for k, v in counts.most_common()], ["left", "right"])
         if away is not None:
             print(f"{away} of {len(answers['prediction'])} rows were answered 'none of these'")
         print(f"written to {out}" if out is not None else "--out FILE keeps all of it")

@@ -8,6 +8,7 @@ from pathlib import Path
 from fewcal.apply.studio.project import StudioSettings
 from fewcal.bank import BaseBank
 from fewcal.errors import InputError
+from fewcal.features.extractors import require_extractor
 from fewcal.features.io.tables import class_name
 from fewcal.features.sources.pictures import class_folders, decode, encoded, picture_files
 
@@ -33,6 +34,8 @@ def project_settings(
         return demo_settings(folder)
     if base_pictures is not None and bank is None:
         raise InputError("--base-pictures shows the base classes of a bank: give --bank, too")
+    if extractor is not None:
+        require_extractor(extractor)
     return StudioSettings(
         extractor,
         None if bank is None else BaseBank.load(bank),

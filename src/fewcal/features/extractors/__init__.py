@@ -41,6 +41,7 @@ from fewcal.features.extractors.base import (
     KINDS,
     REGISTRY,
     Embed,
+    Entry,
     Extractor,
     find_entry,
     fingerprint_of,
@@ -54,14 +55,19 @@ __all__ = ["Embed", "Extractor", "as_extractor", "extractor_table", "get_extract
 def get_extractor(name: str, device: str | None = None, allow_download: bool = False) -> Extractor:
     """An extractor by its name (see the table above), computing on `device`."""
     where = pick_device(device)
+    return require_extractor(name).make(name, where, allow_download)
+
+
+def require_extractor(name: str) -> Entry:
+    """What makes an extractor of this name; an unknown name is refused."""
     entry = find_entry(name) or (REGISTRY[".safetensors"] if Path(name).is_file() else None)
     if entry is None:
         named = list_extractors()
         raise InputError(
-            f"extractor {name!r} is unknown{nearest_names(name, named)}; "
-            f"known are {', '.join(named)}, {', '.join(f'{p}NAME' for p in prefixes())} and a checkpoint file"
+            f"extractor {name!r} is unknown, and none of {', '.join(f'{p}NAME' for p in prefixes())} or a "
+            f"checkpoint file{nearest_names(name, named)}"
         )
-    return entry.make(name, where, allow_download)
+    return entry
 
 
 def list_extractors() -> list[str]:

@@ -48,6 +48,12 @@ def kind_of(source: StrPath, text: str = "text") -> str:
 def default_extractor(source: StrPath, text: str = "text") -> str:
     """The extractor for a source where none is named."""
     kind = kind_of(source, text)
+    if kind == "features" and Path(source).suffix.lower() == ".csv":
+        columns = ", ".join(sorted(_header(Path(source))))
+        raise InputError(
+            f"{source} has the columns {columns} and none named {text!r}; name the one that holds the texts with "
+            "--text-column, and that of the classes with --label-column"
+        )
     if kind == "features":
         raise InputError(f"{source} holds features, not pictures or texts; use `fewcal predict` for them")
     return DEFAULT_EXTRACTORS[kind]
