@@ -414,3 +414,18 @@ def test_memory_of_samples_grows_with_the_number_of_classes(name: str, world: Pr
     method.prepare(world.bank())
     points = 4 * 12 * 750 * 2
     assert method.task_bytes(50, 50, 12) - method.task_bytes(50, 5, 12) == 45 * points
+
+
+@pytest.mark.parametrize("dim", [8, 64])  # rows as they are, and rows of unit length
+@pytest.mark.parametrize("shots", [(1, 1, 5, 1), (1, 2, 3, 4), (3, 3, 1, 3)])
+def test_without_a_bank_no_class_is_preferred_for_its_number_of_examples(dim: int, shots: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(0)
+    labels, truth = np.repeat(np.arange(4), shots), np.repeat(np.arange(4), 20)
+    means = rng.normal(size=(30, 4, dim)) * 1.5 + 2
+    support, query = (means[:, at] + rng.normal(size=(30, len(at), dim)) * 1.5 for at in (labels, truth))
+    method = make_method("bankless")
+    x, q = (method.transform(torch.from_numpy(rows).float()) for rows in (support, query))
+    head = method.fit(TaskBatch(x, torch.from_numpy(labels).expand(30, -1), 4, TaskRandom(0)))
+    found = head.logits(q).argmax(dim=2).numpy()
+    assert np.abs(np.bincount(found.ravel(), minlength=4) / found.size - 0.25).max() < 0.08
+    assert (found == truth).mean() > 0.6

@@ -90,6 +90,9 @@ class Discriminant:
         Rows that the prior of a mean is worth in each direction, 0 without one: how far leaving a row out moves μ.
     ridge : float
         In OAS ridges.
+    unbiased : bool
+        Whether the length of a mean is freed of what noise adds to it, for means without a prior: with different
+        numbers of rows the class with most of them would otherwise have the shortest mean and win.
     """
 
     support: Tensor
@@ -98,6 +101,7 @@ class Discriminant:
     metric: Tensor
     worth: Tensor
     ridge: float
+    unbiased: bool = False
 
     def head(self, guess: Tensor | float) -> LinearHead:
         """The classifier; `guess (T,)` or a number is the prior guess of γ."""
@@ -114,7 +118,15 @@ class Discriminant:
         directions, nu, found = solve(member, shots)
         if most > 2:  # of two rows one left out says nothing
             gamma = fit_gamma(self.left_out(nu, found, shots), self.labels, shots.of_rows, gamma)
-        return _linear(directions, found.mm, gamma)
+        squares = found.mm if shots.even or not self.unbiased else found.mm - self._noise(nu, found, shots)
+        return _linear(directions, squares, gamma)
+
+    def _noise(self, nu: Tensor, found: RowProducts, shots: Shots) -> Tensor:
+        """tr(PS)/K `(T, N)`, by which μᵀPμ is too large; S is judged by rows that P has not seen."""
+        k, several = shots.of_rows[..., None], shots.of_rows[..., None] > 1
+        more = k / (k - 1).clamp(min=1)
+        unseen = more * found.rr / (1 - more / nu * found.rr).clamp(min=_LEAST_LEFT)
+        return (unseen * several).sum(dim=1) / several.sum(dim=1).clamp(min=1) / shots.counts.clamp(min=1)
 
     def _in_rows(self, member: Tensor, shots: Shots) -> tuple[Tensor, Tensor, RowProducts]:
         """Pμ `(T, N, D)`, ν `(T, 1, 1)` and the products, all from those of rows with rows and means.

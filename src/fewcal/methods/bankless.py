@@ -2,7 +2,7 @@
 
 On rows of unit length. At one shot the nearest class mean, after most of the support's mean was taken away from all
 rows; with more shots the mean of two linear classifiers that err differently: the discriminant with the scatter of the
-support (`fewcal.heads.discriminant`) and logistic regression.
+support (`fewcal.heads.discriminant`) and logistic regression. Neither prefers classes with more examples than others.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fewcal.gaussianize import Gaussianization, l2_normalise
 from fewcal.heads.base import Head
 from fewcal.heads.discriminant import Discriminant, cosine_variance, one_shot_log_odds, squared_separation
 from fewcal.heads.lbfgs import lbfgs_head
-from fewcal.heads.linear import LinearHead, class_means
+from fewcal.heads.linear import LinearHead, class_means, membership
 from fewcal.methods.base import Method, RowMap, TaskBatch
 from fewcal.methods.registry import register_method
 
@@ -85,9 +85,13 @@ def bankless_head(support: Tensor, labels: Tensor, n_classes: int) -> Head:
 def _discriminant_and_logistic(support: Tensor, labels: Tensor, n_classes: int) -> LinearHead:
     means = class_means(support, labels, n_classes)
     one = means.new_ones(means.shape[2])
-    plain = Discriminant(support, labels, means, one, 0 * one, RIDGE)
+    plain = Discriminant(support, labels, means, one, 0 * one, RIDGE, unbiased=True)
     discriminant = plain.head(SHARPNESS / squared_separation(means))
-    return _average(discriminant, bankless_logistic(support, labels, n_classes))
+    logistic = bankless_logistic(support, labels, n_classes)
+    # How many examples a class has says nothing of how often it is asked for.
+    counts = membership(labels, n_classes, means.dtype).sum(dim=1).clamp(min=1)
+    even = LinearHead(logistic.weight, logistic.bias - (counts / counts.amax(dim=1, keepdim=True)).log())
+    return _average(discriminant, even)
 
 
 def bankless_logistic(support: Tensor, labels: Tensor, n_classes: int) -> LinearHead:
