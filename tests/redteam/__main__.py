@@ -1,6 +1,6 @@
 """`make redteam`: damaged files of every format, kills, full disks, races and little memory; counts for each outcome.
 
-python tests/redteam [--inputs 300] [--kills 9] [--no-limits] [--seed 0]
+python tests/redteam [--inputs 300] [--kills 11] [--no-limits] [--seed 0]
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ COLUMNS = ("refused", "same", "other", *BAD)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--inputs", type=int, default=300, help="damaged files of each format")
-    parser.add_argument("--kills", type=int, default=9, help="runs of each command that are killed twice")
+    parser.add_argument("--kills", type=int, default=11, help="runs of each command that are killed twice")
     parser.add_argument(
         "--limits", action=argparse.BooleanOptionalAction, default=True, help="commands with little memory"
     )
