@@ -101,7 +101,7 @@ class Budget:
         sgd: int | None = None,
         trials: int | None = None,
     ) -> Budget:
-        """What two CPU cores manage in an hour at 1000 tasks, or a GPU in a quarter of one at 5000; less when `quick`.
+        """What two CPU cores are to manage in about an hour at 1000 tasks, a GPU in a quarter of one at 5000.
 
         What is asked for replaces what is usual; nothing gets more novel tasks than there are.
         """
