@@ -7,6 +7,7 @@ Names are loaded on first use, so that the compute core imports with torch and N
 2
 """
 
+from fewcal._utils.lazy import lazy_names
 from fewcal._version import __version__
 
 TYPE_CHECKING = False  # as type checkers know it; `import typing` would delay every start
@@ -67,13 +68,7 @@ _MODULES = {
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 
 if not TYPE_CHECKING:  # a type checker that saw this would take any name for a public one
-
-    def __getattr__(name):
-        if name not in _HOME:
-            raise AttributeError(f"module 'fewcal' has no attribute {name!r}")
-        from importlib import import_module
-
-        return getattr(import_module(_HOME[name]), name)
+    __getattr__ = lazy_names(__name__, _HOME)
 
 
 def __dir__() -> list[str]:

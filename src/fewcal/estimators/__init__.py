@@ -2,19 +2,15 @@
 
 from typing import TYPE_CHECKING
 
+from fewcal._utils.lazy import lazy_names
+
 if TYPE_CHECKING:
     from fewcal.estimators.classifier import GDCClassifier
     from fewcal.estimators.gaussianizer import Gaussianizer
 
 __all__ = ["GDCClassifier", "Gaussianizer"]
 
-if not TYPE_CHECKING:  # a type checker that saw this would take any name for a public one
+_HOME = {"GDCClassifier": "fewcal.estimators.classifier", "Gaussianizer": "fewcal.estimators.gaussianizer"}
 
-    def __getattr__(name):
-        if name == "GDCClassifier":
-            from fewcal.estimators.classifier import GDCClassifier as found
-        elif name == "Gaussianizer":
-            from fewcal.estimators.gaussianizer import Gaussianizer as found
-        else:
-            raise AttributeError(f"module 'fewcal.estimators' has no attribute {name!r}")
-        return found
+if not TYPE_CHECKING:  # a type checker that saw this would take any name for a public one
+    __getattr__ = lazy_names(__name__, _HOME)

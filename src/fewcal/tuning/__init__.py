@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fewcal._utils.lazy import lazy_names
+
 if TYPE_CHECKING:
     from fewcal.tuning.protocols import PROTOCOLS
     from fewcal.tuning.result import Tuning
@@ -18,24 +20,18 @@ if TYPE_CHECKING:
 __all__ = ["PROTOCOLS", "SPACES", "Search", "Snapshot", "Tuning", "search_space", "space_names", "tune"]
 
 _HOME = {
-    "PROTOCOLS": "protocols",
-    "SPACES": "spaces",
-    "Search": "search",
-    "Snapshot": "workers",
-    "Tuning": "result",
-    "search_space": "spaces",
-    "space_names": "spaces",
-    "tune": "run",
+    "PROTOCOLS": "fewcal.tuning.protocols",
+    "SPACES": "fewcal.tuning.spaces",
+    "Search": "fewcal.tuning.search",
+    "Snapshot": "fewcal.tuning.workers",
+    "Tuning": "fewcal.tuning.result",
+    "search_space": "fewcal.tuning.spaces",
+    "space_names": "fewcal.tuning.spaces",
+    "tune": "fewcal.tuning.run",
 }
 
 if not TYPE_CHECKING:  # a type checker that saw this would take any name for a public one
-
-    def __getattr__(name):
-        if name not in _HOME:
-            raise AttributeError(f"module 'fewcal.tuning' has no attribute {name!r}")
-        from importlib import import_module
-
-        return getattr(import_module(f"fewcal.tuning.{_HOME[name]}"), name)
+    __getattr__ = lazy_names(__name__, _HOME)
 
 
 def __dir__() -> list[str]:
