@@ -22,7 +22,7 @@ from fewcal.errors import FewcalWarning, InputError
 # Numbers made at a time on a CPU. It bounds memory; it is fixed because it fixes the random stream.
 _AT_ONCE = 1 << 20
 # The same for factors on a GPU, which bounds memory alone: each task has its own stream.
-_AT_ONCE_CUDA = 1 << 30
+FACTORS_AT_ONCE_CUDA = 1 << 30
 # Threads of a block of `finish_points.cu`, and the features that a warp of them holds at most.
 _THREADS, _MOST_FUSED = 256, 2048
 # Main axes along which factors may be drawn, and what may be left to isotropic noise beside them: in a direction not
@@ -286,7 +286,7 @@ def add_stacked(out: Tensor, rows: Tensor, index: Tensor, c: Tensor, random: Tas
     equal = bool((c == c[:1, :1, :1]).all())
     if equal:  # as in DC: the classes are multiplied, not their copies
         rows = rows * c[0, 0, 0].to(rows.dtype)
-    some = max(1, _AT_ONCE_CUDA // (s * k * p * d))
+    some = max(1, FACTORS_AT_ONCE_CUDA // (s * k * p * d))
     for begin in range(0, t, some):
         part = slice(begin, begin + some)
         factor = rows[index[part]]

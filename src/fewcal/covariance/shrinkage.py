@@ -12,11 +12,9 @@ from fewcal._utils.randomness import TaskRandom
 from fewcal.covariance.calibrated import CalibratedCovariance
 from fewcal.covariance.independent import add_rooted
 from fewcal.errors import InputError
-from fewcal.factor_gaussian import FactorGaussian, add_stacked, shrink
+from fewcal.factor_gaussian import FACTORS_AT_ONCE_CUDA, FactorGaussian, add_stacked, shrink
 
 PSD = ("clip", "eigen")
-# Numbers of all factors that are made at a time on a GPU.
-_AT_ONCE_CUDA = 1 << 30
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +61,7 @@ class ShrunkCovariance:
         if stacked is None:
             # On a GPU some tasks at a time, whose factors have room; on a CPU batches are small.
             one = mean[0].numel() * self.covariance.rows
-            some = max(1, _AT_ONCE_CUDA // max(one, 1)) if mean.is_cuda else len(mean)
+            some = max(1, FACTORS_AT_ONCE_CUDA // max(one, 1)) if mean.is_cuda else len(mean)
             for begin in range(0, len(mean), some):
                 part = slice(begin, begin + some)
                 self[part].gaussian(mean[part]).sample(n, random.part(part), out=out[part], axes=self.axes)

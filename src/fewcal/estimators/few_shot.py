@@ -40,15 +40,13 @@ from fewcal.heads.base import Head, TaskBatch
 from fewcal.methods import Bankless, Method
 from fewcal.methods.base import RowMap
 from fewcal.methods.gdc import Explainable, gdc_method
-from fewcal.methods.hierarchical import BlendedHead, PairedRows
+from fewcal.methods.hierarchical import LITTLE_SAY, BlendedHead, PairedRows
 from fewcal.params import GDCParams
 
 if TYPE_CHECKING:
     from sklearn.utils import Tags
 
 FIELDS = tuple(f.name for f in fields(GDCParams))
-# Below this say of the base classes `fit` tells that they are of little use.
-_LITTLE_TRUST = 0.5
 
 
 class FewShotClassifier(IncrementalMixin):
@@ -209,7 +207,7 @@ class FewShotClassifier(IncrementalMixin):
         return method
 
     def _warn_of_distrust(self, method: Explainable, trust: float) -> None:
-        if trust < _LITTLE_TRUST * method.say and isinstance(self.preset, str) and self.trust is None:
+        if trust < LITTLE_SAY * method.say and isinstance(self.preset, str) and self.trust is None:
             warn(
                 f"the base classes have a say of {trust:.0%} only: they are few, or resemble your classes little; "
                 "explain() tells more, and base classes of the same domain would help",

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fewcal.heads.linear import LinearHead
+from fewcal.heads.linear import LinearHead, membership
 
 # Log-odds of an example for its own class at one shot, at most, and by how much its cosine with others of its class
 # exceeds that with other classes, at most. Both were fitted to one-shot tasks of validation classes.
@@ -105,8 +105,7 @@ class Discriminant:
 
     def head(self, guess: Tensor | float) -> LinearHead:
         """The classifier; `guess (T,)` or a number is the prior guess of γ."""
-        classes = torch.arange(self.means.shape[1], device=self.labels.device)
-        member = (self.labels[..., None] == classes).to(self.support.dtype)  # (T, S, N)
+        member = membership(self.labels, self.means.shape[1], self.support.dtype)
         counts = member.sum(dim=1)
         least, most = (int(n) for n in torch.stack(counts.aminmax()).tolist())
         gamma = torch.as_tensor(guess, dtype=member.dtype, device=member.device).expand(len(member))

@@ -43,7 +43,7 @@ class LinearHead(Head):
 
 
 def membership(labels: Tensor, n_classes: int, dtype: torch.dtype) -> Tensor:
-    """Which points are of which class, as ones and zeros: `labels (T, S)` → `(T, S, N)`.
+    """Which points are of which class, as ones and zeros: `labels (*B, S)` → `(*B, S, N)`.
 
     >>> membership(torch.tensor([[0, 2]]), 3, torch.float32)
     tensor([[[1., 0., 0.],

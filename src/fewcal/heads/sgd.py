@@ -21,7 +21,7 @@ from fewcal._utils.randomness import TaskRandom
 from fewcal.errors import FewcalWarning, InputError
 from fewcal.heads.calibrated import Calibrated
 from fewcal.heads.fused_sgd import fused_epochs
-from fewcal.heads.linear import LinearHead, minus_one_hot
+from fewcal.heads.linear import LinearHead, membership, minus_one_hot
 from fewcal.heads.registry import HeadTrainer, register_head
 
 # Points of a batch that are worked on at a time on a CPU: a core's cache holds them between the two products.
@@ -179,7 +179,7 @@ def _train_task(
     """Train the weights `(N, D)` and bias `(N, 1)` of a task in place; the mean loss of the last epoch."""
     (m, d), (weight, bias) = x.shape, start
     same, loss = x.dtype == weight.dtype, weight.new_zeros(())
-    one_hot = torch.nn.functional.one_hot(labels, len(weight)).T.to(weight.dtype).contiguous()
+    one_hot = membership(labels, len(weight), weight.dtype).T.contiguous()
     rows, slope, grad = x.new_empty(min(_ROWS, m), d), weight.new_empty(len(weight), m), torch.zeros_like(weight)
     numbers = orders.numpy().astype(np.int32)
     for begin in range(0, m, batch_size):  # points of a batch add up in any order: in that of memory they come faster

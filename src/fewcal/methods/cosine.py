@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fewcal._utils.types import JSON
 from fewcal.gaussianize import l2_normalise
-from fewcal.heads.linear import LinearHead, class_means
+from fewcal.heads.linear import LinearHead, class_means, membership
 from fewcal.methods.base import Method, TaskBatch
 from fewcal.methods.registry import register_method
 
@@ -40,7 +40,7 @@ class CosineClassifier(Method):
     def fit(self, batch: TaskBatch) -> LinearHead:
         support = batch.support
         weight = l2_normalise(class_means(support, batch.labels, batch.n_classes))
-        target = torch.nn.functional.one_hot(batch.labels, batch.n_classes).to(support.dtype)
+        target = membership(batch.labels, batch.n_classes, support.dtype)
         for _ in range(self.steps):
             slope = (torch.softmax(self.scale * support @ weight.mT, dim=-1) - target) / support.shape[1]
             grad = self.scale * slope.mT @ support

@@ -48,7 +48,7 @@ from fewcal.params import GDCParams
 # Match of the support with the domain of the bank up to which base classes have no say, and from which they have all.
 _UNLIKE, _LIKE = 0.2, 0.4
 # A say of the base classes below which it is told.
-_LITTLE = 0.5
+LITTLE_SAY = 0.5
 # Rows looked at together.
 _AT_ONCE = 2048
 # Base classes that an explanation names for a support point, at most.
@@ -91,7 +91,7 @@ class HierarchicalGDC(Method):
         ridge = float(p.whiten) / max(share, 0.01) ** 2  # where base means are noisy, so is much of their covariance
         self.prior = space.memo.get(key, lambda: fit_class_prior(space, ridge, p.floor))
         self._centred_space = space
-        if self.say < _LITTLE:
+        if self.say < LITTLE_SAY:
             words = f"{self.partly_used}; they have a say of {self.say:.0%} beside your examples"
             warn(words, FewcalWarning, stacklevel=2)
         self.set_space(self.prior.transform, bank, *key)

@@ -143,9 +143,8 @@ class Evaluations:
         if engine.bank is not None:
             engine.bank.forget_spaces(_SPACES_BYTES)
         engine = engine.with_methods(methods)
-        each = -(
-            -protocol.tasks // engine.threads
-        )  # few tasks of a slow method would be one batch, and keep one core busy
+        # Few tasks of a slow method would be one batch, and keep one core busy.
+        each = -(-protocol.tasks // engine.threads)
         engine.job = replace(engine.job, batches={n: min(size, each) for n, size in engine.job.batches.items()})
         found = [engine.run(start, stop) for start, stop in blocks(protocol.tasks, engine.block_tasks)]
         settings = method_settings(engine.methods)
@@ -184,7 +183,7 @@ def _read(file: Path) -> dict[str, Evaluated]:
     """What a file holds; lines that a kill or a full disk cut short count for nothing."""
     found: dict[str, Evaluated] = {}
     try:
-        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = file.read_text(encoding="utf-8", errors="replace").split("\n")
     except OSError:
         return found
     for line in lines:
