@@ -7,6 +7,7 @@ import csv
 import io
 import subprocess
 import sys
+import threading
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -189,6 +190,31 @@ def test_undo_changes_answers_back(studio: Studio) -> None:
     studio.undo()
     studio.undo()
     assert views.state(studio)["items"] == before
+
+
+def test_labels_and_answers_that_a_page_sees_are_of_one_moment(studio: Studio, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = label_one_each(studio)
+    studio.undo()
+    studio.answers()
+    seen: list[dict[str, views.Json]] = []
+    other = threading.Thread(target=lambda: seen.append(views.state(studio)))
+    redo = studio.store.redo
+
+    def slow_redo() -> Edit | None:
+        edit = redo()
+        other.start()  # another page asks while the label is written and its answers are not known yet
+        other.join(timeout=0.3)
+        return edit
+
+    monkeypatch.setattr(studio.store, "redo", slow_redo)
+    studio.redo()
+    other.join()
+    [state] = seen
+    items = state["items"]
+    assert isinstance(items, list)
+    last = list(made.values())[-1]
+    assert last in [item.get("label") for item in items if isinstance(item, dict)]
+    assert last in [item["answer"] for item in items if isinstance(item, dict) and "label" not in item]
 
 
 def test_why_names_the_nearest_examples(studio: Studio) -> None:

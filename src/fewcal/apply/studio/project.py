@@ -84,6 +84,7 @@ class Studio:
     """A project in a folder. All methods may be called from any thread.
 
     `listeners` are called with nothing whenever there is something new to see; `revision` counts such events.
+    Labels change, and the answers to them are forgotten, while `lock` is held: who holds it reads both of one moment.
     """
 
     def __init__(self, folder: Path, settings: StudioSettings | None = None) -> None:
@@ -92,7 +93,7 @@ class Studio:
         self.store = ProjectStore(folder)
         self.listeners: list[Callable[[], None]] = []
         self.revision = 0
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self._answered: Answered | None = None
         self._features: tuple[list[int], np.ndarray] | None = None
         self._similar: tuple[tuple[int, ...], np.ndarray] | None = None
@@ -160,7 +161,7 @@ class Studio:
         self._check_kind("text")
         name = safe_file_name(name, "texts.txt")
         temporary = self.store.path.with_name(f"incoming{Path(name).suffix.lower()}")
-        with self._lock:
+        with self.lock:
             try:
                 temporary.write_bytes(data)
                 found = texts_of(temporary, name)
@@ -204,14 +205,14 @@ class Studio:
 
     def add_class(self, name: str) -> int:
         """A new class; its id."""
-        with self._lock:
+        with self.lock:
             name = checked_class_name(name, self.store.classes().values(), NONE_OF_THESE)
             number = self.store.next_class_id()
             self._record(Edit(f"class {name} added", classes={number: (None, name)}))
             return number
 
     def rename_class(self, number: int, name: str) -> None:
-        with self._lock:
+        with self.lock:
             before = self._class(number)
             others = [n for i, n in self.store.classes().items() if i != number]
             name = checked_class_name(name, others, NONE_OF_THESE)
@@ -220,7 +221,7 @@ class Studio:
 
     def remove_class(self, number: int) -> None:
         """Remove a class; its items lose their labels."""
-        with self._lock:
+        with self.lock:
             name = self._class(number)
             labels: dict[int, tuple[int | None, int | None]]
             labels = {item: (number, None) for item, label in self.store.labels().items() if label == number}
@@ -228,7 +229,7 @@ class Studio:
 
     def assign(self, items: Sequence[int], number: int | None) -> None:
         """Give items a class, 0 for "none of these", or None to take their label away."""
-        with self._lock:
+        with self.lock:
             name = "no class" if number is None else self._class(number)
             labels = self.store.labels()
             shown = [self.store.item(i) for i in items]
@@ -251,15 +252,17 @@ class Studio:
 
     def undo(self) -> str | None:
         """Take back the last change; what it was, or None."""
-        return self._stepped(self.store.undo())
+        return self._step(self.store.undo)
 
     def redo(self) -> str | None:
-        return self._stepped(self.store.redo())
+        return self._step(self.store.redo)
 
-    def _stepped(self, edit: Edit | None) -> str | None:
-        if edit is not None:
-            self._changed()
-        return None if edit is None else edit.what
+    def _step(self, take: Callable[[], Edit | None]) -> str | None:
+        with self.lock:
+            edit = take()
+            if edit is not None:
+                self._changed()
+            return None if edit is None else edit.what
 
     def set_reject(self, level: float | None) -> None:
         """Answer "none of these" where at least this share of base examples fit as well; None never does."""
@@ -267,8 +270,9 @@ class Studio:
             raise InputError(f"reject={level} must lie between 0 and 1, e.g. 0.05")
         if level is not None and self.settings.bank is None:
             raise InputError("'none of these' is judged against base classes; start the studio with --bank")
-        self.store.set_meta("reject", None if level is None else repr(level))
-        self._changed()
+        with self.lock:
+            self.store.set_meta("reject", None if level is None else repr(level))
+            self._changed()
 
     @property
     def reject(self) -> float | None:
@@ -286,12 +290,12 @@ class Studio:
         return extractor
 
     def _embedded(self) -> None:
-        with self._lock:
+        with self.lock:
             self._features = None
             self._changed()
 
     def _changed(self) -> None:
-        with self._lock:
+        with self.lock:
             self._answered = None
             self.revision += 1
         self._estimating.set()
@@ -324,8 +328,9 @@ class Studio:
             estimate = leave_one_out(self.recipe, x, names, self._estimating.is_set) if len(names) else None
             if self._estimating.is_set():
                 continue
-            self._estimate = (labels, estimate)
-            self.revision += 1
+            with self.lock:
+                self._estimate = (labels, estimate)
+                self.revision += 1
             for listener in list(self.listeners):
                 listener()
 
@@ -338,23 +343,23 @@ class Studio:
 
     def ready(self) -> tuple[list[int], np.ndarray]:
         """Ids and features `(R, D)` of the items that have some."""
-        with self._lock:
+        with self.lock:
             if self._features is None:
                 self._features = self.store.features()
             return self._features
 
     def support(self) -> tuple[np.ndarray, np.ndarray, dict[int, int]]:
         """Features and class names of the labelled items that have features, and their labels by item."""
-        ids, x = self.ready()
-        labels = self.store.labels()
+        with self.lock:
+            ids, x = self.ready()
+            labels, names = self.store.labels(), self.class_names
         at = [n for n, i in enumerate(ids) if i in labels]
-        names = self.class_names
         used = {ids[n]: labels[ids[n]] for n in at}
         return x[at], np.array([names[label] for label in used.values()], dtype=str), used
 
     def answers(self) -> Answered:
         """Answers to the present labels, computed where they are not known yet."""
-        with self._lock:
+        with self.lock:
             if self._answered is None:
                 self._answered = self._compute()
             return self._answered

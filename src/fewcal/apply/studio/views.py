@@ -20,13 +20,17 @@ _TOP = 3  # probabilities that a card shows
 
 def state(studio: Studio) -> dict[str, Json]:
     """Everything a page shows."""
-    revision = studio.revision  # before reading: a change meanwhile must look newer
+    with studio.lock:
+        return _state(studio)
+
+
+def _state(studio: Studio) -> dict[str, Json]:
     answered, labels = studio.answers(), studio.store.labels()
     undo, redo = studio.store.history()
     counts = list(labels.values())
     estimate = studio.estimate
     return {
-        "revision": revision,
+        "revision": studio.revision,
         "title": studio.folder.resolve().name,
         "kind": studio.kind,
         "extractor": studio.store.meta("extractor"),
@@ -68,7 +72,8 @@ def _items(studio: Studio, answered: Answered, labels: dict[int, int]) -> list[J
 
 def why(studio: Studio, number: int) -> dict[str, Json]:
     """What speaks for the answer to one item: all probabilities, the nearest examples, base classes of the answer."""
-    answered, names = studio.answers(), studio.class_names
+    with studio.lock:
+        answered, names = studio.answers(), studio.class_names
     item = studio.store.item(number)
     if number not in answered.ids:
         raise InputError(f"{item.name} has no features yet")
@@ -121,7 +126,8 @@ def _bases(studio: Studio, answered: Answered, answer: int | None, names: dict[i
 
 def export_rows(studio: Studio) -> tuple[list[Row], list[str]]:
     """All items as exports have them, labels of people where they are and answers elsewhere; names of the columns."""
-    answered, names, labels = studio.answers(), studio.class_names, studio.store.labels()
+    with studio.lock:
+        answered, names, labels = studio.answers(), studio.class_names, studio.store.labels()
     place = {i: n for n, i in enumerate(answered.ids)}
     out = []
     for item in studio.store.items():
