@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from fewcal._utils.threads import in_parallel
+from fewcal._utils.threads import in_parallel, without_gil
 from limits import PATIENCE
 
 
@@ -60,3 +60,19 @@ def test_a_forked_process_makes_threads_of_its_own() -> None:
         raise SystemExit(os.waitpid(child, 0)[1])
     """
     assert subprocess.run([sys.executable, "-c", textwrap.dedent(code)], timeout=PATIENCE, check=False).returncode == 0
+
+
+def _counted(x: torch.Tensor, steps: int) -> torch.Tensor:
+    for _ in range(steps):
+        x = x + 1
+    return x
+
+
+def _unreadable(x: torch.Tensor) -> object:
+    return {type(x): lambda: x}  # nothing that TorchScript knows
+
+
+def test_without_gil_gives_the_same_by_torchscript_or_as_it_is() -> None:
+    assert without_gil(_counted) is without_gil(_counted)
+    assert without_gil(_counted)(torch.zeros(2), 3).tolist() == [3.0, 3.0]
+    assert without_gil(_unreadable) is _unreadable

@@ -17,7 +17,7 @@ from fewcal._utils.randomness import TaskRandom
 from fewcal.calibrate import Calibrator
 from fewcal.covariance import COVARIANCES, CalibratedCovariance, ShrunkCovariance, shares, shrink_covariance
 from fewcal.errors import FewcalWarning, InputError
-from fewcal.heads import closed_form_head, lbfgs_head, sgd_head
+from fewcal.heads import closed_form_head, lbfgs_head, sgd, sgd_head
 from fewcal.heads.closed_form import conjugate_gradients
 from fewcal.heads.linear import LinearHead, class_means, nearest_mean_head
 from fewcal.heads.sgd import Shuffles
@@ -211,6 +211,19 @@ def test_sgd_is_a_plain_torch_loop(rows: int, batch_size: int) -> None:
                 optimiser.step()
         torch.testing.assert_close(head.weight[t], model.weight.detach(), rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(head.bias[t], model.bias.detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_sgd_a_few_points_at_a_time_is_sgd(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = points(5, tasks=2, rows=50)
+    whole = sgd_head(x, y, 3, TaskRandom(1, range(2)), batch_size=32, epochs=30)
+    monkeypatch.setattr(sgd, "_ROWS", 7)
+    monkeypatch.setattr(sgd, "_BYTES", 1)
+    parts = sgd_head(x, y, 3, TaskRandom(1, range(2)), batch_size=32, epochs=30)
+    torch.testing.assert_close(parts.weight, whole.weight, rtol=1e-5, atol=1e-6)
+    monkeypatch.setattr(sgd, "without_gil", lambda function: function)
+    plain = sgd_head(x, y, 3, TaskRandom(1, range(2)), batch_size=32, epochs=30)
+    assert torch.equal(plain.weight, parts.weight)
+    assert torch.equal(plain.bias, parts.bias)
 
 
 def test_sgd_defaults_are_the_papers() -> None:

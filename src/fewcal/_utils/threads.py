@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 
 T = TypeVar("T")
 R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., object])
 
 _pools: dict[int, ThreadPoolExecutor] = {}
 _lock = threading.Lock()
+_scripted: dict[object, object] = {}
 
 
 def in_parallel(function: Callable[[T], R], pieces: Iterable[T], threads: int | None = None) -> Iterator[R]:
@@ -31,6 +34,24 @@ def in_parallel(function: Callable[[T], R], pieces: Iterable[T], threads: int | 
     """
     threads = torch.get_num_threads() if threads is None else threads
     return map(function, pieces) if threads == 1 else _pool(threads).map(function, pieces)
+
+
+def without_gil(function: F) -> F:
+    """`function` by TorchScript, where it can: a loop of many small operations, which threads then run side by side.
+
+    In plain Python two threads hand the interpreter's lock to and fro at every operation; 800 steps of SGD on 64
+    features took twice as long in two threads as in one. The numbers are the same either way. TorchScript does not
+    come with every Python (not with 3.14): then the function runs as it is.
+    """
+    with _lock:
+        if function not in _scripted:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # it is no longer developed, and says so
+                try:
+                    _scripted[function] = torch.jit.script(function)
+                except Exception:  # whatever its parser meets
+                    _scripted[function] = function
+        return cast(F, _scripted[function])
 
 
 def _pool(threads: int) -> ThreadPoolExecutor:

@@ -18,14 +18,16 @@ from torch import Tensor
 from fewcal._utils.bfloat16 import half_pays, products
 from fewcal._utils.parameters import parameter
 from fewcal._utils.randomness import TaskRandom
+from fewcal._utils.threads import without_gil
 from fewcal.errors import FewcalWarning, InputError
 from fewcal.heads.calibrated import Calibrated
 from fewcal.heads.fused_sgd import fused_epochs
 from fewcal.heads.linear import LinearHead, membership, minus_one_hot
 from fewcal.heads.registry import HeadTrainer, register_head
 
-# Points of a batch that are worked on at a time on a CPU: a core's cache holds them between the two products.
-_ROWS = 256
+# Points of a batch that are worked on at a time on a CPU: a core's cache holds them between the two products. Few
+# features leave room for more of them, and fewer steps.
+_ROWS, _BYTES = 256, 640 << 10
 
 
 @register_head("sgd")
@@ -177,24 +179,35 @@ def _train_task(
     x: Tensor, labels: Tensor, start: tuple[Tensor, Tensor], orders: Tensor, batch_size: int, lr: float
 ) -> Tensor:
     """Train the weights `(N, D)` and bias `(N, 1)` of a task in place; the mean loss of the last epoch."""
-    (m, d), (weight, bias) = x.shape, start
-    same, loss = x.dtype == weight.dtype, weight.new_zeros(())
+    weight, bias = start
     one_hot = membership(labels, len(weight), weight.dtype).T.contiguous()
-    rows, slope, grad = x.new_empty(min(_ROWS, m), d), weight.new_empty(len(weight), m), torch.zeros_like(weight)
     numbers = orders.numpy().astype(np.int32)
-    for begin in range(0, m, batch_size):  # points of a batch add up in any order: in that of memory they come faster
+    for begin in range(0, len(x), batch_size):  # points of a batch add up in any order: in that of memory faster
         numbers[:, begin : begin + batch_size].sort(axis=1)
-    for epoch, order in enumerate(torch.from_numpy(numbers)):
+    rows = max(_ROWS, _BYTES // (x.shape[1] * x.element_size()))
+    return without_gil(_epochs)(x, one_hot, weight, bias, torch.from_numpy(numbers), batch_size, rows, float(lr))
+
+
+def _epochs(
+    x: Tensor, one_hot: Tensor, weight: Tensor, bias: Tensor, orders: Tensor, batch_size: int, rows: int, lr: float
+) -> Tensor:
+    """Epochs of one task, `rows` points at a time; TorchScript reads this source, so it holds to what that knows."""
+    m, same = x.shape[0], x.dtype == weight.dtype
+    loss = torch.zeros([], dtype=weight.dtype)
+    slope, grad = weight.new_empty([weight.shape[0], m]), torch.zeros_like(weight)
+    epochs = orders.shape[0]
+    for epoch in range(epochs):
+        order = orders[epoch]
         truth = one_hot.index_select(1, order)
         for begin in range(0, m, batch_size):
             end = min(begin + batch_size, m)
             factor = weight if same else weight.to(x.dtype)
-            for low in range(begin, end, _ROWS):
-                high = min(low + _ROWS, end)
-                part, right = torch.index_select(x, 0, order[low:high], out=rows[: high - low]), truth[:, low:high]
-                z = torch.addmm(bias, factor, part.T) if same else bias + torch.mm(factor, part.T)
+            for low in range(begin, end, rows):
+                high = min(low + rows, end)
+                part, right = x.index_select(0, order[low:high]), truth[:, low:high]
+                z = torch.addmm(bias, factor, part.t()) if same else bias + torch.mm(factor, part.t())
                 p = torch.softmax(z, dim=0, dtype=weight.dtype)
-                if epoch == len(orders) - 1:
+                if epoch == epochs - 1:
                     loss -= (p * right).sum(dim=0).clamp(min=1e-37).log().sum() / m
                 residual = torch.sub(p, right, out=slope[:, low:high])
                 if same:
