@@ -6,6 +6,7 @@ import gc
 import json
 import math
 import pickle
+import threading
 import warnings
 
 import numpy as np
@@ -440,7 +441,6 @@ def test_a_process_prepares_a_job_once_and_drops_the_last_one(
 
 
 def test_two_threads_prepare_a_job_once(features: FeatureSet, monkeypatch: pytest.MonkeyPatch) -> None:
-    import threading
     from concurrent.futures import ThreadPoolExecutor
 
     made = []
@@ -459,6 +459,20 @@ def test_two_threads_prepare_a_job_once(features: FeatureSet, monkeypatch: pytes
     assert made == ["t"]
     whole = Engine(shared).run(0, 6)
     np.testing.assert_array_equal(np.concatenate([b.correct["gdc"] for b in found]), whole.correct["gdc"])
+
+
+def test_methods_of_a_single_batch_stand_side_by_side(features: FeatureSet) -> None:
+    both = threading.Barrier(2, timeout=PATIENCE)
+
+    class Waiting(NearestCentroid):
+        def fit(self, batch: TaskBatch):
+            both.wait()  # breaks where the other is not there at the same time
+            return super().fit(batch)
+
+    ready = Engine(job(features, methods={"a": Waiting(), "b": Waiting()}))
+    ready.threads = 2
+    found = ready.run(0, 1).correct
+    np.testing.assert_array_equal(found["a"], found["b"])
 
 
 def test_features_are_mapped_once_for_each_space(features: FeatureSet) -> None:

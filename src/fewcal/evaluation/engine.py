@@ -15,7 +15,6 @@ import time
 import warnings
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -184,6 +183,15 @@ class Engine:
             )
         return list(groups.values())
 
+    def _pieces(self, tasks: int, intraop_parallel: bool) -> list[tuple[list[str], slice]]:
+        """Batches of a block of so many tasks: methods that share work, and places in the block."""
+        out = []
+        for group in self._groups():
+            if self.methods[group[0]].intraop_parallel is intraop_parallel:
+                size = self.job.batches.get(group[0], self.block_tasks)
+                out += [(group, slice(low, min(low + size, tasks))) for low in range(0, tasks, size)]
+        return out
+
     def run(self, start: int, stop: int) -> Block:
         """Compute tasks `start` to `stop`."""
         spec = self.job.spec
@@ -201,7 +209,8 @@ class Engine:
         bins = {name: CalibrationBins() for name in self.methods}
         seconds = dict.fromkeys(self.methods, 0.0)
 
-        def batch(group: list[str], part: slice) -> list[tuple[str, Tensor, Tensor, float]]:
+        def batch(piece: tuple[list[str], slice]) -> list[tuple[str, Tensor, Tensor, float]]:
+            group, part = piece
             shared = Shared(self._clock)
             out = []
             for name in group:
@@ -219,12 +228,10 @@ class Engine:
                 out.append((name, confidence, answer == truth, self._clock() - began + shared.reused_seconds))
             return out
 
-        for group in self._groups():
-            size = self.job.batches.get(group[0], self.block_tasks)
-            parts = [slice(low, min(low + size, tasks)) for low in range(0, tasks, size)]
-            threads = 1 if self.methods[group[0]].intraop_parallel else self.threads
-            together = min(threads, len(parts))
-            for part, found in zip(parts, in_parallel(partial(batch, group), parts, threads), strict=True):
+        # Batches of different methods stand side by side too: few tasks of a slow one would keep one core busy.
+        for threads, pieces in ((1, self._pieces(tasks, True)), (self.threads, self._pieces(tasks, False))):
+            for (group, part), found in zip(pieces, in_parallel(batch, pieces, threads), strict=True):
+                together = min(threads, sum(other is group for other, _ in pieces))  # alone it would have these
                 for name, confidence, right, spent in found:
                     correct[name][part] = right.view(-1, spec.way, spec.query).sum(dim=-1).cpu().numpy()
                     bins[name].update(confidence.cpu().numpy(), right.cpu().numpy())
