@@ -24,10 +24,11 @@ from fewcal.apply.serve.app import ServiceLimits, make_app
 from fewcal.apply.serve.batching import Batcher, BatchLimits, Overloaded
 from fewcal.apply.serve.model import ServedModel
 from fewcal.features.extractors import as_extractor
+from limits import PATIENCE
 from studio_project import COLOURS, colour_extractor, write_picture
 
 HOST = "127.0.0.1:8000"
-LIMITS = ServiceLimits(most_bytes=100_000, most_items=8, pixels=10_000, text_length=50, seconds=20)
+LIMITS = ServiceLimits(most_bytes=100_000, most_items=8, pixels=10_000, text_length=50, seconds=PATIENCE)
 
 
 def picture_model(folder: Path) -> ServedModel:
@@ -158,7 +159,7 @@ def test_too_many_waiting_are_refused_and_errors_reach_who_asked() -> None:
         go = threading.Event()
 
         def compute(items: list[int]) -> list[int]:
-            go.wait(20)
+            go.wait(PATIENCE)
             if 13 in items:
                 raise ValueError("thirteen")
             return items

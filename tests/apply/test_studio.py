@@ -9,7 +9,9 @@ import subprocess
 import sys
 import threading
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,12 +19,15 @@ import pytest
 
 pytest.importorskip("PIL")
 
-from fewcal.apply.studio import Studio, StudioSettings, exports, views
+from fewcal._utils.atomic import atomic_path
+from fewcal.apply.studio import Studio, StudioSettings, exports, intake, moment, views
 from fewcal.apply.studio.answers import Recipe, accuracy_interval, doubt, label_next, leave_one_out, similarities
 from fewcal.apply.studio.intake import Limits
 from fewcal.apply.studio.store import Edit, ProjectStore
 from fewcal.errors import FileFormatError, InputError
+from fewcal.estimators.few_shot import FewShotClassifier
 from fewcal.features.extractors import as_extractor
+from limits import PATIENCE, largest_file
 from studio_project import COLOURS, colour_folder, colour_studio, embedded, ids, wait_until, write_picture
 
 
@@ -156,7 +161,7 @@ def test_leave_one_out_asks_only_where_a_class_has_others() -> None:
 def test_labels_become_answers(studio: Studio) -> None:
     assert studio.answers().probabilities is None
     label_one_each(studio)
-    answers = {row.name: row.answer for row in views.export_rows(studio)[0]}
+    answers = {row.name: row.answer for row in views.export_rows(studio.answers())[0]}
     assert all(answer == name.partition("-")[0] for name, answer in answers.items())
     state = views.state(studio)
     assert len(state["items"]) == 18
@@ -169,7 +174,7 @@ def test_none_of_these_is_a_bucket_of_its_own(studio: Studio) -> None:
     made = label_one_each(studio)
     studio.remove_class(made["blue"])
     studio.assign(ids(studio, "blue")[:2], 0)
-    rows = {row.name: row.answer for row in views.export_rows(studio)[0]}
+    rows = {row.name: row.answer for row in views.export_rows(studio.answers())[0]}
     assert {rows[f"blue-{i}.png"] for i in range(6)} == {"none of these"}
     assert rows["red-3.png"] == "red"
 
@@ -215,6 +220,59 @@ def test_labels_and_answers_that_a_page_sees_are_of_one_moment(studio: Studio, m
     last = list(made.values())[-1]
     assert last in [item.get("label") for item in items if isinstance(item, dict)]
     assert last in [item["answer"] for item in items if isinstance(item, dict) and "label" not in item]
+
+
+def test_a_fit_keeps_nobody_waiting_and_what_it_gives_is_of_its_moment(
+    studio: Studio, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = label_one_each(studio)
+    begun, go = threading.Event(), threading.Event()
+    fit = moment.fitted
+
+    def slow_fit(recipe: Recipe, x: np.ndarray, labels: np.ndarray) -> FewShotClassifier | None:
+        begun.set()
+        assert go.wait(PATIENCE)
+        return fit(recipe, x, labels)
+
+    monkeypatch.setattr(moment, "fitted", slow_fit)
+    studio.assign(ids(studio, "red")[1:2], made["red"])
+    seen: list[dict[str, views.Json]] = []
+    page = threading.Thread(target=lambda: seen.append(views.state(studio)))
+    page.start()
+    assert begun.wait(PATIENCE)
+    other = threading.Thread(target=lambda: studio.assign(ids(studio, "blue")[1:2], made["blue"]))
+    other.start()
+    other.join(PATIENCE)
+    assert not other.is_alive()
+    assert studio.progress().stage == "idle"
+    go.set()
+    page.join(PATIENCE)
+    [state] = seen
+    assert isinstance(state["items"], list)
+    assert sum("label" in item for item in state["items"] if isinstance(item, dict)) == 4
+    assert sum("label" in item for item in views.state(studio)["items"]) == 5  # type: ignore[union-attr, operator]
+    assert state["undo"] == "red-1.png → red"
+
+
+def test_what_a_page_asks_again_is_not_fitted_again(studio: Studio) -> None:
+    made = label_one_each(studio)
+    first = studio.answers()
+    assert studio.answers().classifier is first.classifier
+    studio.rename_class(made["red"], "crimson")
+    renamed = studio.answers()
+    assert renamed.classifier is not first.classifier
+    assert renamed.similarity is first.similarity
+
+
+def test_a_later_server_is_newer_to_a_page_left_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter((10**15, 10**15 + 5 * 10**6))
+    monkeypatch.setattr("fewcal.apply.studio.project.time.time_ns", lambda: next(clock))
+    revisions = []
+    for _ in range(2):
+        studio = Studio(tmp_path)
+        revisions.append(studio.revision)
+        studio.close()
+    assert revisions[1] == revisions[0] + 5
 
 
 def test_why_names_the_nearest_examples(studio: Studio) -> None:
@@ -275,6 +333,62 @@ def test_new_and_vanished_files_and_bad_ones(tmp_path: Path) -> None:
     studio.close()
 
 
+def test_what_is_gone_is_neither_answered_nor_proposed(studio: Studio) -> None:
+    made = label_one_each(studio)
+    studio.assign(ids(studio, "red")[1:2], made["red"])
+    studio.answers()
+    for name in ("red-1.png", "blue-3.png"):
+        (studio.folder / name).unlink()
+    before = studio.revision
+    assert studio.rescan() == 0
+    assert studio.revision > before
+    now = studio.answers()
+    assert len(now.moment.ids) == 16
+    assert len(now.moment.labels) == 3
+    assert set(now.suggested) <= set(now.moment.ids)
+
+
+def test_features_that_come_too_late_bring_nothing_back(tmp_path: Path) -> None:
+    store = ProjectStore(tmp_path)
+    store.add_items([("a.png", None), ("b.png", None)])
+    store.mark_gone([1])
+    store.set_features({1: np.ones(3), 2: np.ones(3)}, {})
+    assert [item.name for item in store.items()] == ["b.png"]
+    assert store.features()[0] == [2]
+    store.close()
+
+
+def test_features_of_two_extractors_never_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = colour_folder(tmp_path / "photos", each=2)
+    first = colour_studio(folder)
+    label_one_each(first)
+    assert first.answers().classifier is not None
+    first.close()
+    go = threading.Event()
+    go.set()
+
+    def slow(batch: np.ndarray) -> np.ndarray:
+        assert go.wait(PATIENCE)
+        return batch.reshape(len(batch), -1)[:, :5]
+
+    # Of the same name, so that only the loaded network tells that it is another one.
+    other = as_extractor(slow, name="mean colour", size=8, fingerprint="another")
+    monkeypatch.setattr("fewcal.apply.studio.project.as_extractor", lambda *_, **__: replace(other, beta=0.5))
+    go.clear()
+    studio = Studio(folder, StudioSettings(extractor="mean colour"))
+    write_picture(folder / "new.png", COLOURS["red"], 5)
+    studio.start()
+    wait_until(lambda: studio.progress().stage == "working")
+    between = studio.answers()
+    assert between.classifier is None
+    assert between.moment.ids == []
+    assert between.moment.recipe.beta == 0.5
+    go.set()
+    embedded(studio)
+    assert studio.answers().moment.x.shape == (7, 5)
+    studio.close()
+
+
 def test_another_extractor_makes_features_anew(tmp_path: Path) -> None:
     folder = colour_folder(tmp_path / "photos", each=1)
     colour_studio(folder).close()
@@ -282,7 +396,7 @@ def test_another_extractor_makes_features_anew(tmp_path: Path) -> None:
     studio = Studio(folder, StudioSettings(extractor=other))
     studio.start()
     embedded(studio)
-    assert studio.ready()[1].shape == (3, 5)
+    assert studio.moment().x.shape == (3, 5)
     studio.close()
 
 
@@ -310,13 +424,100 @@ def test_texts_from_files_and_by_hand(tmp_path: Path) -> None:
     ]
     for name, start in {"dry": "notes.txt: 1", "wet": "notes.txt: 2"}.items():
         studio.assign(ids(studio, start), studio.add_class(name))
-    answers = {row.text: row.answer for row in views.export_rows(studio)[0]}
+    answers = {row.text: row.answer for row in views.export_rows(studio.answers())[0]}
     assert (answers["sun today"], answers["rain again"]) == ("dry", "wet")
     with pytest.raises(InputError, match="at most 50"):
         studio.add_texts(["x" * 51])
     with pytest.raises(InputError, match="holds texts"):
         studio.add_file("a.png", b"")
     studio.close()
+
+
+def twice_at_once(studio: Studio, monkeypatch: pytest.MonkeyPatch, one: Callable[[], object], two: object) -> None:
+    """Begin `two` in another thread while `one` is about to write what it has read."""
+    other = threading.Thread(target=two)
+    add = studio.store.add_items
+
+    def slow_add(items: list[tuple[str, str | None]]) -> int:
+        monkeypatch.setattr(studio.store, "add_items", add)
+        other.start()
+        other.join(timeout=0.3)
+        return add(items)
+
+    monkeypatch.setattr(studio.store, "add_items", slow_add)
+    one()
+    other.join()
+
+
+def test_texts_pasted_on_two_pages_at_once_are_all_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = as_extractor(lambda texts: [[len(t), 1] for t in texts], name="words", kind="text")
+    studio = Studio(tmp_path, StudioSettings(extractor=words))
+    twice_at_once(studio, monkeypatch, lambda: studio.add_texts(["one"]), lambda: studio.add_texts(["two"]))
+    assert [(item.name, item.text) for item in studio.store.items()] == [("typed 1", "one"), ("typed 2", "two")]
+    studio.close()
+
+
+def test_pictures_and_texts_dropped_at_once_do_not_mix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    studio, wrong = Studio(tmp_path / "project"), []
+    picture = write_picture(tmp_path / "a.png", COLOURS["red"], 0).read_bytes()
+
+    def late() -> None:
+        try:
+            studio.add_texts(["a text"])
+        except InputError as error:
+            wrong.append(str(error))
+
+    twice_at_once(studio, monkeypatch, lambda: studio.add_file("a.png", picture), late)
+    assert [item.name for item in studio.store.items()] == ["dropped/a.png"]
+    assert wrong == ["this project holds pictures; make another folder for texts"]
+    studio.close()
+
+
+def test_two_pictures_of_one_name_dropped_at_once_are_both_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    studio = Studio(tmp_path / "project")
+    data = [write_picture(tmp_path / f"{i}.png", COLOURS["red"], i).read_bytes() for i in range(2)]
+    other = threading.Thread(target=lambda: studio.add_file("a.png", data[1]))
+
+    @contextmanager
+    def slow_path(path: Path) -> Iterator[Path]:
+        monkeypatch.setattr(intake, "atomic_path", atomic_path)
+        other.start()  # the name is found free, and nothing is written yet
+        other.join(timeout=0.3)
+        with atomic_path(path) as temporary:
+            yield temporary
+
+    monkeypatch.setattr(intake, "atomic_path", slow_path)
+    studio.add_file("a.png", data[0])
+    other.join()
+    kept = [(studio.folder / item.name).read_bytes() for item in studio.store.items()]
+    assert kept == data
+    studio.close()
+
+
+def test_files_of_texts_with_one_name_are_all_kept(tmp_path: Path) -> None:
+    words = as_extractor(lambda texts: [[len(t), 1] for t in texts], name="words", kind="text")
+    studio = Studio(tmp_path, StudioSettings(extractor=words))
+    for text in ("sun\nrain\n", "wind\n", "sun\nrain\n"):
+        studio.add_file("notes.txt", text.encode())
+    assert {item.name: item.text for item in studio.store.items()} == {
+        **{"notes.txt: 1": "sun", "notes.txt: 2": "rain"},
+        "notes (2).txt: 1": "wind",
+    }
+    studio.close()
+
+
+def test_a_full_disk_is_told_and_changes_nothing(tmp_path: Path) -> None:
+    store = ProjectStore(tmp_path)
+    store.add_items([("a.png", None)])
+    full = store.path.with_name("studio.sqlite-wal").stat().st_size + 100
+    with largest_file(full), pytest.raises(InputError, match="make room"):
+        store.record(Edit("class added", classes={1: (None, "cat")}))
+    assert (store.classes(), store.history()) == ({}, (None, None))
+    store.record(Edit("class added", classes={1: (None, "cat")}))
+    assert store.classes() == {1: "cat"}
+    store.close()
 
 
 # ---- exports --------------------------------------------------------------------------------------------------------
@@ -330,7 +531,7 @@ def test_names_are_data_in_every_export(tmp_path: Path) -> None:
     evil = "../../=HYPERLINK(\"x\")<script>'''"
     studio.assign(ids(studio, "="), studio.add_class(evil))
     studio.assign(ids(studio, "b"), studio.add_class("+blue"))
-    rows, classes = views.export_rows(studio)
+    rows, classes = views.export_rows(studio.answers())
     table = list(csv.reader(io.StringIO(exports.csv_table(rows, classes))))
     assert all(not cell.startswith(("=", "+", "-", "@")) for row in table for cell in row)
     assert table[1][:3] == ["'=cmd.png", evil, "person"]
@@ -346,7 +547,7 @@ def test_names_are_data_in_every_export(tmp_path: Path) -> None:
 
 def test_folders_hold_every_answered_item(studio: Studio, tmp_path: Path) -> None:
     label_one_each(studio)
-    exports.write_folders(tmp_path / "out.zip", studio.folder, views.export_rows(studio)[0])
+    exports.write_folders(tmp_path / "out.zip", studio.folder, views.export_rows(studio.answers())[0])
     with zipfile.ZipFile(tmp_path / "out.zip") as archive:
         assert len(archive.namelist()) == 18
         assert archive.read("red/red-5.png") == (studio.folder / "red-5.png").read_bytes()

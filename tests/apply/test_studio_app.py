@@ -19,6 +19,7 @@ from fewcal.apply.studio import Studio, StudioSettings
 from fewcal.apply.studio.app import make_app
 from fewcal.apply.studio.guard import Access
 from fewcal.apply.studio.intake import Limits
+from fewcal.features.extractors import as_extractor
 from studio_project import COLOURS, colour_extractor, colour_folder, embedded, ids, write_picture
 
 TOKEN = "a-token-for-tests"
@@ -115,7 +116,20 @@ def test_wrong_requests_are_told_why(page: TestClient) -> None:
         answer = page.post(path, json=body)
         assert answer.status_code == 400, path
         assert answer.json()["error"]
-    assert page.post("/api/labels", content=b"{").status_code == 400
+    for raw in (b"{", b"[" * 100_000, b'{"items": [' + b"9" * 30 + b'], "class": null}'):
+        assert page.post("/api/labels", content=raw).status_code == 400, raw[:40]
+    assert page.get(f"/api/items/{10**30}/thumbnail.jpg").status_code == 400
+
+
+def test_pasted_texts_are_split_as_files_are(tmp_path: Path) -> None:
+    words = as_extractor(lambda texts: [[len(t), 1] for t in texts], name="words", kind="text")
+    studio = Studio(tmp_path, StudioSettings(extractor=words))
+    with TestClient(make_app(studio, Access(frozenset({HOST}), TOKEN, 10**6)), base_url=f"http://{HOST}") as client:
+        client.headers["authorization"] = f"Bearer {TOKEN}"
+        assert client.post("/api/texts", json={"text": "one\u2028line\r\nan\x0cother\n\n third "}).status_code == 200
+        half = client.post("/api/texts", content=b'{"text": "half \\ud800"}')
+        assert (half.status_code, "surrogate" in half.json()["error"]) == (400, True)
+        assert [item.text for item in studio.store.items()] == ["one\u2028line", "an\x0cother", "third"]
 
 
 # ---- who is kept out ------------------------------------------------------------------------------------------------

@@ -213,6 +213,54 @@ def test_two_tabs_stay_consistent(browser: Browser, server: Server) -> None:
     second.close()
 
 
+def test_what_is_being_typed_survives_changes_of_another_page(browser: Browser, server: Server) -> None:
+    first, second = opened(browser, server), opened(browser, server)
+    add_class(first, "red")
+    second.wait_for("document.querySelectorAll('#classes > li').length === 2")
+    second.js("[...document.querySelectorAll('#classes button')].find(b => b.textContent === 'Rename').click()")
+    second.call("Input.insertText", text="crim")
+    label(first, "red-0.png", "1")
+    second.wait_for("document.querySelectorAll('#items .card').length === 14")
+    second.call("Input.insertText", text="son")
+    second.press("Enter")
+    for page in (first, second):
+        page.wait_for("document.querySelector('#classes .what')?.textContent === 'crimson'")
+        assert labels(page) == 1
+        assert page.errors == []
+        page.close()
+
+
+def test_undo_says_what_the_server_took_back(browser: Browser, server: Server) -> None:
+    first, second = opened(browser, server), opened(browser, server)
+    add_class(first, "red")
+    # The second page has not seen the class of the first one yet: its events are held back.
+    second.wait_for("document.querySelectorAll('#classes > li').length === 2")
+    second.call("Network.setBlockedURLs", urls=["*/api/state"])
+    add_class(first, "blue")
+    key(second, "u")
+    second.wait_for("document.querySelector('#live').textContent.startsWith('Undone: class blue added')")
+    first.close()
+    second.close()
+
+
+def test_files_that_are_no_pictures_are_told_beside_those_that_are(
+    browser: Browser, server: Server, tmp_path: Path
+) -> None:
+    page = opened(browser, server)
+    add_class(page, "blue")
+    raw = json.dumps(list(write_picture(tmp_path / "b.png", COLOURS["blue"], 5).read_bytes()))
+    page.js(
+        f"""(() => {{ const data = new DataTransfer();
+        data.items.add(new File([new Uint8Array([1, 2, 3])], 'broken.png'));
+        data.items.add(new File([new Uint8Array({raw})], 'b.png'));
+        document.querySelector('#classes > li').dispatchEvent(
+          new DragEvent('drop', {{bubbles: true, cancelable: true, dataTransfer: data}})); }})()"""
+    )
+    page.wait_for("document.querySelectorAll('.examples li').length === 1")
+    page.wait_for("document.querySelector('#problem').textContent.includes('broken.png')")
+    page.close()
+
+
 def test_a_kill_loses_nothing(browser: Browser, server: Server, folder: Path) -> None:
     page = opened(browser, server)
     label_colours(page)

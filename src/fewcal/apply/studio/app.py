@@ -21,7 +21,7 @@ from starlette.staticfiles import StaticFiles
 
 from fewcal.apply.studio import exports, views
 from fewcal.apply.studio.guard import Access, Guard
-from fewcal.apply.studio.intake import inside
+from fewcal.apply.studio.intake import inside, lines
 from fewcal.apply.studio.project import Studio
 from fewcal.apply.web import BodyTooLarge, too_large
 from fewcal.errors import FewcalError, InputError
@@ -132,7 +132,7 @@ def _routes(studio: Studio, news: Broadcast) -> list[Route]:
         act("/api/undo", "POST", lambda *_: studio.undo()),
         act("/api/redo", "POST", lambda *_: studio.redo()),
         act("/api/rescan", "POST", lambda *_: studio.rescan()),
-        act("/api/texts", "POST", lambda _, body: studio.add_texts(_text(body, "text").splitlines())),
+        act("/api/texts", "POST", lambda _, body: studio.add_texts(lines(_text(body, "text")))),
         act("/api/settings", "POST", lambda _, body: studio.set_reject(_level(body))),
         Route("/api/files", _upload(studio), methods=["POST"]),
         Route("/api/items/{id:int}/why", lambda r: JSONResponse(views.why(studio, number(r)))),
@@ -152,7 +152,7 @@ async def _json(request: Request) -> dict[str, views.Json]:
     raw = await request.body()
     try:
         body = json.loads(raw) if raw else {}
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError("the request is not JSON") from error
     if not isinstance(body, dict):
         raise InputError("the request must be a JSON object")
@@ -223,7 +223,7 @@ def _attached(name: str) -> dict[str, str]:
 
 
 def _csv(studio: Studio) -> Response:
-    rows, classes = views.export_rows(studio)
+    rows, classes = views.export_rows(studio.answers())
     table = exports.csv_table(rows, classes)
     # The mark tells spreadsheets that this is UTF-8.
     return Response("\ufeff" + table, media_type="text/csv; charset=utf-8", headers=_attached("answers.csv"))
@@ -243,22 +243,23 @@ def _downloaded(name: str, write: Callable[[Path], object]) -> Response:
 
 
 def _folders(studio: Studio) -> Response:
-    rows = views.export_rows(studio)[0]
+    rows = views.export_rows(studio.answers())[0]
     return _downloaded("folders.zip", lambda target: exports.write_folders(target, studio.folder, rows))
 
 
 def _classifier(studio: Studio) -> Response:
-    classifier = studio.answers().classifier
+    answered = studio.answers()
+    classifier, stamp = answered.classifier, answered.moment.extractor
     if classifier is None:
         raise InputError("there is no classifier yet; give two classes an example each")
-    stamp = studio.store.meta("extractor")
     return _downloaded("classifier.fewcal", lambda target: classifier.save(target, extractor=stamp))
 
 
 def _snippet(studio: Studio) -> Response:
-    recipe, stamp = studio.recipe, studio.store.meta("extractor")
-    if stamp is None:
+    answered = studio.answers()
+    recipe, stamp = answered.moment.recipe, answered.moment.extractor
+    if stamp is None or not answered.moment.labels:
         raise InputError("nothing is labelled yet")
-    rows, _ = views.export_rows(studio)
+    rows, _ = views.export_rows(answered)
     text = exports.python_snippet(rows, stamp.partition("@")[0], recipe.beta, studio.settings.bank_path, recipe.preset)
     return PlainTextResponse(text, headers=_attached("classifier.py"))

@@ -35,14 +35,21 @@ class Embedder:
 
     Parameters
     ----------
-    make_extractor : gives the extractor, called once in the thread, since networks take seconds to load
-    changed : called after every batch, and when the stage changes
+    make_extractor : gives the extractor, called once in the thread, since networks take seconds to load; it lets items
+        wait that have features of another one
+    keep : takes the features of a batch, by item, and what is wrong with others of it
+    changed : called when the stage changes
     """
 
     def __init__(
-        self, store: ProjectStore, folder: Path, make_extractor: Callable[[], Extractor], changed: Callable[[], None]
+        self,
+        store: ProjectStore,
+        folder: Path,
+        make_extractor: Callable[[], Extractor],
+        keep: Callable[[dict[int, np.ndarray], dict[int, str]], None],
+        changed: Callable[[], None],
     ) -> None:
-        self._store, self._folder, self._make, self._changed = store, folder, make_extractor, changed
+        self._store, self._folder, self._make, self._keep, self._changed = store, folder, make_extractor, keep, changed
         self._wake, self._stop = threading.Event(), False
         self._stage = "idle"
         self._error: str | None = None
@@ -92,23 +99,15 @@ class Embedder:
             if self.extractor is None:
                 self._set("loading")
                 self.extractor = self._make()
-                self._forget_others(self.extractor)
                 batch = self._store.waiting(BATCH)
             self._stage = "working"
             began = time.monotonic()
             features, errors = self._features(self.extractor, batch)
-            self._store.set_features(features, errors)
             rate = len(batch) / max(time.monotonic() - began, 1e-6)
             self._rate = rate if self._rate is None else 0.7 * self._rate + 0.3 * rate
-            self._changed()
+            self._keep(features, errors)
         if self._stage != "idle":
             self._set("idle")
-
-    def _forget_others(self, extractor: Extractor) -> None:
-        """Features of another extractor cannot be compared with those of this one."""
-        if self._store.meta("extractor") != extractor.stamp:
-            self._store.forget_features()
-            self._store.set_meta("extractor", extractor.stamp)
 
     def _features(self, extractor: Extractor, batch: list[Item]) -> tuple[dict[int, np.ndarray], dict[int, str]]:
         ready, errors = {}, {}

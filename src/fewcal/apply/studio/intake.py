@@ -83,9 +83,20 @@ def texts_of(file: Path, shown: str) -> list[tuple[str, str | None]]:
     return [(name, text) for name, text in rows if text]
 
 
+def lines(text: str) -> list[str]:
+    """The lines of a pasted text, split where those of a file are: other separators are part of a text.
+
+    >>> lines("a\\u2028b\\r\\nc\\fd")
+    ['a\\u2028b', 'c\\x0cd']
+    """
+    return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+
+
 def checked_texts(texts: Sequence[str], limits: Limits) -> list[str]:
-    """Texts without white space around them, empty ones left out; too long ones are refused."""
+    """Texts without white space around them, empty ones left out; too long ones and half characters are refused."""
     kept = [t for text in texts if (t := text.strip())]
+    if any("\ud800" <= c <= "\udfff" for text in kept for c in text):
+        raise InputError("a text holds half of a character (a lone surrogate); paste it as plain text")
     if long := [t for t in kept if len(t) > limits.text_length]:
         raise InputError(f"a text has {len(long[0])} characters; at most {limits.text_length} are taken")
     return kept

@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 from warnings import catch_warnings, simplefilter
 
 import numpy as np
 
 from fewcal.apply.classify import check_same_extractor
 from fewcal.apply.predict import NONE_OF_THESE
-from fewcal.apply.studio.answers import (
-    MOST_PAIRED,
-    Estimate,
-    Recipe,
-    doubt,
-    fitted,
-    label_next,
-    leave_one_out,
-    similarities,
-    spaced,
-)
+from fewcal.apply.studio.answers import Estimate, Recipe, fitted, leave_one_out
 from fewcal.apply.studio.embedder import Embedder, Progress
 from fewcal.apply.studio.intake import (
     Limits,
@@ -35,16 +25,13 @@ from fewcal.apply.studio.intake import (
     scan,
     texts_of,
 )
+from fewcal.apply.studio.moment import Answered, Moment, answered
 from fewcal.apply.studio.store import NONE_CLASS, Edit, Item, ProjectStore, checked_class_name
 from fewcal.bank import BaseBank
 from fewcal.errors import InputError
 from fewcal.features.extractors import Extractor, as_extractor
 from fewcal.features.sources.kinds import DEFAULT_EXTRACTORS
 
-if TYPE_CHECKING:
-    from fewcal.estimators.few_shot import FewShotClassifier
-
-MOST_SUGGESTED = 6
 QUIET_S = 0.4  # without a change before the accuracy is estimated
 
 
@@ -66,25 +53,14 @@ class StudioSettings:
     limits: Limits = field(default_factory=Limits)
 
 
-@dataclass(frozen=True, eq=False)
-class Answered:
-    """Answers to one state of labels and features: `ids (R,)` and `x (R, D)` of the ready items."""
-
-    ids: list[int]
-    x: np.ndarray
-    classifier: FewShotClassifier | None
-    columns: list[int]  # class id of each column of probabilities
-    probabilities: np.ndarray | None  # (R, N)
-    outliers: np.ndarray | None  # (R,) p-values of "none of these", with a bank
-    suggested: list[int]  # items to label next, the best first
-    labels: dict[int, int]
-
-
 class Studio:
     """A project in a folder. All methods may be called from any thread.
 
-    `listeners` are called with nothing whenever there is something new to see; `revision` counts such events.
-    Labels change, and the answers to them are forgotten, while `lock` is held: who holds it reads both of one moment.
+    `listeners` are called with nothing whenever there is something new to see; they must not wait for anything.
+    `revision` counts such events from the time of the start on, so that a page left open finds a later server newer.
+
+    Everything that a page shows changes while `lock` is held, and never for longer than a write takes. Fits, and files
+    that come in, have locks of their own, which are taken before it: one at a time, and nobody else waits.
     """
 
     def __init__(self, folder: Path, settings: StudioSettings | None = None) -> None:
@@ -92,15 +68,14 @@ class Studio:
         folder.mkdir(parents=True, exist_ok=True)
         self.store = ProjectStore(folder)
         self.listeners: list[Callable[[], None]] = []
-        self.revision = 0
-        self.lock = threading.RLock()
+        self.revision = self.started = time.time_ns() // 1_000_000
+        self.lock, self._fitting, self._intake = threading.RLock(), threading.Lock(), threading.Lock()
         self._answered: Answered | None = None
         self._features: tuple[list[int], np.ndarray] | None = None
-        self._similar: tuple[tuple[int, ...], np.ndarray] | None = None
         self._estimate: tuple[dict[int, int], Estimate | None] | None = None
         self._estimating = threading.Event()
         self._stop = False
-        self._embedder = Embedder(self.store, folder, self._make_extractor, self._embedded)
+        self._embedder = Embedder(self.store, folder, self._make_extractor, self._keep, self._changed)
         self._estimator = threading.Thread(target=self._estimate_loop, name="fewcal-estimate", daemon=True)
 
     def start(self) -> None:
@@ -136,14 +111,18 @@ class Studio:
 
     def rescan(self) -> int:
         """Take in what is new in the folder, and mark what is gone; the number of new items."""
-        found = scan(self.folder)
-        if self.kind is not None:
-            found = [pair for pair in found if (pair[1] is None) == (self.kind == "picture")]
-        known = self.store.items()
-        names = {name for name, _ in found}
-        here = [i for i in known if i.text is None and i.name not in names and not self._exists(i)]
-        self.store.mark_gone(i.id for i in here)
-        return self._add(found)
+        with self._intake:
+            found = scan(self.folder)
+            if self.kind is not None:
+                found = [pair for pair in found if (pair[1] is None) == (self.kind == "picture")]
+            names = {name for name, _ in found}
+            gone = [i.id for i in self.store.items() if i.text is None and i.name not in names and not self._exists(i)]
+            if gone:
+                with self.lock:
+                    self.store.mark_gone(gone)
+                    self._features = None
+                    self._changed()
+            return self._add(found)
 
     def _exists(self, item: Item) -> bool:
         try:
@@ -153,34 +132,46 @@ class Studio:
 
     def add_file(self, name: str, data: bytes) -> list[int]:
         """Take in a dropped file: a picture, or a file of texts; the ids of its items, new or known."""
-        if not is_text_file(name):
-            self._check_kind("picture")
-            kept = keep_picture(self.folder, name, data, self.settings.limits)
-            self._add([(kept, None)])
-            return self.store.ids([kept])
-        self._check_kind("text")
-        name = safe_file_name(name, "texts.txt")
+        with self._intake:
+            if not is_text_file(name):
+                self._check_kind("picture")
+                kept = keep_picture(self.folder, name, data, self.settings.limits)
+                self._add([(kept, None)])
+                return self.store.ids([kept])
+            self._check_kind("text")
+            found = self._texts_in(safe_file_name(name, "texts.txt"), data)
+            checked_texts([text or "" for _, text in found], self.settings.limits)
+            self._add(found)
+            return self.store.ids([name for name, _ in found])
+
+    def _texts_in(self, name: str, data: bytes) -> list[tuple[str, str | None]]:
+        """The texts of a dropped file, under names that are free; the same texts dropped twice are kept once."""
         temporary = self.store.path.with_name(f"incoming{Path(name).suffix.lower()}")
-        with self.lock:
-            try:
-                temporary.write_bytes(data)
-                found = texts_of(temporary, name)
-            except ValueError as error:
-                raise InputError(str(error).replace(str(temporary), name)) from error
-            finally:
-                temporary.unlink(missing_ok=True)
-        checked_texts([text or "" for _, text in found], self.settings.limits)
-        self._add(found)
-        return self.store.ids([name for name, _ in found])
+        try:
+            temporary.write_bytes(data)
+            found = texts_of(temporary, name)
+        except ValueError as error:
+            raise InputError(str(error).replace(str(temporary), name)) from error
+        except OSError as error:
+            raise InputError(f"cannot write {temporary}: {error.strerror}; make room and drop it again") from error
+        finally:
+            temporary.unlink(missing_ok=True)
+        known = {item.name: item.text for item in self.store.items()}
+        shown, number = name, 1
+        while any(known.get(f"{shown}{place.removeprefix(name)}", text) != text for place, text in found):
+            number += 1
+            shown = f"{Path(name).stem} ({number}){Path(name).suffix}"
+        return [(f"{shown}{place.removeprefix(name)}", text) for place, text in found]
 
     def add_texts(self, texts: Sequence[str]) -> int:
         """Take in texts that were typed or pasted; the number of new items."""
         kept = checked_texts(texts, self.settings.limits)
-        self._check_kind("text")
-        known = {item.text for item in self.store.items()}
-        start = len(self.store.items())
-        fresh = [t for t in dict.fromkeys(kept) if t not in known]
-        return self._add([(f"typed {start + n + 1}", text) for n, text in enumerate(fresh)])
+        with self._intake:
+            self._check_kind("text")
+            items = self.store.items()
+            known = {item.text for item in items}
+            fresh = [t for t in dict.fromkeys(kept) if t not in known]
+            return self._add([(f"typed {len(items) + n}", text) for n, text in enumerate(fresh, 1)])
 
     def _check_kind(self, kind: str) -> None:
         if self.kind not in (None, kind):
@@ -189,16 +180,17 @@ class Studio:
     def _add(self, found: Sequence[tuple[str, str | None]]) -> int:
         if not found:
             return 0
-        names = {item.name for item in self.store.items()} | {name for name, _ in found}
-        if len(names) > self.settings.limits.items:
-            raise InputError(f"a project takes at most {self.settings.limits.items} items, not {len(names)}")
-        if self.store.meta("kind") is None:
-            self.store.set_meta("kind", "text" if found[0][1] is not None else "picture")
-        added = self.store.add_items(found)
+        with self.lock:
+            names = {item.name for item in self.store.items()} | {name for name, _ in found}
+            if len(names) > self.settings.limits.items:
+                raise InputError(f"a project takes at most {self.settings.limits.items} items, not {len(names)}")
+            if self.store.meta("kind") is None:
+                self.store.set_meta("kind", "text" if found[0][1] is not None else "picture")
+            added = self.store.add_items(found)
+            if added:
+                self._changed()
         if self.store.count("waiting"):
             self._embedder.wake()
-        if added:
-            self._changed()
         return added
 
     # ---- classes and labels ---------------------------------------------------------------------------------------
@@ -286,17 +278,20 @@ class Studio:
         extractor = as_extractor(wanted, device=self.settings.device)
         if self.settings.bank is not None:
             check_same_extractor(self.settings.bank, extractor)
-        self.store.set_meta("beta", repr(extractor.beta))
+        with self.lock:
+            if self.store.use_extractor(extractor.stamp, extractor.beta):
+                self._features = self._estimate = None
+            self._changed()
         return extractor
 
-    def _embedded(self) -> None:
+    def _keep(self, features: dict[int, np.ndarray], errors: dict[int, str]) -> None:
         with self.lock:
+            self.store.set_features(features, errors)
             self._features = None
             self._changed()
 
     def _changed(self) -> None:
         with self.lock:
-            self._answered = None
             self.revision += 1
         self._estimating.set()
         for listener in list(self.listeners):
@@ -321,7 +316,7 @@ class Studio:
                 self._estimating.wait(QUIET_S)
             if self._stop:
                 return
-            x, names, labels = self.support()
+            x, names, labels = self.moment().support()
             known = self._estimate
             if known is not None and known[0] == labels:
                 continue
@@ -341,67 +336,33 @@ class Studio:
         """How this project's classifier is made."""
         return Recipe(self.settings.bank, self.settings.preset, float(self.store.meta("beta") or 1.0))
 
-    def ready(self) -> tuple[list[int], np.ndarray]:
-        """Ids and features `(R, D)` of the items that have some."""
+    def moment(self) -> Moment:
+        """The project as it is now."""
         with self.lock:
             if self._features is None:
                 self._features = self.store.features()
-            return self._features
-
-    def support(self) -> tuple[np.ndarray, np.ndarray, dict[int, int]]:
-        """Features and class names of the labelled items that have features, and their labels by item."""
-        with self.lock:
-            ids, x = self.ready()
-            labels, names = self.store.labels(), self.class_names
-        at = [n for n, i in enumerate(ids) if i in labels]
-        used = {ids[n]: labels[ids[n]] for n in at}
-        return x[at], np.array([names[label] for label in used.values()], dtype=str), used
+            return Moment(
+                self.revision,
+                self.store.items(),
+                *self._features,
+                self.class_names,
+                self.store.labels(),
+                self.store.history(),
+                self.recipe,
+                self.reject,
+                self.store.meta("extractor"),
+                self.progress(),
+                self.estimate,
+            )
 
     def answers(self) -> Answered:
-        """Answers to the present labels, computed where they are not known yet."""
-        with self.lock:
-            if self._answered is None:
-                self._answered = self._compute()
+        """The answers to the project as it is now, computed where they are not known yet.
+
+        Meanwhile labels may change and features arrive: fits are made one at a time, but nobody else waits for them.
+        """
+        with self._fitting:
+            self._answered = answered(self.moment(), self._answered)
             return self._answered
-
-    def _compute(self) -> Answered:
-        ids, x = self.ready()
-        support, names, labels = self.support()
-        classifier = fitted(self.recipe, support, names)
-        by_name = {name: i for i, name in self.store.classes().items()} | {NONE_OF_THESE: NONE_CLASS}
-        probabilities = outliers = None
-        columns: list[int] = []
-        if classifier is not None:
-            probabilities = classifier.predict_proba(x)
-            columns = [by_name[str(name)] for name in classifier.classes_]
-            if self.reject is not None:
-                outliers = classifier.outlier_pvalue(x)
-        suggested = self._suggested(ids, x, labels, probabilities)
-        return Answered(ids, x, classifier, columns, probabilities, outliers, suggested, labels)
-
-    def _suggested(
-        self, ids: list[int], x: np.ndarray, labels: dict[int, int], probabilities: np.ndarray | None
-    ) -> list[int]:
-        if not ids:
-            return []
-        labelled = np.array([i in labels for i in ids])
-        doubts = np.ones(len(ids)) if probabilities is None else doubt(probabilities)
-        # All labelled items and an even sample of the others.
-        free = np.flatnonzero(~labelled)
-        at = np.sort(np.concatenate([np.flatnonzero(labelled), free[spaced(len(free), MOST_PAIRED)]]))
-        key = tuple(ids[n] for n in at)
-        if self._similar is None or self._similar[0] != key:
-            self._similar = (key, similarities(x[at], self.recipe.beta))
-        order = label_next(self._similar[1], labelled[at], doubts[at], MOST_SUGGESTED)
-        return [ids[at[n]] for n in order]
-
-    def answer_of(self, answered: Answered, n: int) -> int | None:
-        """The class id that row n of `answered` gets; None before there are answers."""
-        if answered.probabilities is None:
-            return None
-        if answered.outliers is not None and self.reject is not None and answered.outliers[n] >= self.reject:
-            return NONE_CLASS
-        return answered.columns[int(answered.probabilities[n].argmax())]
 
     @property
     def class_names(self) -> dict[int, str]:

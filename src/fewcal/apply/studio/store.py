@@ -25,6 +25,7 @@ FILE = "studio.sqlite"
 SCHEMA = 1
 NONE_CLASS = 0  # the class id of "none of these"
 MOST_NAME = 120
+MOST_ID = 2**63  # what SQLite can hold
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -139,10 +140,13 @@ class ProjectStore:
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield
-            except BaseException:
-                self._db.execute("ROLLBACK")
+                self._db.execute("COMMIT")
+            except BaseException as error:
+                if self._db.in_transaction:  # a full disk ends it
+                    self._db.execute("ROLLBACK")
+                if isinstance(error, sqlite3.OperationalError):
+                    raise InputError(f"cannot write {self.path}: {error}; nothing has changed, make room") from error
                 raise
-            self._db.execute("COMMIT")
 
     def _rows(self, query: str, values: Sequence[object] = ()) -> list[tuple]:
         with self._lock:
@@ -169,7 +173,8 @@ class ProjectStore:
         return [Item(*row) for row in rows]
 
     def item(self, number: int) -> Item:
-        rows = self._rows("SELECT id, name, text, state, error FROM items WHERE id = ?", (number,))
+        query = "SELECT id, name, text, state, error FROM items WHERE id = ?"
+        rows = self._rows(query, (number,)) if abs(number) < MOST_ID else []
         if not rows:
             raise InputError(f"there is no item {number}; reload the page")
         return Item(*rows[0])
@@ -204,20 +209,20 @@ class ProjectStore:
         return int(self._rows("SELECT count(*) FROM items WHERE state = ?", (state,))[0][0])
 
     def set_features(self, features: dict[int, np.ndarray], errors: dict[int, str]) -> None:
-        """Features (float32 rows) of some items, and what is wrong with others."""
+        """Features (float32 rows) of some items, what is wrong with others; those that wait no longer stay as is."""
         with self._transaction():
             self._db.executemany(
-                "UPDATE items SET features = ?, state = 'ready', error = NULL WHERE id = ?",
+                "UPDATE items SET features = ?, state = 'ready', error = NULL WHERE id = ? AND state = 'waiting'",
                 [(np.ascontiguousarray(row, np.float32).tobytes(), i) for i, row in features.items()],
             )
             self._db.executemany(
-                "UPDATE items SET features = NULL, state = 'failed', error = ? WHERE id = ?",
+                "UPDATE items SET features = NULL, state = 'failed', error = ? WHERE id = ? AND state = 'waiting'",
                 [(message, i) for i, message in errors.items()],
             )
 
-    def features(self, after: int = 0) -> tuple[list[int], np.ndarray]:
+    def features(self) -> tuple[list[int], np.ndarray]:
         """Ids and features `(R, D)` of the ready items, ordered by id."""
-        rows = self._rows("SELECT id, features FROM items WHERE state = 'ready' AND id > ? ORDER BY id", (after,))
+        rows = self._rows("SELECT id, features FROM items WHERE state = 'ready' ORDER BY id")
         if not rows:
             return [], np.empty((0, 0), np.float32)
         return [r[0] for r in rows], np.frombuffer(b"".join(r[1] for r in rows), np.float32).reshape(len(rows), -1)
@@ -226,6 +231,16 @@ class ProjectStore:
         """Let all items wait again: another extractor is in use."""
         with self._transaction():
             self._db.execute("UPDATE items SET features = NULL, error = NULL, state = 'waiting' WHERE state != 'gone'")
+
+    def use_extractor(self, stamp: str, beta: float) -> bool:
+        """Remember whose features these are. Those of another one cannot be compared: whether they are forgotten."""
+        with self._transaction():
+            other = self.meta("extractor") != stamp
+            if other:
+                self.forget_features()
+                self.set_meta("extractor", stamp)
+            self.set_meta("beta", repr(beta))
+            return other
 
     # ---- classes and labels ---------------------------------------------------------------------------------------
 

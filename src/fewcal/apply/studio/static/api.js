@@ -20,9 +20,10 @@ export const send = (method, path, body) =>
 export const upload = (file) =>
   asked("/api/files", { method: "POST", headers: { "x-file-name": encodeURIComponent(file.name) }, body: file });
 
-// Calls back with the newest revision, now and after every change; the browser connects again by itself.
+// Calls back with the newest revision, now and after every change; the browser connects again by itself, unless the server
+// refuses it, which is `lost` for good.
 export function listen(changed, lost) {
   const events = new EventSource("/api/events");
   events.onmessage = (event) => changed(Number(event.data));
-  events.onerror = () => lost();
+  events.onerror = () => lost(events.readyState === EventSource.CLOSED);
 }

@@ -1,6 +1,6 @@
 // The grids of items: which are shown, in which order, and one button for each.
 
-import { $, el, percent } from "./dom.js";
+import { $, el, percent, picture, place } from "./dom.js";
 
 export const PAGE = 200;
 const DOUBTFUL = 0.6;
@@ -56,7 +56,7 @@ export function card(state, item) {
   const short = item.name.split("/").pop();
   const body = item.text !== undefined
     ? el("span", { class: "text" }, item.text)
-    : el("img", { src: `/api/items/${item.id}/thumbnail.jpg`, alt: "", loading: "lazy", decoding: "async", draggable: "false" });
+    : el("img", { src: picture(state, item.id, "thumbnail"), alt: "", loading: "lazy", decoding: "async", draggable: "false" });
   const button = el("button", {
     type: "button", class: "card", draggable: "true", title: item.name, "aria-pressed": "false",
     data: { id: String(item.id) },
@@ -79,6 +79,5 @@ export function fill(list, state, items) {
     if (image) made.querySelector("img")?.replaceWith(image);
     return made;
   });
-  fresh.forEach((li, n) => { if (list.children[n] !== li) list.insertBefore(li, list.children[n] ?? null); });
-  while (list.children.length > fresh.length) list.lastChild.remove();
+  place(list, fresh);
 }

@@ -23,6 +23,7 @@ export function say(text) {
 }
 
 export function problem(text) {
+  if ($("problem").textContent === text) return; // said once
   $("problem").textContent = text;
   $("problem").hidden = !text;
 }
@@ -32,3 +33,13 @@ export function duration(seconds) {
   if (seconds < 90) return `${Math.max(1, Math.round(seconds))} s left`;
   return `${Math.round(seconds / 60)} min left`;
 }
+
+// Make a list hold these elements. Those that are there already stay untouched, with focus and what is open or typed.
+export function place(list, nodes) {
+  const kept = new Set(nodes);
+  for (const node of [...list.children]) if (!kept.has(node)) node.remove();
+  nodes.forEach((node, n) => { if (list.children[n] !== node) list.insertBefore(node, list.children[n] ?? null); });
+}
+
+// The address of a picture. Browsers keep them: another server on the same port has another time of its start.
+export const picture = (state, id, size) => `/api/items/${id}/${size}.jpg?of=${state.started}`;

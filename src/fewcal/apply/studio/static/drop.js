@@ -21,8 +21,8 @@ export async function takeFiles(files, assign, number) {
       wrong.push(error.message);
     }
   }
-  problem(wrong.slice(0, 3).join(" · ") + (wrong.length > 3 ? ` · and ${wrong.length - 3} more` : ""));
   if (ids.length) await assign(ids, number);
+  if (wrong.length) problem(wrong.slice(0, 3).join(" · ") + (wrong.length > 3 ? ` · and ${wrong.length - 3} more` : ""));
 }
 
 // Make an element take items and files; `number` gives its class, undefined for the page itself.

@@ -2,7 +2,7 @@
 
 import { get, listen, send } from "./api.js";
 import { PAGE, colour, fill, filtered, name } from "./cards.js";
-import { $, duration, el, percent, problem, say } from "./dom.js";
+import { $, duration, el, percent, picture, place, problem, say } from "./dom.js";
 import { dragItems, takeFiles, target } from "./drop.js";
 import { keys } from "./keys.js";
 import { explain } from "./why.js";
@@ -17,10 +17,12 @@ let most = PAGE;
 async function change(method, path, body, told) {
   try {
     const before = new Map(state.items.map((i) => [i.id, i.answer]));
-    draw(await send(method, path, body));
+    const fresh = await send(method, path, body);
+    draw(fresh);
     const moved = state.items.filter((i) => before.has(i.id) && before.get(i.id) !== i.answer).length;
     problem("");
-    if (told) say(`${told}.${moved ? ` ${moved} answers changed.` : ""}`);
+    const what = typeof told === "function" ? told(fresh.done) : told;
+    if (what) say(`${what}.${moved ? ` ${moved} answers changed.` : ""}`);
     return state;
   } catch (error) {
     problem(error.message);
@@ -49,9 +51,10 @@ async function assign(ids, number) {
 let last = Promise.resolve();
 const queued = (act) => { last = last.then(act, act); };
 
+// Another page may have changed something meanwhile: the server says what it was.
 const step = (way) => {
-  const what = state[way];
-  if (what) return change("POST", `/api/${way}`, {}, `${way === "undo" ? "Undone" : "Done again"}: ${what}`);
+  if (!state[way]) return undefined;
+  return change("POST", `/api/${way}`, {}, (done) => (done ? `${way === "undo" ? "Undone" : "Done again"}: ${done}` : ""));
 };
 
 let waiting = null;
@@ -130,6 +133,7 @@ function draw(fresh) {
   $("reject").checked = state.reject !== null;
   drawClasses();
   drawItems();
+  explain(item(), state);
 }
 
 function drawWork() {
@@ -152,43 +156,60 @@ function drawEstimate() {
     `${e.right} of ${e.asked} left-out examples were answered rightly.`;
 }
 
+function classRow(c, key, examples) {
+  const row = el("li", { class: `class ${colour(state, c.id)}`, data: { id: String(c.id) } },
+    el("button", {
+      type: "button", class: "give", onclick: () => (selected.size ? assign([...selected], c.id) : say("Select an item first.")),
+      title: "Give the selected items this class",
+    }, el("span", { class: "dot" }), el("span", { class: "what" }, c.name), el("span", { class: "share" }, String(c.count),
+      el("span", { class: "hidden" }, c.count === 1 ? " example" : " examples")), key ? el("kbd", { "aria-hidden": "true" }, key) : null),
+    c.id !== 0 ? el("details", { class: "menu" }, el("summary", { "aria-label": `Change the class ${c.name}` }, "⋯"),
+      el("ul", {}, el("li", {}, el("button", { type: "button", onclick: () => rename(c) }, "Rename")),
+        el("li", {}, el("button", { type: "button", onclick: () => change("DELETE", `/api/classes/${c.id}`, {}, `${c.name} removed`) }, "Remove")))) : null,
+    examples.length ? el("ul", { class: "examples", "aria-label": `Examples of ${c.name}` }, examples.map((i) => el("li", {}, el("button", {
+      type: "button", title: `${i.name}: take the label away`, onclick: () => assign([i.id], null),
+    }, el("span", { class: "hidden" }, `Take the label from ${i.text === undefined ? i.name : ""} `), i.text === undefined ? el("img", { src: picture(state, i.id, "thumbnail"), alt: "", loading: "lazy" }) : i.text.slice(0, 24))))) : null);
+  target(row, c.id, assign);
+  return row;
+}
+
+// Rows that did not change stay, and so does one in which a name is being typed: features arrive and other pages change
+// things at any time.
 function drawClasses() {
   const list = $("classes");
-  const named = state.classes.filter((c) => c.id !== 0);
-  const own = document.activeElement?.closest("#classes li")?.dataset.id;
-  const ordered = [...named, ...state.classes.filter((c) => c.id === 0)];
-  list.replaceChildren(...ordered.map((c, n) => {
+  const own = document.activeElement?.closest("#classes > li")?.dataset.id;
+  const ordered = [...state.classes.filter((c) => c.id !== 0), ...state.classes.filter((c) => c.id === 0)];
+  const old = new Map([...list.children].map((row) => [row.dataset.id, row]));
+  place(list, ordered.map((c, n) => {
     const key = c.id === 0 ? "0" : n < 9 ? String(n + 1) : "";
     const examples = state.items.filter((i) => i.label === c.id).slice(-5);
-    const row = el("li", { class: `class ${colour(state, c.id)}`, data: { id: String(c.id) } },
-      el("button", {
-        type: "button", class: "give", onclick: () => (selected.size ? assign([...selected], c.id) : say("Select an item first.")),
-        title: "Give the selected items this class",
-      }, el("span", { class: "dot" }), el("span", { class: "what" }, c.name), el("span", { class: "share" }, String(c.count),
-        el("span", { class: "hidden" }, c.count === 1 ? " example" : " examples")), key ? el("kbd", { "aria-hidden": "true" }, key) : null),
-      c.id !== 0 ? el("details", { class: "menu" }, el("summary", { "aria-label": `Change the class ${c.name}` }, "⋯"),
-        el("ul", {}, el("li", {}, el("button", { type: "button", onclick: () => rename(c) }, "Rename")),
-          el("li", {}, el("button", { type: "button", onclick: () => change("DELETE", `/api/classes/${c.id}`, {}, `${c.name} removed`) }, "Remove")))) : null,
-      examples.length ? el("ul", { class: "examples", "aria-label": `Examples of ${c.name}` }, examples.map((i) => el("li", {}, el("button", {
-        type: "button", title: `${i.name}: take the label away`, onclick: () => assign([i.id], null),
-      }, el("span", { class: "hidden" }, `Take the label from ${i.text === undefined ? i.name : ""} `), i.text === undefined ? el("img", { src: `/api/items/${i.id}/thumbnail.jpg`, alt: "", loading: "lazy" }) : i.text.slice(0, 24))))) : null);
-    target(row, c.id, assign);
+    const shows = JSON.stringify([c, key, colour(state, c.id), examples.map((i) => i.id), state.started]);
+    const known = old.get(String(c.id));
+    if (known && (known.dataset.shows === shows || known.querySelector("form"))) return known;
+    const row = classRow(c, key, examples);
+    row.dataset.shows = shows;
     return row;
   }));
-  if (own) list.querySelector(`li[data-id="${own}"] .give`)?.focus();
+  if (own && !document.activeElement?.closest("#classes > li")) list.querySelector(`li[data-id="${own}"] .give`)?.focus();
+  const names = JSON.stringify(ordered);
+  if ($("of").dataset.shows === names) return;
   const of = $("of").value;
   $("of").replaceChildren(el("option", { value: "" }, "any"), ...ordered.map((c) => el("option", { value: String(c.id) }, c.name)));
   $("of").value = ordered.some((c) => String(c.id) === of) ? of : "";
+  $("of").dataset.shows = names;
 }
 
 function rename(c) {
   const row = $("classes").querySelector(`li[data-id="${c.id}"]`);
   const input = el("input", { value: c.name, maxlength: "120", "aria-label": `New name of ${c.name}` });
-  const form = el("form", { class: "row", onsubmit: (event) => {
+  const close = () => { form.remove(); drawClasses(); };
+  const form = el("form", { class: "row", onsubmit: async (event) => {
     event.preventDefault();
-    change("PATCH", `/api/classes/${c.id}`, { name: input.value }, `${c.name} is now ${input.value}`);
+    if (await change("PATCH", `/api/classes/${c.id}`, { name: input.value }, `${c.name} is now ${input.value}`)) close();
   } }, input, el("button", {}, "Save"));
+  input.addEventListener("keydown", (event) => { if (event.key === "Escape") close(); });
   row.replaceChildren(form);
+  delete row.dataset.shows;
   input.select();
 }
 
@@ -214,6 +235,10 @@ function drawActions() {
   bar.hidden = selected.size === 0;
   if (!selected.size) return;
   const one = selected.size === 1 && item();
+  // Drawn anew only where it changes: a click on a button that is replaced meanwhile would be lost.
+  const shows = JSON.stringify([[...selected], state.classes.map((c) => [c.id, c.name]), one && one.id]);
+  if (bar.dataset.shows === shows) return;
+  bar.dataset.shows = shows;
   bar.replaceChildren(
     el("span", { class: "what" }, one ? one.text ?? one.name : `${selected.size} items`),
     ...state.classes.filter((c) => c.id !== 0).concat(state.classes.filter((c) => c.id === 0)).map((c) =>
@@ -233,7 +258,7 @@ function zoom() {
   if (!one) return;
   $("zoom-title").textContent = one.name;
   $("zoom-body").replaceChildren(one.text !== undefined ? el("p", {}, one.text)
-    : el("img", { src: `/api/items/${one.id}/zoomed.jpg`, alt: one.name }));
+    : el("img", { src: picture(state, one.id, "zoomed"), alt: one.name }));
   $("zoom").showModal();
 }
 
@@ -311,8 +336,12 @@ if (state) {
   drawItems();
   document.documentElement.dataset.ready = "yes";
   // Features come in batches: no more than two redraws a second.
+  const silent = "The server does not answer; changes are not saved until it is back.";
   listen(
-    (revision) => { if (revision > state.revision && !waiting) waiting = setTimeout(refresh, 150); },
-    () => problem("The server does not answer; changes are not saved until it is back."),
+    (revision) => {
+      if ($("problem").textContent === silent) problem("");
+      if (revision > state.revision && !waiting) waiting = setTimeout(refresh, 150);
+    },
+    (refused) => problem(refused ? "The server was started anew; open the link that it printed." : silent),
   );
 }

@@ -1,7 +1,7 @@
 // The panel that says what speaks for an answer.
 
 import { get } from "./api.js";
-import { $, el, percent, problem } from "./dom.js";
+import { $, el, percent, picture } from "./dom.js";
 
 function bars(pairs, label) {
   return el("ul", { class: "bars", "aria-label": label }, pairs.map(([name, share]) => {
@@ -15,7 +15,7 @@ function bars(pairs, label) {
 function shown(item, state) {
   const found = state.items.find((i) => i.id === item);
   if (found?.text !== undefined) return el("span", { class: "text" }, found.text);
-  return el("img", { src: `/api/items/${item}/thumbnail.jpg`, alt: found?.name ?? "", loading: "lazy" });
+  return el("img", { src: picture(state, item, "thumbnail"), alt: found?.name ?? "", loading: "lazy" });
 }
 
 let wanted = 0;
@@ -31,7 +31,6 @@ export async function explain(item, state) {
     return;
   }
   if (asked !== wanted) return; // another item was chosen meanwhile
-  problem("");
   const parts = [el("figure", { class: "asked" }, shown(item.id, state), el("figcaption", {}, item.name))];
   if (story.probabilities.length) parts.push(el("h3", {}, "Probabilities"), bars(story.probabilities, "Probabilities"));
   else parts.push(el("p", {}, "Answers come with examples of two classes."));
