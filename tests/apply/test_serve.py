@@ -86,6 +86,7 @@ def test_texts() -> None:
         assert [p["class"] for p in answer["predictions"]] == ["dry", "wet"]
         for wrong in ([""], [3], ["x" * 51], [], "sun"):
             assert client.post("/predict/texts", json={"texts": wrong}).status_code == 400
+        assert client.post("/predict/texts", content=b'{"texts": ["\\ud800"]}').status_code == 400
         assert client.post("/predict/pictures", content=b"").status_code == 404
         assert "/predict/texts" in client.get("/openapi.json").json()["paths"]
 
@@ -119,13 +120,46 @@ def test_what_cannot_be_answered_is_told(client: TestClient) -> None:
         answer = client.post(path, json=body)
         assert answer.status_code == 400, body
         assert told in answer.json()["error"]
-    assert client.post("/predict/embeddings", content=b"{").status_code == 400
+    deep, large = b'{"rows": ' + b"[" * 50_000, b'{"rows": [[1, 1, 1' + b"0" * 400 + b"]]}"
+    for raw in (b"{", deep, large):
+        assert client.post("/predict/embeddings", content=raw).status_code == 400, raw[:20]
+    untold = client.post("/predict/pictures", content=jpeg((1, 2, 3)))
+    assert (untold.status_code, "content-type" in untold.json()["error"]) == (400, True)
     nan = {"content": b'{"rows": [[NaN, 1, 1]]}', "headers": {"content-type": "application/json"}}
     assert client.post("/predict/embeddings", **nan).status_code == 400
     big = client.post("/predict/pictures", content=jpeg((1, 2, 3), (101, 100)), headers={"content-type": "image/jpeg"})
     assert "10100" in big.json()["error"].replace("×", "").replace("101100", "10100")
     assert client.post("/predict/embeddings", content=b"\0" * 100_001).status_code == 413
     assert client.post("/predict/embeddings", content=(b"\0" * 60_000 for _ in range(2))).status_code == 413
+
+
+def npy(shape: str, kind: str = "<f4", data: bytes = b"") -> bytes:
+    """An .npy file whose header says this, whatever follows."""
+    header = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + data
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        npy("(400000000000, 3)"),
+        npy("(-1, 3)"),
+        npy("(1, 3)", "|O"),
+        npy("(1, 3)", "<c8", b"\0" * 24),
+        npy("(1, 3)", "<f4"),
+    ],
+)
+def test_arrays_that_lie_are_refused(client: TestClient, body: bytes) -> None:
+    answer = client.post("/predict/embeddings", content=body, headers={"content-type": "application/x-npy"})
+    assert (answer.status_code, answer.json()["error"][:19]) == (400, "the body is no .npy")
+
+
+def test_other_addresses_are_told_in_json_and_the_first_page_is_the_docs(client: TestClient) -> None:
+    assert client.get("/").url.path == "/docs"
+    assert "/docs" in client.get("/nothing").json()["error"]
+    wrong = client.get("/predict/pictures")
+    assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
+    assert wrong.json()["error"].startswith("Method Not Allowed: GET /predict/pictures")
 
 
 def test_foreign_names_and_pages_are_kept_out(client: TestClient) -> None:

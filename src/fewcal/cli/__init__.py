@@ -56,6 +56,7 @@ def application(command: str | None = None) -> typer.Typer:
         help="Few-shot classification by distribution calibration.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
+        rich_markup_mode=None,  # boxes around help take a fifth of its time to import
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)
@@ -128,10 +129,12 @@ def _told(error: Exception) -> tuple[str, int]:
     """An error as a line and an exit code."""
     if isinstance(error, _UsageError):
         message = error.format_message()
+        if message.startswith("Usage: "):  # a command without any argument: the help itself
+            print(message)
+            return "", 2
         command = error.ctx.command_path if error.ctx is not None else "fewcal"
-        # A command without any argument has printed its help already and has no message.
         end = " See" if message.endswith("?") else "; see"
-        return (f"{message.rstrip('.')}{end} `{command} --help`" if message else ""), 2
+        return f"{message.rstrip('.')}{end} `{command} --help`", 2
     if isinstance(error, InputError | FileFormatError):
         unwritable = isinstance(error, InputError) and isinstance(error.__cause__, OSError)
         return str(error), 3 if unwritable else 2

@@ -97,7 +97,7 @@ def extract(
     json_file: Json = None,
     quiet: Quiet = False,
 ) -> None:
-    """Turn pictures or texts into features that every other command reads."""
+    """Turn pictures or texts into features for other commands."""
     from fewcal._utils.terminal import ProgressBar
     from fewcal.features.extract import extract as run
     from fewcal.features.extract import find_splits
@@ -154,7 +154,7 @@ def classify(
     json_file: Json = None,
     quiet: Quiet = False,
 ) -> None:
-    """Classify pictures or texts from a few examples of each class, with probabilities."""
+    """Classify pictures or texts from a few examples of each."""
     if out is not None and out.suffix not in (".csv", ".parquet"):
         raise InputError(f"{out}: predictions are written as .parquet or .csv")
     from fewcal._utils.terminal import ProgressBar

@@ -93,7 +93,7 @@ def serve(
     device: Device = "cpu",
     quiet: Quiet = False,
 ) -> None:
-    """Serve a saved classifier over HTTP: /predict, /health, /version, /docs."""
+    """Serve a saved classifier over HTTP, with a page of docs."""
     from fewcal.apply.predict import check_reject
     from fewcal.apply.serve.server import serve_model
 

@@ -46,7 +46,7 @@ def predict(
     json_file: Json = None,
     quiet: Quiet = False,
 ) -> None:
-    """Classify with a saved classifier, or rows from a few labelled ones, with probabilities."""
+    """Classify with a saved classifier, or from labelled rows."""
     if out is not None and out.suffix not in (".csv", ".parquet"):
         raise InputError(f"{out}: predictions are written as .parquet or .csv")
     if model is not None and (source is None or support is not None or query is not None):
@@ -91,7 +91,7 @@ def explain(
     json_file: Json = None,
     quiet: Quiet = False,
 ) -> None:
-    """Which base classes shape each of your classes, how much, and whether they are near enough to help."""
+    """Which base classes shape yours, how much, and whether it helps."""
     from fewcal.apply.predict import fit_from_files
 
     classifier, _ = fit_from_files(bank, support, preset, set_ or [], seed, device)

@@ -33,7 +33,7 @@ def report(
     json_file: Json = None,
     quiet: Quiet = False,
 ) -> None:
-    """Show finished runs as one HTML file that needs nothing else: tables, figures, classes, tasks, and why."""
+    """Show finished runs as one HTML file. It needs nothing else: tables, figures, classes, tasks, and why."""
     if out.is_dir():
         raise InputError(f"--out {out} is a folder; name a file in it, such as {out / 'report.html'}")
     from fewcal.report.groups import group_runs

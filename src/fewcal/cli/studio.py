@@ -33,7 +33,7 @@ def studio(
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, … or auto.")] = "cpu",
     quiet: Quiet = False,
 ) -> None:
-    """Label pictures or texts in the browser: answers, doubt, what to label next, exports."""
+    """Label pictures or texts in the browser. Answers, doubt, what to label next, exports."""
     from tempfile import TemporaryDirectory
 
     from fewcal.apply.studio.server import serve_studio

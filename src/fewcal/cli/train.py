@@ -49,7 +49,7 @@ def train(
     json_file: Json = None,
     quiet: Quiet = False,
 ) -> None:
-    """Train a backbone on base classes (S2M2) and keep the weights that tell validation classes apart best."""
+    """Train a backbone on base classes (S2M2). The weights that tell validation classes apart best are kept."""
     from fewcal._utils.terminal import ProgressBar
     from fewcal.training import TrainSettings, load_pixels
     from fewcal.training import train as run

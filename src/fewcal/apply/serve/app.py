@@ -17,8 +17,9 @@ import numpy as np
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -102,6 +103,7 @@ def make_app(model: ServedModel, hosts: frozenset[str], limits: ServiceLimits | 
 
     address = f"http://{sorted(hosts)[0]}"
     routes = [
+        Route("/", lambda request: RedirectResponse("/docs")),
         Route("/health", service.health),
         Route("/version", service.version),
         Route("/openapi.json", lambda request: JSONResponse(openapi(model))),
@@ -112,13 +114,29 @@ def make_app(model: ServedModel, hosts: frozenset[str], limits: ServiceLimits | 
         routes.append(Route("/predict/pictures", service.timed(service.pictures), methods=["POST"]))
     if model.kind == "text":
         routes.append(Route("/predict/texts", service.timed(service.texts), methods=["POST"]))
-    handlers = {FewcalError: _told, BodyTooLarge: too_large, Overloaded: _overloaded}
+    handlers = {
+        FewcalError: _told,
+        BodyTooLarge: too_large,
+        Overloaded: _overloaded,
+        HTTPException: _unknown,
+        Exception: _broken,
+    }
     app = Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan)
     return HostGuard(app, hosts, allowed.most_bytes)
 
 
 async def _told(request: Request, error: Exception) -> Response:
     return refused(400, str(error))
+
+
+async def _unknown(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    wrong = f"{error.detail}: {request.method} {request.url.path}; /docs lists what this service answers"
+    return JSONResponse({"error": wrong}, error.status_code, headers=error.headers)
+
+
+async def _broken(request: Request, error: Exception) -> Response:
+    return refused(500, "the service failed; its log says how")
 
 
 async def _overloaded(request: Request, error: Exception) -> Response:
@@ -181,14 +199,19 @@ class Service:
         for text in texts:
             if not isinstance(text, str) or not text.strip():
                 raise InputError("texts must be texts that are not empty")
+            if any("\ud800" <= c <= "\udfff" for c in text):
+                raise InputError("a text holds half of a character (a lone surrogate); send it as UTF-8")
             if len(text) > self.limits.text_length:
                 raise InputError(f"a text has {len(text)} characters; at most {self.limits.text_length} are taken")
         return await self._items.submit([str(text).strip() for text in texts])
 
     async def pictures(self, request: Request) -> list[JSON]:
         body = await request.body()
-        if request.headers.get("content-type", "").startswith("image/"):
+        kind = request.headers.get("content-type", "").partition(";")[0]
+        if kind.startswith("image/") or kind == "application/octet-stream":
             encoded = [body]
+        elif not body.lstrip().startswith(b"{"):
+            raise InputError('send a picture with the header content-type: image/jpeg, or {"pictures": [base64, …]}')
         else:
             encoded = [_from_base64(text) for text in _listed(body, "pictures", self.limits.most_items)]
         extractor = self.model.extractor
@@ -207,7 +230,7 @@ def _prepared(data: bytes, extractor: Extractor, pixels: int) -> np.ndarray:
 def _listed(body: bytes, name: str, most: int) -> list[JSON]:
     try:
         value = json.loads(body)
-    except ValueError as error:
+    except (RecursionError, ValueError) as error:
         raise InputError(f'the request is not JSON; send {{"{name}": […]}}') from error
     items = value.get(name) if isinstance(value, dict) else None
     if not isinstance(items, list) or not items:
@@ -220,10 +243,10 @@ def _listed(body: bytes, name: str, most: int) -> list[JSON]:
 def _npy(body: bytes) -> np.ndarray:
     try:
         array = np.load(io.BytesIO(body), allow_pickle=False)
-    except (EOFError, OSError, ValueError) as error:
+    except (EOFError, MemoryError, OSError, OverflowError, ValueError) as error:  # a header may claim any size
         raise InputError("the body is no .npy array") from error
-    if not isinstance(array, np.ndarray) or array.ndim != 2:
-        raise InputError("the body is no .npy array of rows")
+    if not isinstance(array, np.ndarray) or array.ndim != 2 or array.dtype.kind not in "fiu":
+        raise InputError("the body is no .npy array of rows of real numbers")
     return array
 
 

@@ -38,7 +38,7 @@ class ServedModel:
         """Features `(R, D)` as a request gives them, checked."""
         try:
             x = np.asarray(values, np.float32)
-        except (TypeError, ValueError) as error:
+        except (OverflowError, TypeError, ValueError) as error:
             raise InputError("rows must be lists of numbers, all of one length") from error
         if x.ndim != 2 or not len(x):
             raise InputError(f"rows must be a list of lists of numbers, not of shape {x.shape}")

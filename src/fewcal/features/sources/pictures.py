@@ -147,6 +147,8 @@ def check_size(picture: bytes, name: str, most_pixels: int) -> None:
     try:
         with Image.open(io.BytesIO(picture)) as image:
             width, height = image.size
+    except Image.DecompressionBombError as error:
+        raise InputError(f"{name} has too many pixels; at most {most_pixels:,} are taken") from error
     except Exception as error:  # see `decode`
         raise InputError(f"{name} cannot be read as a picture") from error
     if width * height > most_pixels:
