@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from common import base_bank, features_or_synthetic, now
 
@@ -228,17 +229,21 @@ class Stages:
 def count_gradients(x: torch.Tensor, y: torch.Tensor) -> tuple[int, int]:
     """Gradients of single tasks that L-BFGS takes, in half and in full precision."""
     calls = {torch.bfloat16: 0, torch.float32: 0}
-    gradient = lbfgs.gradient
+    gradient, look = lbfgs.gradient, lbfgs.FusedPoints.look
 
     def counted(points: torch.Tensor, *rest: Any) -> torch.Tensor:
         calls[points.dtype] += len(points)
         return gradient(points, *rest)
 
-    lbfgs.gradient = counted  # type: ignore[assignment]
+    def counted_look(points: lbfgs.FusedPoints, length: np.ndarray) -> np.ndarray:
+        calls[torch.float32] += 1
+        return look(points, length)
+
+    lbfgs.gradient, lbfgs.FusedPoints.look = counted, counted_look  # type: ignore[assignment, method-assign]
     try:
         lbfgs.lbfgs_head(x, y, WAY)
     finally:
-        lbfgs.gradient = gradient
+        lbfgs.gradient, lbfgs.FusedPoints.look = gradient, look  # type: ignore[method-assign]
     return calls[torch.bfloat16], calls[torch.float32]
 
 

@@ -8,7 +8,6 @@ Inside, logits are `(T, N, M)`: a softmax across rows of memory is many times fa
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -17,19 +16,20 @@ import torch
 from torch import Tensor
 
 from fewcal._utils.bfloat16 import half_pays, products, rounded
+from fewcal._utils.cpu_kernels import kernels
 from fewcal._utils.cuda_kernels import compiled
 from fewcal._utils.parameters import SearchRange, parameter
 from fewcal.errors import InputError
 from fewcal.heads.calibrated import Calibrated
+from fewcal.heads.fused_lbfgs import FusedPoints, Preconditioner, minimise
+from fewcal.heads.line_search import Slopes, line_search
 from fewcal.heads.linear import LinearHead, minus_one_hot
 from fewcal.heads.registry import HeadTrainer, register_head
 from fewcal.heads.two_loop import History
 
-# A step is taken when the slope at its end is this small beside the slope at its start (the strong Wolfe condition).
+# A step is taken when the slope at its end is this small beside that at its start: another look costs little beside the
+# products with the points.
 _CURVATURE = 0.2
-# Slopes below this are lost in the rounding of the loss: the step is taken as it is, a search would follow noise.
-_ROUNDING = 1e-7
-_MOST_ROUNDS = 30
 # Numbers of all points that a CPU's cache keeps: they are read twice in an iteration, so tasks are worked on one after
 # another rather than all at once. On a GPU all at once keeps it busy.
 _CACHED = 1 << 21
@@ -95,12 +95,19 @@ def lbfgs_head(
     if not C > 0:
         raise InputError(f"C={C!r} must be > 0 (inverse regularisation strength; inf for none)")
     t, m, d = x.shape
-    together = t if x.is_cuda else max(1, _CACHED // (m * d))
-    parts = [
-        _minimise(x[i : i + together], labels[i : i + together], n_classes, C, max_iter, tol, memory, metric)
-        for i in range(0, t, together)
-    ]
-    solution = parts[0] if len(parts) == 1 else torch.cat(parts)
+    ridge, fused = 0.0 if math.isinf(C) else 1.0 / (C * m), kernels(x, n_classes)
+    if fused is not None:
+        solution = x.new_empty(t, n_classes, d + 1)
+        for i, damping in enumerate(_shared_direction(x).flatten().tolist()):
+            points, precondition = FusedPoints(fused, x[i], labels[i], n_classes), Preconditioner(damping, metric)
+            solution[i] = torch.from_numpy(minimise(points, ridge, max_iter, tol, memory, precondition))
+    else:
+        together = t if x.is_cuda else max(1, _CACHED // (m * d))
+        parts = [
+            _minimise(x[i : i + together], labels[i : i + together], n_classes, ridge, max_iter, tol, memory, metric)
+            for i in range(0, t, together)
+        ]
+        solution = parts[0] if len(parts) == 1 else torch.cat(parts)
     return LinearHead(solution[..., :d], solution[..., d])
 
 
@@ -108,7 +115,7 @@ def _minimise(
     x: Tensor,
     labels: Tensor,
     n_classes: int,
-    C: float,
+    ridge: float,
     max_iter: int,
     tol: float,
     memory: int,
@@ -116,7 +123,6 @@ def _minimise(
 ) -> Tensor:
     """Weights and bias of tasks that are worked on together, `(T, N, D+1)`."""
     t, m, d = x.shape
-    ridge = 0.0 if math.isinf(C) else 1.0 / (C * m)
     solution = x.new_zeros(t, n_classes, d + 1)
     alive = torch.arange(t, device=x.device)  # tasks still being worked on
     w = solution.clone()
@@ -149,11 +155,13 @@ def _minimise(
             history.keep(keep)
         step, slope = history.direction(grad, active)
         along = _over_truth(_forward(step, x)[..., :m], labels)
-        length, loss, probabilities = _line_search(logits, along, loss, _slopes(slope, w, step, ridge))
-        move = length[:, None, None] * step
+        look = _Look(logits, along)
+        lengths, loss = line_search(look, loss, _slopes(slope, w, step, ridge), _CURVATURE)
+        length = torch.from_numpy(lengths).to(w)[:, None, None]
+        move = length * step
         w = w + move
-        logits.addcmul_(length[:, None, None], along)
-        new = gradient(x, labels, probabilities, w, ridge)
+        logits.addcmul_(length, along)
+        new = gradient(x, labels, look.probabilities(), w, ridge)
         history.add(move, new - grad)
         grad = new
     solution[alive] = w
@@ -165,12 +173,11 @@ def _largest(grad: Tensor) -> Tensor:
     return torch.linalg.vector_norm(grad, ord=torch.inf, dim=(1, 2))
 
 
-def _slopes(slope: Tensor, w: Tensor, step: Tensor, ridge: float) -> np.ndarray:
-    """Along a step: the slope, of which the penalty has so much, and the curvature of the penalty, `(3, T)`."""
+def _slopes(slope: Tensor, w: Tensor, step: Tensor, ridge: float) -> Slopes:
+    """Slopes at the start of steps."""
     weight, move = w[..., :-1], step[..., :-1]
     penalty = torch.stack([(weight * move).sum(dim=(1, 2)), move.square().sum(dim=(1, 2))])
-    numbers: np.ndarray = torch.cat([slope[None], ridge * penalty.double()]).cpu().numpy()
-    return numbers
+    return Slopes(*torch.cat([slope[None], ridge * penalty.double()]).cpu().numpy())
 
 
 def _forward(w: Tensor, x: Tensor) -> Tensor:
@@ -235,55 +242,41 @@ def _shared_direction(x: Tensor) -> Tensor:
     return (1 - other / ones.clamp(min=1e-30)).clamp(0, 1 - 1e-4)[:, None, None]
 
 
-def _probe(logits: Tensor, along: Tensor, length: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
-    """Loss, slope and curvature at a length `(T,)` along a step, `(3, T)`: sums over points; and the probabilities."""
-    t, n, m = logits.shape
-    kernel = None
-    if n <= _MOST_FUSED and logits.is_cuda and logits.dtype == torch.float32 and along.is_contiguous():
-        kernel = compiled("line_search", logits.device, 256, N=n)
-    if kernel is not None:
-        sums = torch.empty(t, 3, device=logits.device)
-        kernel(t, logits, along, length, sums, m)
-        return sums.T, lambda: torch.softmax(torch.addcmul(logits, along, length[:, None, None]), dim=1)
-    z = torch.addcmul(logits, along, length[:, None, None])
-    p = torch.softmax(z, dim=1)
-    weighted = p * along
-    first = weighted.sum(dim=1)  # (T, M)
-    # The log-sum-exp, without a second exponential; ∂²z² − (∂z)².
-    total = (z.amax(dim=1) - p.amax(dim=1).log()).sum(dim=1)
-    spread = _dot(weighted, along) - _dot(first, first)
-    return torch.stack([total, first.sum(dim=1), spread]), lambda: p
+class _Look:
+    """The loss along steps, by logits `(T, N, M)` and how they change along them, both given `_over_truth`."""
 
+    def __init__(self, logits: Tensor, along: Tensor) -> None:
+        self.logits, self.along = logits, along
+        self._length = logits.new_zeros(len(logits))
+        self._probabilities: Tensor | None = None
 
-def _line_search(
-    logits: Tensor, along: Tensor, start: np.ndarray, slopes: np.ndarray
-) -> tuple[Tensor, np.ndarray, Tensor]:
-    """Length of the step of each task, `(T,)`, the loss there, `(T,)`, and the class probabilities there, `(T, N, M)`.
+    def __call__(self, length: np.ndarray) -> np.ndarray:
+        """Mean loss, slope and curvature at a length `(T,)`, `(3, T)`."""
+        logits, along = self.logits, self.along
+        t, n, m = logits.shape
+        self._length = torch.from_numpy(length).to(logits)
+        kernel = None
+        if n <= _MOST_FUSED and logits.is_cuda and logits.dtype == torch.float32 and along.is_contiguous():
+            kernel = compiled("line_search", logits.device, 256, N=n)
+        if kernel is not None:
+            sums = torch.empty(t, 3, device=logits.device)
+            kernel(t, logits, along, self._length, sums, m)
+            sums = sums.T
+        else:
+            z = self._there()
+            self._probabilities = p = torch.softmax(z, dim=1)
+            weighted = p * along
+            first = weighted.sum(dim=1)  # (T, M)
+            # The log-sum-exp, without a second exponential; ∂²z² − (∂z)².
+            total = (z.amax(dim=1) - p.amax(dim=1).log()).sum(dim=1)
+            spread = _dot(weighted, along) - _dot(first, first)
+            sums = torch.stack([total, first.sum(dim=1), spread])
+        means: np.ndarray = sums.double().cpu().numpy() / m
+        return means
 
-    Newton on a convex function of one variable, inside a bracket. On large features the first steps can be far too long
-    and the softmax saturated all the way, where Newton is blind: a point uphill of the start is never taken, and the
-    bracket closes by tenths until one lies downhill. A task that has found its length keeps it, whatever the others do.
-    `logits` and how they change along the step are given `_over_truth`; `start` is the loss without the penalty;
-    `slopes` are those of `_slopes`.
-    """
-    slope, linear, quadratic = slopes
-    low, high, t = np.zeros_like(slope), np.full_like(slope, np.inf), np.ones_like(slope)
-    found = slope >= 0  # tasks that do not move
-    for round_ in range(_MOST_ROUNDS):
-        length = torch.from_numpy(t).to(device=logits.device, dtype=logits.dtype)
-        sums, p = _probe(logits, along, length)
-        loss, change, bend = sums.double().cpu().numpy() / logits.shape[2]
-        rise = loss - start + t * linear + 0.5 * t**2 * quadratic
-        downhill = rise <= 1e-5 * start + 1e-7  # more would not be rounding
-        here = change + linear + t * quadratic
-        flat = (np.abs(here) <= _CURVATURE * np.abs(slope)) | (np.abs(slope) <= _ROUNDING * (1 + start))
-        found = found | (downhill & flat)
-        if found.all() or round_ == _MOST_ROUNDS - 1:
-            return length, loss, p()
-        low = np.where((here < 0) & downhill, t, low)
-        high = np.where((here >= 0) | ~downhill, t, high)
-        newton = t - here / np.maximum(bend + quadratic, 1e-20)
-        inside = downhill & (newton > low) & (newton < high)
-        middle = np.where(np.isinf(high), 2 * t, np.where(low > 0, 0.5 * (low + high), 0.1 * high))
-        t = np.where(found, t, np.where(inside, np.minimum(newton, 1e4), middle))
-    raise AssertionError("unreachable")
+    def probabilities(self) -> Tensor:
+        """Of the classes, `(T, N, M)`, at the last length."""
+        return torch.softmax(self._there(), dim=1) if self._probabilities is None else self._probabilities
+
+    def _there(self) -> Tensor:
+        return torch.addcmul(self.logits, self.along, self._length[:, None, None])

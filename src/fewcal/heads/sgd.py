@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fewcal._utils.bfloat16 import half_pays, products
+from fewcal._utils.cpu_kernels import Kernels, kernels
 from fewcal._utils.parameters import parameter
 from fewcal._utils.randomness import TaskRandom
 from fewcal._utils.threads import without_gil
@@ -73,10 +74,14 @@ def sgd_head(
     bound = 1 / math.sqrt(d)
     start = (random.uniform(n_classes, d + 1, dtype=x.dtype) * 2 - 1) * bound
     weight, bias = start[..., :d].contiguous(), start[..., d:].contiguous()
-    if half_pays(x, m * d):
-        x = x.bfloat16()  # points are read hundreds of times: half the bytes are half the time; weights stay in float32
-    train = _train if x.is_cuda else _train_by_turns
-    loss = train(x, labels, (weight, bias), Shuffles(random, m, epochs), batch_size, lr)
+    shuffles, fused = Shuffles(random, m, epochs), kernels(x, n_classes)
+    if fused is not None:
+        loss = _train_fused(fused, x, labels, (weight, bias), shuffles, batch_size, lr)
+    else:
+        if half_pays(x, m * d):
+            x = x.bfloat16()  # points are read hundreds of times: half the bytes, half the time
+        train = _train if x.is_cuda else _train_by_turns
+        loss = train(x, labels, (weight, bias), shuffles, batch_size, lr)
     _warn_if_diverged(loss, n_classes, lr)
     return LinearHead(weight, bias[..., 0])
 
@@ -218,6 +223,30 @@ def _epochs(
             bias.sub_(slope[:, begin:end].sum(dim=1, keepdim=True), alpha=lr / (end - begin))
             grad.zero_()
     return loss
+
+
+def _train_fused(
+    fused: Kernels,
+    x: Tensor,
+    labels: Tensor,
+    start: tuple[Tensor, Tensor],
+    shuffles: Shuffles,
+    batch_size: int,
+    lr: float,
+) -> Tensor:
+    """As `_train`, one task after another by a kernel for CPUs.
+
+    Slopes sum to 0 over the classes: the mean of their weights stays as it is, and changes no probability.
+    """
+    losses = []
+    for t, (weight, bias) in enumerate(zip(*start, strict=True)):
+        means = weight.mean(dim=0), bias.mean(dim=0)
+        above, shift = ((v - mean)[:-1].contiguous() for v, mean in zip((weight, bias), means, strict=True))
+        truth, orders = labels[t].to(torch.int32).contiguous(), shuffles.of_task(t).to(torch.int32)
+        losses.append(fused.sgd_epochs(x[t].contiguous(), truth, orders, above, shift, batch_size, lr))
+        for v, mean, part in zip((weight, bias), means, (above, shift), strict=True):
+            v[:-1], v[-1] = part + mean, mean - part.sum(dim=0)
+    return torch.tensor(losses, dtype=x.dtype)
 
 
 def _warn_if_diverged(loss: Tensor, n_classes: int, lr: float) -> None:

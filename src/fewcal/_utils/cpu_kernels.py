@@ -1,0 +1,132 @@
+"""Loops of our own on a CPU, for passes over points in which plain operations wait for memory again and again.
+
+They are written in C (`points.c`) and compiled when first used, once for a user, where there is a C compiler and a
+processor with AVX2. Elsewhere `kernels` returns None, and whoever asked falls back on plain operations, which give the
+same numbers but for rounding.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from importlib import resources
+from pathlib import Path
+from threading import Lock
+
+import torch
+from torch import Tensor
+
+# Classes that a kernel holds, and the weights of all of them: a core's first cache has to keep them beside the points.
+_MOST_CLASSES = 16
+_MOST_WEIGHTS = 1 << 14
+# Below this many numbers of a task's points nothing is gained that a compiler would be started for.
+_WORTH_IT = 1 << 20
+_FLAGS = ("-O3", "-mavx2", "-mfma", "-ffp-contract=fast", "-fno-math-errno", "-shared", "-fPIC")
+_COMPILERS = ("cc", "gcc", "clang")
+_PATIENCE = 60  # seconds
+
+_lock = Lock()
+_made: list[Kernels | None] = []
+
+
+class Kernels:
+    """The functions of `points.c`, of one task each; tensors are contiguous, in float32, labels and orders in int32."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+        library.sgd_epochs.restype = ctypes.c_float
+        library.look_along.restype = None
+
+    def sgd_epochs(
+        self, x: Tensor, labels: Tensor, orders: Tensor, weight: Tensor, bias: Tensor, batch_size: int, lr: float
+    ) -> float:
+        """Train weights `(N-1, D)` and biases `(N-1)` in place; the mean loss of the last of the orders `(E, M)`."""
+        (m, d), work = x.shape, torch.zeros_like(weight)
+        tensors = (_pointer(v) for v in (x, labels, orders, weight, bias, work))
+        sizes = (m, d, len(weight) + 1, len(orders), batch_size)
+        return float(self._library.sgd_epochs(*tensors, *sizes, ctypes.c_float(lr)))
+
+    def look_along(
+        self,
+        points: tuple[Tensor, Tensor],
+        logits: Tensor,
+        along: Tensor,
+        step: tuple[Tensor, Tensor] | None,
+        length: float,
+        out: tuple[Tensor, Tensor],
+    ) -> None:
+        """Points and labels, logits `(N, M)` and how they change along a step `(N-1, D)` with its biases `(N-1)`.
+
+        `along` is written; without a step it is read. `out` are the sums over points of loss, slope and curvature in
+        float64 `(3,)`, and the gradient `(N, D+1)` of the mean loss.
+        """
+        (x, labels), (sums, grad) = points, out
+        (m, d), n = x.shape, len(logits)
+        work = x.new_zeros(n - 1, d)
+        weight, bias = (None, None) if step is None else step
+        first = (_pointer(v) for v in (x, labels, logits, along, weight, bias))
+        last = (_pointer(v) for v in (sums.zero_(), grad.zero_(), work))
+        self._library.look_along(*first, ctypes.c_float(length), *last, m, d, n)
+
+
+def kernels(x: Tensor, n_classes: int) -> Kernels | None:
+    """The kernels for points `x (T, M, D)` of so many classes; None where there are none.
+
+    What is chosen depends on the size of a task alone, not on how many there are. `FEWCAL_PLAIN_CPU=1` asks for plain
+    operations.
+    """
+    m, d = x.shape[-2:]
+    if x.device.type != "cpu" or x.dtype != torch.float32 or m * d < _WORTH_IT or os.environ.get("FEWCAL_PLAIN_CPU"):
+        return None
+    if not 2 <= n_classes <= _MOST_CLASSES or n_classes * d > _MOST_WEIGHTS:
+        return None
+    with _lock:
+        if not _made:
+            _made.append(_make())
+        return _made[0]
+
+
+def _pointer(v: Tensor | None) -> ctypes.c_void_p:
+    assert v is None or v.is_contiguous()
+    return ctypes.c_void_p(None if v is None else v.data_ptr())
+
+
+def _make() -> Kernels | None:
+    compiler = next((found for name in _COMPILERS if (found := shutil.which(name))), None)
+    if compiler is None or os.name != "posix" or torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
+        return None
+    source = resources.files("fewcal._utils").joinpath("points.c").read_text(encoding="utf-8")
+    name = hashlib.sha256("\n".join([source, *_FLAGS]).encode()).hexdigest()[:16] + ".so"
+    try:
+        folder = _folder()
+        if folder is None:
+            with tempfile.TemporaryDirectory() as temporary:
+                return Kernels(_compiled(Path(temporary) / name, source, compiler))
+        return Kernels(_compiled(folder / name, source, compiler))
+    except (OSError, subprocess.SubprocessError):  # no space, no memory, a compiler that is none, nothing may be run
+        return None
+
+
+def _folder() -> Path | None:
+    """Where what was compiled is kept: the user's cache, if nobody else can write there."""
+    try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fewcal"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.stat()
+    except (OSError, RuntimeError):  # RuntimeError: nobody knows where home is
+        return None
+    return folder if status.st_uid == os.getuid() and not status.st_mode & 0o022 else None
+
+
+def _compiled(path: Path, source: str, compiler: str) -> ctypes.CDLL:
+    if not path.exists():
+        with tempfile.TemporaryDirectory(dir=path.parent) as build:
+            made = Path(build) / path.name
+            command = [compiler, *_FLAGS, "-x", "c", "-", "-o", str(made), "-lm"]
+            subprocess.run(command, input=source.encode(), capture_output=True, check=True, timeout=_PATIENCE)
+            made.replace(path)
+    return ctypes.CDLL(str(path))

@@ -1,0 +1,121 @@
+"""Loops in C give what plain operations give."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from fewcal._utils import cpu_kernels
+from fewcal._utils.randomness import TaskRandom
+from fewcal.heads.lbfgs import lbfgs_head
+from fewcal.heads.sgd import sgd_head
+
+needs_kernels = pytest.mark.skipif(
+    cpu_kernels.kernels(torch.zeros(1 << 10, 1 << 10), 2) is None, reason="no C compiler, or no AVX2"
+)
+
+
+@pytest.fixture
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_kernels, "_WORTH_IT", 0)
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """As in a process that has compiled nothing, for a user who has neither."""
+    monkeypatch.setattr(cpu_kernels, "_made", [])
+    monkeypatch.setattr(cpu_kernels, "_WORTH_IT", 0)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "fewcal"
+
+
+def points(n_classes: int, per: int, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+    random = torch.Generator().manual_seed(0)
+    labels = torch.arange(n_classes * per) % n_classes
+    centres = torch.randn(n_classes, dim, generator=random)
+    return (centres[labels] + torch.randn(2, len(labels), dim, generator=random)), labels.expand(2, -1)
+
+
+@needs_kernels
+@pytest.mark.parametrize(("n_classes", "dim"), [(2, 3), (3, 8), (5, 20), (6, 16), (7, 9), (11, 33), (16, 24)])
+def test_sgd_is_that_of_plain_operations(
+    n_classes: int, dim: int, always: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, labels = points(n_classes, 9, dim)
+
+    def head() -> torch.Tensor:
+        return sgd_head(x, labels, n_classes, TaskRandom(0, [3, 4]), batch_size=20, epochs=7).logits(x)
+
+    fused = head()
+    monkeypatch.setenv("FEWCAL_PLAIN_CPU", "1")
+    torch.testing.assert_close(fused, head(), rtol=1e-4, atol=1e-4)
+
+
+@needs_kernels
+@pytest.mark.parametrize(("n_classes", "dim"), [(2, 3), (5, 20), (12, 17)])
+@pytest.mark.parametrize("scale", [1.0, 1e3])
+@pytest.mark.parametrize("with_metric", [False, True])
+def test_lbfgs_ends_where_the_true_gradient_is_small(
+    n_classes: int, dim: int, scale: float, with_metric: bool, always: None
+) -> None:
+    x, labels = points(n_classes, 30, dim)
+    x, C, tol = scale * x, 0.1 / scale**2, 2e-4 * scale  # below it float32 has no more to say
+    metric = torch.linalg.inv(torch.eye(dim) + x[0].T @ x[0] / x.shape[1]) if with_metric else None
+    head = lbfgs_head(x, labels, n_classes, C=C, tol=tol, max_iter=1000, metric=metric)
+    weight, bias = head.weight.double().requires_grad_(), head.bias.double().requires_grad_()
+    logits = x.double() @ weight.mT + bias[:, None]
+    loss = torch.nn.functional.cross_entropy(logits.mT, labels, reduction="none").mean(dim=1).sum()
+    (loss + weight.square().sum() / (2 * C * x.shape[1])).backward()
+    assert weight.grad is not None
+    assert bias.grad is not None
+    assert max(float(weight.grad.abs().max()), float(bias.grad.abs().max())) <= 1.1 * tol
+
+
+@needs_kernels
+def test_a_task_is_the_same_alone(always: None) -> None:
+    x, labels = points(5, 11, 20)
+    both, alone = lbfgs_head(x, labels, 5), lbfgs_head(x[1:], labels[1:], 5)
+    assert torch.equal(both.weight[1], alone.weight[0])
+    both, alone = (sgd_head(x[i:], labels[i:], 5, TaskRandom(0, [0, 1][i:]), epochs=3) for i in (0, 1))
+    assert torch.equal(both.weight[1], alone.weight[0])
+
+
+@needs_kernels
+def test_what_was_compiled_is_kept(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.zeros(8, 4)
+    assert cpu_kernels.kernels(x, 3) is not None
+    assert [path.suffix for path in fresh.iterdir()] == [".so"]
+    assert fresh.stat().st_mode & 0o777 == 0o700
+    monkeypatch.setattr(cpu_kernels, "_made", [])
+    monkeypatch.setattr(subprocess, "run", None)  # not called again
+    assert cpu_kernels.kernels(x, 3) is not None
+
+
+@needs_kernels
+def test_a_folder_that_others_write_to_is_not_used(fresh: Path) -> None:
+    fresh.mkdir(parents=True)
+    fresh.chmod(0o777)
+    assert cpu_kernels.kernels(torch.zeros(8, 4), 3) is not None
+    assert not list(fresh.iterdir())
+
+
+@pytest.mark.parametrize("compiler", ["#!/bin/sh\nexit 1\n", "#!/bin/sh\nexit 0\n", "no program"])
+def test_without_a_compiler_that_works_there_are_none(
+    compiler: str, fresh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "cc").write_text(compiler)
+    (folder / "cc").chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder))
+    assert cpu_kernels.kernels(torch.zeros(8, 4), 3) is None
+
+
+def test_none_for_other_points(always: None) -> None:
+    x = torch.zeros(8, 4)
+    assert cpu_kernels.kernels(x.double(), 3) is None
+    assert cpu_kernels.kernels(x, 17) is None
+    assert cpu_kernels.kernels(torch.zeros(8, 1 << 14), 3) is None
