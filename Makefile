@@ -15,8 +15,8 @@ demo: $(STAMP)
 	$(BIN)/python -m fewcal.demo
 
 test: $(STAMP) surroundings
-	$(BIN)/python -m pytest -q -n 2
-	$(OTHER_PROCESSOR) $(BIN)/python -m pytest -q -n 2 $(NUMERIC:%=tests/%)
+	$(BIN)/python -m pytest -q -n 2 --dist loadgroup
+	$(OTHER_PROCESSOR) $(BIN)/python -m pytest -q -n 2 --dist loadgroup $(NUMERIC:%=tests/%)
 
 # Pages are tested in Chromium, shared studies on PostgreSQL. Root on Debian gets both; elsewhere one line says what is
 # missing.
@@ -31,7 +31,7 @@ surroundings:
 
 # Lines that no test runs; it makes the suite a quarter slower, so it is a command of its own.
 coverage: $(STAMP) surroundings
-	$(BIN)/python -m pytest -q -n 2 --cov --cov-report=term
+	$(BIN)/python -m pytest -q -n 2 --dist loadgroup --cov --cov-report=term
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -q -m slow
