@@ -18,13 +18,14 @@ test: $(STAMP) surroundings
 	$(BIN)/python -m pytest -q -n 2 --dist loadgroup
 	$(OTHER_PROCESSOR) $(BIN)/python -m pytest -q -n 2 --dist loadgroup $(NUMERIC:%=tests/%)
 
-# Pages are tested in Chromium, shared studies on PostgreSQL. Root on Debian gets both; elsewhere one line says what is
-# missing.
+# Pages are tested in Chromium, shared studies on PostgreSQL, loops in C where there is a compiler. Root on Debian gets
+# them; elsewhere one line says what is missing.
 surroundings:
 	@missing=""; \
 	command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || \
 	missing="chromium fonts-dejavu-core"; \
 	command -v initdb >/dev/null || ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || missing="$$missing postgresql"; \
+	command -v cc >/dev/null || command -v gcc >/dev/null || command -v clang >/dev/null || missing="$$missing gcc libc6-dev"; \
 	test -z "$$missing" || { test "$$(id -u)" = 0 && timeout 60 apt-get update -qq && \
 	timeout 300 apt-get install -y -qq --no-install-recommends $$missing; } >/dev/null 2>&1 || \
 	echo "tests that need them are skipped: $$missing; only root with apt-get can install it here"
