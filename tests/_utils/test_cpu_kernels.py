@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fewcal._utils import cpu_kernels
-from fewcal._utils.randomness import TaskRandom
+from fewcal._utils.randomness import TaskRandom, fill_normal
 from fewcal.heads.lbfgs import lbfgs_head
 from fewcal.heads.sgd import sgd_head
 
@@ -119,3 +119,11 @@ def test_none_for_other_points(always: None) -> None:
     assert cpu_kernels.kernels(x.double(), 3) is None
     assert cpu_kernels.kernels(x, 17) is None
     assert cpu_kernels.kernels(torch.zeros(8, 1 << 14), 3) is None
+
+
+@needs_kernels
+@pytest.mark.parametrize("size", [1 << 18, (1 << 18) + 3])
+def test_random_numbers_are_those_of_plain_operations(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    fused = fill_normal(torch.empty(size), torch.Generator().manual_seed(5))
+    monkeypatch.setenv("FEWCAL_PLAIN_CPU", "1")
+    assert torch.equal(fused, fill_normal(torch.empty(size), torch.Generator().manual_seed(5)))

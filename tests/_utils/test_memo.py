@@ -97,3 +97,11 @@ def test_bytes_count_each_storage_once() -> None:
     memo.get("name", lambda: "text")
     assert memo.nbytes == 40
     assert tensor_bytes([memo, x, torch.zeros(3, dtype=torch.float64)]) == 64
+
+
+def test_the_last_used_can_be_kept_alone() -> None:
+    memo = Memo()
+    for key in "abcad":
+        memo.get(key, str)
+    memo.keep_last(2)
+    assert list(memo) == ["a", "d"]

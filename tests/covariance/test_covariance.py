@@ -11,6 +11,7 @@ import torch
 
 import reference
 from conftest import ProcessGroup, make_world
+from fewcal._utils.memo import Memo
 from fewcal._utils.randomness import TaskRandom
 from fewcal.bank import BaseBank
 from fewcal.calibrate import Calibration, Calibrator
@@ -253,6 +254,21 @@ def test_noise_by_a_root_has_the_covariance_of_the_classes(p: int) -> None:
         expected = sum(float(c[0, s, j]) ** 2 * rows[i].T @ rows[i] for j, i in enumerate(index[0, s].tolist()))
         torch.testing.assert_close(torch.cov(out[0, s].T), expected, rtol=0.03, atol=0.15)
         torch.testing.assert_close(out[0, s].mean(dim=0), torch.full((5,), 3.0), rtol=0, atol=0.05)
+
+
+def test_kept_roots_change_no_number() -> None:
+    g = torch.Generator().manual_seed(0)
+    rows = torch.randn(4, 9, 5, generator=g)
+    index, c = torch.tensor([[[2, 0]], [[0, 2]], [[3, 1]]]), torch.full((3, 1, 2), 0.7)
+    roots, found = Memo(), []
+    for kept in (None, roots, roots):
+        out = torch.zeros(3, 1, 40, 5)
+        add_rooted(out, rows.mT @ rows, index, c, TaskRandom(0, [4, 4, 5]), kept)
+        found.append(out)
+    assert len(roots) == 2
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+    assert torch.equal(found[0][0], found[0][1])
 
 
 @pytest.mark.parametrize("n", [1, 40])

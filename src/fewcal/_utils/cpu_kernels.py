@@ -17,6 +17,7 @@ from importlib import resources
 from pathlib import Path
 from threading import Lock
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,6 +26,8 @@ _MOST_CLASSES = 16
 _MOST_WEIGHTS = 1 << 14
 # Below this many numbers of a task's points nothing is gained that a compiler would be started for.
 _WORTH_IT = 1 << 20
+# The same for random numbers, which are the same without a kernel.
+_MANY_NUMBERS = 1 << 18
 _FLAGS = ("-O3", "-mavx2", "-mfma", "-ffp-contract=fast", "-fno-math-errno", "-shared", "-fPIC")
 _COMPILERS = ("cc", "gcc", "clang")
 _PATIENCE = 60  # seconds
@@ -34,12 +37,12 @@ _made: list[Kernels | None] = []
 
 
 class Kernels:
-    """The functions of `points.c`, of one task each; tensors are contiguous, in float32, labels and orders in int32."""
+    """The functions of `points.c`, for one task; tensors are contiguous, in float32, labels and orders in int32."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
         library.sgd_epochs.restype = ctypes.c_float
-        library.look_along.restype = None
+        library.look_along.restype = library.pick.restype = None
 
     def sgd_epochs(
         self, x: Tensor, labels: Tensor, orders: Tensor, weight: Tensor, bias: Tensor, batch_size: int, lr: float
@@ -49,6 +52,12 @@ class Kernels:
         tensors = (_pointer(v) for v in (x, labels, orders, weight, bias, work))
         sizes = (m, d, len(weight) + 1, len(orders), batch_size)
         return float(self._library.sgd_epochs(*tensors, *sizes, ctypes.c_float(lr)))
+
+    def pick(self, bits: np.random.SFC64, table: Tensor, out: Tensor) -> None:
+        """Fill `out` with numbers of a table of 65536, each picked by 16 bits of the stream; the source stays as it is."""
+        state = np.array(bits.state["state"]["state"], np.uint64)
+        first = (ctypes.c_void_p(state.ctypes.data), _pointer(table), _pointer(out))
+        self._library.pick(*first, ctypes.c_long(out.numel()))
 
     def look_along(
         self,
@@ -84,6 +93,17 @@ def kernels(x: Tensor, n_classes: int) -> Kernels | None:
         return None
     if not 2 <= n_classes <= _MOST_CLASSES or n_classes * d > _MOST_WEIGHTS:
         return None
+    return _library()
+
+
+def number_kernels(out: Tensor) -> Kernels | None:
+    """The kernels for filling a tensor with numbers; None where there are none, or few numbers are asked for."""
+    if out.device.type != "cpu" or out.dtype != torch.float32 or out.numel() < _MANY_NUMBERS:
+        return None
+    return None if os.environ.get("FEWCAL_PLAIN_CPU") else _library()
+
+
+def _library() -> Kernels | None:
     with _lock:
         if not _made:
             _made.append(_make())

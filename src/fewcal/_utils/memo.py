@@ -42,6 +42,12 @@ class Memo:
         with self._lock:
             self._values.pop(key, None)
 
+    def keep_last(self, count: int) -> None:
+        """Drop all but so many, those that were used last."""
+        with self._lock:
+            while len(self._values) > count:
+                del self._values[next(iter(self._values))]
+
     def items(self) -> list[tuple[Hashable, object]]:
         """Keys and values as they are now, the last used last."""
         with self._lock:

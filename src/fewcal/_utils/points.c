@@ -229,3 +229,21 @@ void look_along(const float *x, const int32_t *labels, const float *logits, floa
         g[d] = (float)(shifts[c] / m), last[d] -= g[d];
     }
 }
+
+// Numbers of a table of 65536 picked by 16 random bits each, those of NumPy's SFC64 from this state on, which is left
+// where the stream stands.
+void pick(uint64_t *state, const float *table, float *out, long size) {
+    uint64_t a = state[0], b = state[1], c = state[2], count = state[3];
+    for (long i = 0; i < size; i += 4) {
+        uint64_t bits = a + b + count++;
+        a = b ^ (b >> 11), b = c + (c << 3), c = ((c << 24) | (c >> 40)) + bits;
+        int some = size - i < 4 ? (int)(size - i) : 4;
+        if (some == 4) {
+            out[i] = table[(bits & 0xffff) ^ 0x8000], out[i + 1] = table[((bits >> 16) & 0xffff) ^ 0x8000];
+            out[i + 2] = table[((bits >> 32) & 0xffff) ^ 0x8000], out[i + 3] = table[(bits >> 48) ^ 0x8000];
+        } else {
+            for (int j = 0; j < some; j++) out[i + j] = table[((bits >> (16 * j)) & 0xffff) ^ 0x8000];
+        }
+    }
+    state[0] = a, state[1] = b, state[2] = c, state[3] = count;
+}

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fewcal._utils.cpu_kernels import number_kernels
 from fewcal._utils.splitmix import mix
 
 _SEED_BITS = (1 << 63) - 1
@@ -39,7 +40,12 @@ def fill_normal(out: Tensor, generator: torch.Generator) -> Tensor:
         return out.normal_(generator=generator)
     flat, table = out.view(-1), _quantiles(out.dtype)
     seed = torch.empty((), dtype=torch.int64).random_(generator=generator)
-    bits = np.random.Generator(np.random.SFC64(int(seed)))
+    source = np.random.SFC64(int(seed))
+    fused = number_kernels(out)
+    if fused is not None:
+        fused.pick(source, table, flat)
+        return out
+    bits = np.random.Generator(source)
     for begin in range(0, len(flat), _AT_ONCE):
         part = flat[begin : begin + _AT_ONCE]
         drawn = bits.integers(1 << 64, size=-(-len(part) // 4), dtype=np.uint64).view(np.int16)[: len(part)]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
+from fewcal._utils.memo import Memo
 from fewcal._utils.randomness import TaskRandom
 from fewcal.covariance.base import OfClasses
 
@@ -14,8 +17,10 @@ TALL = 4
 _MOST_DENSE = 1 << 26
 # What is added to the diagonal before a root is taken, in units of it.
 _JITTER = 1e-6
+# Numbers of all roots that are kept, at most: 128 MB.
+_MOST_ROOTS = 1 << 25
 # Parts in which points are multiplied with a triangular root.
-_BLOCKS = 4
+_BLOCKS = 8
 
 
 class Independent(OfClasses):
@@ -68,26 +73,37 @@ class Independent(OfClasses):
         return y * self.classes.shares.square().mean(dim=1)[:, None, :, None]
 
 
-def add_rooted(out: Tensor, covariances: Tensor, index: Tensor, c: Tensor, random: TaskRandom) -> None:
+def add_rooted(
+    out: Tensor, covariances: Tensor, index: Tensor, c: Tensor, random: TaskRandom, roots: Memo | None = None
+) -> None:
     """Add to points `out (T, S, n, D)` on a CPU normal noise with covariance Σ c_j²·Σ_j, by its triangular root.
 
-    As `add_stacked` does with `covariances (C, D, D)` in place of rows, and the same `index` and `c (T, S, k)`.
+    As `add_stacked` does with `covariances (C, D, D)` in place of rows, and the same `index` and `c (T, S, k)`. `roots`
+    keeps the last roots: support points of a class often have the same neighbours.
     """
+    roots = Memo() if roots is None else roots
     d, block = out.shape[-1], max(1, -(-out.shape[-1] // _BLOCKS))
     for task, (classes, shares) in enumerate(zip(index.tolist(), c.tolist(), strict=True)):
         own = random.part(slice(task, task + 1))
         for points, named, weights in zip(out[task], classes, shares, strict=True):
-            dense = covariances[named[0]] * weights[0] ** 2
-            for i, w in zip(named[1:], weights[1:], strict=True):
-                dense.add_(covariances[i], alpha=w**2)
-            dense.diagonal().mul_(1 + _JITTER)
-            lower, failed = torch.linalg.cholesky_ex(dense)
-            upper = root(dense[None])[0] if failed else lower.mT
+            key = tuple(sorted(zip(named, weights, strict=True)))
+            upper, triangular = roots.get(key, partial(_triangular_root, covariances, key))
+            roots.keep_last(max(1, _MOST_ROOTS // d**2))
             latent = own.normal(len(points), d, dtype=out.dtype)[0]
             for low in range(0, d, block):  # what is below the diagonal is 0, and is not multiplied
                 part = slice(low, low + block)
-                rows = slice(d if failed else low + block)
+                rows = slice(low + block if triangular else d)
                 points[:, part].addmm_(latent[:, rows], upper[rows, part])
+
+
+def _triangular_root(covariances: Tensor, classes: tuple[tuple[int, float], ...]) -> tuple[Tensor, bool]:
+    """F with FᵀF = Σ c_j²·Σ_j for pairs (j, c_j), and whether it is upper triangular."""
+    dense = torch.zeros_like(covariances[0])
+    for i, w in classes:
+        dense.add_(covariances[i], alpha=w**2)
+    dense.diagonal().mul_(1 + _JITTER)
+    lower, failed = torch.linalg.cholesky_ex(dense)
+    return (root(dense[None])[0], False) if failed else (lower.mT, True)
 
 
 def root(dense: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fewcal._utils.bfloat16 import exact_asked, half_pays
+from fewcal._utils.memo import Memo
 from fewcal._utils.randomness import TaskRandom
 from fewcal.covariance.calibrated import CalibratedCovariance
 from fewcal.covariance.independent import add_rooted
@@ -73,7 +74,8 @@ class ShrunkCovariance:
         if dense is None:
             add_stacked(out, *stacked, random)
         else:
-            add_rooted(out, dense, self.covariance.index, self.covariance.c, random)
+            roots = self.covariance.bank.memo.get("roots of sums", Memo)
+            add_rooted(out, dense, self.covariance.index, self.covariance.c, random, roots)
 
 
 def main_axes(covariance: Tensor, count: int = 128, passes: int = 4) -> tuple[Tensor, Tensor]:
