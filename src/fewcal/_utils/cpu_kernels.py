@@ -54,7 +54,7 @@ class Kernels:
         return float(self._library.sgd_epochs(*tensors, *sizes, ctypes.c_float(lr)))
 
     def pick(self, bits: np.random.SFC64, table: Tensor, out: Tensor) -> None:
-        """Fill `out` with numbers of a table of 65536, each picked by 16 bits of the stream; the source stays as it is."""
+        """Fill `out` with numbers of a table of 65536, each picked by 16 bits of the stream."""
         state = np.array(bits.state["state"]["state"], np.uint64)
         first = (ctypes.c_void_p(state.ctypes.data), _pointer(table), _pointer(out))
         self._library.pick(*first, ctypes.c_long(out.numel()))
