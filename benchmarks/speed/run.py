@@ -148,7 +148,7 @@ def measure(options: argparse.Namespace) -> None:
             "gdc whitened": (make_method("gdc", "whitened"), options.tasks * 100, 1),
         }
         if options.only:
-            runs = {name: run for name, run in runs.items() if any(word in name for word in options.only)}
+            runs = {name: run for name, run in runs.items() if set(name.split()) & set(options.only)}
         print(f"5-way {shot}-shot, n=750 a class            tasks/s   ratio   asked   fit + predict")
         print(f"{'naive DC (NumPy + scikit-learn)':36s} {rate:10.2f}   1.0")
         for label, (method, tasks, processes) in runs.items():

@@ -65,7 +65,7 @@ class Independent(OfClasses):
         bank, k = self.classes.bank, self.classes.c.shape[-1]
         # By the bank alone, whatever classes a batch of tasks names: it decides which random numbers are drawn.
         p, d = int(bank.counts.max()), bank.dim
-        if len(bank) * d * d > _MOST_DENSE or 2 * n * k * p < d * d + 1.25 * n * d:
+        if k * p > TALL * d or len(bank) * d * d > _MOST_DENSE or 2 * n * k * p < d * d + 1.25 * n * d:
             return None
         return bank.class_covariances()
 

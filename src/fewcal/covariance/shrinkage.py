@@ -56,10 +56,12 @@ class ShrunkCovariance:
         As `gaussian(mean).sample` does, but stacked classes are drawn one after another where nothing is gained by
         drawing from all of F: at five shots their copies take longer than the points.
         """
-        stacked = None
-        if self.psd != "eigen" and (self.a is None or mean.is_cuda):
+        dense, stacked, plain = None, None, self.psd != "eigen" and (self.a is None or mean.is_cuda)
+        if plain and not mean.is_cuda and not half_pays(mean, mean.numel() * int(self.covariance.bank.counts.max())):
+            dense = self.covariance.strategy.covariances(n)
+        if plain and dense is None:  # which copies rows: not where nobody needs them
             stacked = self.covariance.strategy.stacked(self._half(mean))
-        if stacked is None:
+        if dense is None and stacked is None:
             # On a GPU some tasks at a time, whose factors have room; on a CPU batches are small.
             one = mean[0].numel() * self.covariance.rows
             some = max(1, FACTORS_AT_ONCE_CUDA // max(one, 1)) if mean.is_cuda else len(mean)
@@ -69,11 +71,9 @@ class ShrunkCovariance:
             return
         none = mean.new_zeros(*mean.shape[:-1], 0, mean.shape[-1])
         FactorGaussian(mean, none, self.a, self.b).sample(n, random, out=out)
-        whole = mean.is_cuda or stacked[0].dtype != out.dtype
-        dense = None if whole else self.covariance.strategy.covariances(n)
-        if dense is None:
+        if stacked is not None:
             add_stacked(out, *stacked, random)
-        else:
+        elif dense is not None:
             roots = self.covariance.bank.memo.get("roots of sums", Memo)
             add_rooted(out, dense, self.covariance.index, self.covariance.c, random, roots)
 

@@ -93,12 +93,14 @@ class Preconditioner:
     """P·grad for gradients `(N, D+1)`: weights times `metric (D, D)`, or less a part along the all-ones direction."""
 
     def __init__(self, damping: float, metric: Tensor | None) -> None:
-        self.damping, self.metric = np.float32(damping), None if metric is None else metric.numpy()
+        self.damping, self.metric = np.float32(damping), metric
 
     def __call__(self, grad: np.ndarray) -> np.ndarray:
         out, weight = grad.copy(), grad[:, :-1]
         if self.metric is not None:
-            out[:, :-1] = weight @ self.metric
+            made = torch.from_numpy(out)[:, :-1]
+            torch.mm(torch.from_numpy(weight)[:-1], self.metric, out=made[:-1])
+            torch.sum(made[:-1], dim=0, out=made[-1]).neg_()  # weights sum to 0 over the classes
         else:
             out[:, :-1] -= self.damping * weight.mean(axis=1, keepdims=True)
         return out
