@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 import subprocess
 import sys
 from dataclasses import replace
@@ -34,7 +35,7 @@ from fewcal.paper.experiments import (
     fidelity,
     off_diagonal,
 )
-from fewcal.paper.measured import choose_on_val, difference, gain_text, grid, join, measure
+from fewcal.paper.measured import choose_on_val, difference, gain_text, grid, join, mean_text, measure
 from fewcal.paper.published import candidate, published
 from fewcal.paper.registry import Experiment
 from fewcal.paper.run import dataset_of, find_features, kept_records, read_config, run_experiments
@@ -310,6 +311,24 @@ def test_off_diagonal_covariances_are_told_from_noise() -> None:
 
 
 # ---- the fidelity study ---------------------------------------------------------------------------------------------
+
+
+def test_the_tables_of_the_page_are_written_from_a_run(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# Words\n\n## All figures\n\nold tables\n", encoding="utf-8")
+    monkeypatch.setattr("sys.argv", ["fidelity_page.py", str(finished), str(page)])
+    tool = Path(__file__).parents[2] / "tools" / "fidelity_page.py"
+    runpy.run_path(str(tool), run_name="__main__")
+    text = page.read_text(encoding="utf-8")
+    assert text.startswith("# Words\n\n## All figures\n\nColumns are features and shots, * a stand-in.")
+    assert "old tables" not in text
+    assert "| starting point | Dogs* 1 | Dogs* 5 | mini* 1 | mini* 5 |" in text
+    record = json.loads((finished / "results" / "fidelity" / "mini-1shot.json").read_text(encoding="utf-8"))["data"]
+    [line] = [line for line in text.splitlines() if line.startswith("| `paper`, own scale |")]
+    assert line.split(" | ")[3] == mean_text(record, "paper, own scale")
+    assert " comparisons, " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("preset", fidelity.PRESETS)

@@ -174,7 +174,7 @@ def _opening(config: Config, kept: Mapping[str, Sequence[Kept]], left_out: Seque
         f"{effort['sampled']} for those that train on sampled points, {effort['sgd']} for the paper's own SGD head, "
         f"{effort['study']} for each variant of a study; at most {effort['trials']} settings on "
         f"{effort['trial_tasks']} validation tasks where something is tuned. Seed {effort['seed']}. "
-        "Settings are chosen on validation classes.",
+        "What the run tunes is chosen on validation classes; the paper's own rows are the best of three on novel ones.",
         f"† marks figures of the paper, on the paper's own features ({published()['paper']}). Intervals are 95% over "
         "tasks, paired where two methods are compared; they say nothing about other classes.",
         "The paper's settings belong to the scale of the paper's features, which it does not give: the weights that it "

@@ -32,7 +32,7 @@ _STAND_INS: ContextVar[frozenset[str]] = ContextVar("stand_ins", default=frozens
 
 
 class Accuracy(TypedDict):
-    """In per cent; `plus_minus` as printed: the paper's own rows have twice the half-width of the 95% interval."""
+    """In per cent; `plus_minus` as printed, which is no half-width of a 95% interval: see the `note` of the file."""
 
     accuracy: float
     plus_minus: float

@@ -33,8 +33,9 @@ DEVIATIONS = (
     "for a support point or a class, and more.",
     "Equation 13 has a ridge and shifted log-determinants unless a table says otherwise, because as printed it is "
     "undefined for singular covariances and its distances are negative where variances are small.",
-    "± is the half-width of a 95% interval over tasks. The paper's ± is kept as printed; beside 5000 tasks it is about "
-    "twice that for its own rows, and it cites the rows of other papers with theirs.",
+    "± is the half-width of a 95% interval over tasks. The paper's ± is kept as printed: about twice that of "
+    "5000 tasks in its own rows of tables 1 to 3, less than that of 200 tasks in table 4, and in rows that it cites "
+    "from other papers theirs.",
     "Where a number of tasks is smaller than the paper's 5000, the interval is as much wider. Classes, backbones and "
     "seeds of training are not varied: no interval here tells about others.",
 )

@@ -240,10 +240,10 @@ def _notes(records: Records[ComparisonRecord]) -> str:
         f"All rows of a column share their first tasks; they have {' or '.join(map(str, counts))} of them: slow "
         "methods have fewer (point at a number to see how many). Every task draws its own points and initial weights, "
         "so that their variance is part of every interval; drawing them anew on the same tasks moves the printed "
-        f"setting by {points(min(moved))} to {points(max(moved))}. The ± of the paper's own GDC rows is twice the 95% "
-        "half-width, ours is the half-width; rows that the paper cites have the ± of their papers. With more than "
-        f"{LARGEST} features the authors' row has b clipped instead of eigenvalues. Our features come from other "
-        "backbones, so compare orders, not levels."
+        f"setting by {points(min(moved))} to {points(max(moved))}. The ± of the paper's own GDC rows is about twice "
+        "the 95% half-width of 5000 tasks, ours is the half-width; rows that the paper cites have the ± of their "
+        f"papers. With more than {LARGEST} features the authors' row has b clipped instead of eigenvalues. Our "
+        "features come from other backbones, so compare orders, not levels."
     )
 
 
