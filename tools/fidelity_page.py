@@ -30,7 +30,9 @@ def all_figures(run: Path, day: date) -> str:
     """What stands under the heading: the setting in words, then two tables for each preset."""
     kept = kept_records(run).get("fidelity")
     if kept is None:
-        raise InputError(f"{run} has no record of the fidelity study; compute it: fewcal paper run fidelity --out {run}")
+        raise InputError(
+            f"{run} has no record of the fidelity study; compute it: fewcal paper run fidelity --out {run}"
+        )
     config = read_config(run)
     records = {(r["dataset"], r["shot"]): r["data"] for r in kept}
     section = fidelity.show_fidelity(records)
