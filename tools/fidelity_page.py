@@ -43,8 +43,8 @@ def all_figures(run: Path, day: date) -> str:
     device = ", ".join(dict.fromkeys(r["device"] for r in kept))
     words = (
         f"Columns are features and shots{', * a stand-in' if stand_ins else ''}. {', '.join(map(str, counts))} novel "
-        f"tasks, the fewer the slower the method, seed {config['effort']['seed']}, computed by {device}, {day}. – where "
-        "the question does not arise: both answers are the same (one shot, signed features, a Σ'ₛ that is never "
+        f"tasks, the fewer the slower the method, seed {config['effort']['seed']}, computed by {device}, {day}. – "
+        "where the question does not arise: both answers are the same (one shot, signed features, a Σ'ₛ that is never "
         "clipped, the preset's own answer), or it would take too long (eigenvalues for large D). Four digits mark a "
         "difference that a few tasks out of many make."
     )

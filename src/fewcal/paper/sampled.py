@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fewcal._utils.threads import in_parallel
 from fewcal.errors import InputError
 from fewcal.features import FeatureSet, FeatureSplit
 from fewcal.paper.settings import UNIT, Variant, params_text
@@ -92,14 +94,19 @@ def drawn_text(params: GDCParams) -> str:
     return "; ".join(part for part in params_text(params).split("; ") if not part.endswith("head"))
 
 
-def embed(points: np.ndarray, seed: int, iterations: int = 1000) -> list[list[float]]:
-    """Points (P, D) in the plane by t-SNE, (P, 2)."""
+def embed(clouds: Sequence[np.ndarray], seed: int, iterations: int = 1000) -> list[list[list[float]]]:
+    """Points (P, D) of each cloud in a plane of its own by t-SNE, (P, 2)."""
     from sklearn.manifold import TSNE
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-    perplexity = min(30.0, (len(points) - 1) / 3)
-    tsne = TSNE(perplexity=perplexity, init="pca", random_state=seed, max_iter=iterations)
-    with threadpool_limits(1):  # a few hundred points: threads would wait for each other most of the time
-        plane = tsne.fit_transform(points.astype(np.float64))
-    rounded: list[list[float]] = np.round(plane.astype(np.float64), 3).tolist()
-    return rounded
+    def one(points: np.ndarray) -> list[list[float]]:
+        perplexity = min(30.0, (len(points) - 1) / 3)
+        tsne = TSNE(perplexity=perplexity, init="pca", random_state=seed, max_iter=iterations)
+        with threadpool_limits(1):  # OpenMP counts for each thread
+            plane: np.ndarray = tsne.fit_transform(points.astype(np.float64))
+        rounded: list[list[float]] = np.round(plane.astype(np.float64), 3).tolist()
+        return rounded
+
+    threads = torch.get_num_threads()  # which the limit hides
+    with threadpool_limits(1):  # a few hundred points: threads of one cloud would wait for each other most of the time
+        return list(in_parallel(one, clouds, threads))

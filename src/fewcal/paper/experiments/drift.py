@@ -196,7 +196,7 @@ def _panel(method: GDC, x: Tensor, powers: Sequence[float], shown: int, seed: in
         for i, cloud in enumerate(clouds.values()):
             drawn = cloud.sample(shown, TaskRandom(seed, [0], stream=i))[0, 0]
             points += [cloud.mean[0].numpy(), drawn.numpy()]
-    plane = embed(np.concatenate(points), seed, iterations)
+    [plane] = embed([np.concatenate(points)], seed, iterations)
     starts = {name: 1 + i * (1 + shown) for i, name in enumerate(clouds)}
     return {
         "support": plane[0],

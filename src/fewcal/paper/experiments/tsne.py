@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fewcal._utils.randomness import TaskRandom
+from fewcal._utils.threads import in_parallel
 from fewcal.episodes import Episodes, EpisodeSpec, sample_episodes
 from fewcal.evaluation.stats import paired
 from fewcal.features import FeatureSet, FeatureSplit
@@ -103,13 +104,18 @@ def tsne_data(
         for t in tasks
     ]
     nearness: dict[str, Nearness] = {}
+    points: dict[tuple[int, str], np.ndarray] = {}
     settings = {}
     for name, method in (methods or figure_methods("mini", spec.shot)).items():
         method.prepare(bank)
         settings[name] = _setting(method)
         nearness[name] = _nearness(method, rows, spec, scored)
         for one in drawn:
-            one["panels"][name] = _panel(method, rows, spec, one["task"], shown, iterations)
+            points[one["task"], name], one["panels"][name] = _panel(method, rows, spec, one["task"], shown)
+    planes = dict(zip(points, embed(list(points.values()), seed, iterations), strict=True))
+    for one in drawn:
+        for name, panel in one["panels"].items():
+            panel["points"] = planes[one["task"], name]
     return {
         "tasks": drawn,
         "nearness": nearness,
@@ -127,9 +133,9 @@ def _setting(method: DC | GDC) -> str:
 
 
 def _panel(
-    method: DC | GDC, rows: FeatureSplit, spec: EpisodeSpec, task: int, shown: int, iterations: int
-) -> figures.Panel:
-    """A task in the plane, with `shown` samples of each class at most."""
+    method: DC | GDC, rows: FeatureSplit, spec: EpisodeSpec, task: int, shown: int
+) -> tuple[np.ndarray, figures.Panel]:
+    """Points of a task, with `shown` samples of each class at most, and the panel that lacks their places."""
     x, query = _task_points(method, rows, spec, task)
     own = _even(x.shape[1] - spec.shot, shown) + spec.shot
     some = torch.cat([x[:, : spec.shot], x[:, own]], dim=1)
@@ -137,18 +143,15 @@ def _panel(
     points = torch.cat([some.flatten(0, 1), query.flatten(0, 1)]).numpy()
     order = torch.arange(spec.way)
     classes = torch.cat([order.repeat_interleave(some.shape[1]), order.repeat_interleave(spec.query)])
-    return {
-        "points": embed(points, spec.seed, iterations),
-        "classes": classes.tolist(),
-        "kinds": kinds * spec.way + ["query"] * (spec.way * spec.query),
-    }
+    every = kinds * spec.way + ["query"] * (spec.way * spec.query)
+    return points, {"points": [], "classes": classes.tolist(), "kinds": every}
 
 
 def _nearness(method: DC | GDC, rows: FeatureSplit, spec: EpisodeSpec, tasks: int) -> Nearness:
     """The energy distance of support ∪ samples, and of the support alone, to held-out rows of their class."""
-    out: Nearness = {"distance": [], "width": [], "support": []}
     labels = rows.require_labels()
-    for task in range(tasks):
+
+    def one(task: int) -> tuple[float, float, float]:
         x, _ = _task_points(method, rows, spec, task)
         episode = _episodes(rows, spec, task)
         held_out = [
@@ -156,13 +159,17 @@ def _nearness(method: DC | GDC, rows: FeatureSplit, spec: EpisodeSpec, tasks: in
             for c, own in zip(episode.classes[0], episode.support[0], strict=True)
         ]
         size = min(_REAL, *map(len, held_out))
-        real = _take(method, rows, np.stack([one[_even(len(one), size)] for one in held_out]))
+        real = _take(method, rows, np.stack([own[_even(len(own), size)] for own in held_out]))
         distance, width = energy_distance(x, real)
         alone, _ = energy_distance(x[:, : spec.shot], real)
-        out["distance"].append(round(float(distance.mean()), 5))
-        out["width"].append(round(float(width.mean()), 5))
-        out["support"].append(round(float(alone.mean()), 5))
-    return out
+        return round(float(distance.mean()), 5), round(float(width.mean()), 5), round(float(alone.mean()), 5)
+
+    found = list(in_parallel(one, range(tasks)))
+    return {
+        "distance": [distance for distance, _, _ in found],
+        "width": [width for _, width, _ in found],
+        "support": [alone for _, _, alone in found],
+    }
 
 
 def _even(count: int, most: int) -> np.ndarray:
@@ -263,7 +270,7 @@ def nearness_table(data: TsneData, where: str) -> Table:
 def compute(case: Case) -> TsneData:
     """Figures 1 and 4: two tasks of five novel classes."""
     methods = figure_methods(case.dataset)
-    scored = min(50, case.budget.study)
+    scored = min(50, case.budget.sampled)
     return tsne_data(case.features, seed=case.budget.seed, methods=methods, scored=scored, evaluations=case.evaluations)
 
 
