@@ -2,10 +2,10 @@
 
     python benchmarks/accuracy/choices.py FEATURES [MORE_FEATURES…] [--cells 5x1,5x5,20x1] [--tasks 250]
 
-Each constant of the preset `default` is varied by itself. For every feature set in turn, the setting with the largest
-mean gain over SimpleShot on the validation classes of all other sets is read on the validation and the novel classes of
-the set that was left out, beside the default and the best setting in hindsight. Novel classes are looked at with the
-default and the chosen setting alone.
+Each constant of the preset `default` is varied by itself, those of its parameters and those of its rules. For every
+feature set in turn, the setting with the largest mean gain over SimpleShot on the validation classes of all other sets
+is read on the validation and the novel classes of the set that was left out, beside the default and the best setting in
+hindsight. Novel classes are looked at with the default and the chosen setting alone.
 """
 
 from __future__ import annotations
@@ -13,23 +13,29 @@ from __future__ import annotations
 import argparse
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import torch
 from common import QUERIES, Cell, average, difference, feature_folders, parse_cells, table_head, table_row
 
+from fewcal import class_prior
 from fewcal.errors import FewcalWarning
 from fewcal.evaluation import Protocol, evaluate
 from fewcal.features import FeatureSet, FeatureSplit
 from fewcal.gaussianize import fit_gaussianization
-from fewcal.methods import Method, make_method
+from fewcal.methods import Method, hierarchical, make_method
 from fewcal.power_choice import POWERS, PowerSample, within_class_kurtosis
 from fewcal.presets import get_preset
 
 DEFAULT = "default"
-# Values that are tried in place of the default's. `kurtosis` is the threshold of the choice of β.
+# Values that are tried in place of those of the default. `kurtosis` is the threshold of the choice of β; of the rules,
+# `classes` is the number of base classes from which on they have all of the say (60), `match` multiplies both limits of
+# the match with their domain (0.2, 0.4), `ridges` is how far the ridges that the whitening averages lie apart (4).
 GRID: dict[str, tuple[float, ...]] = {
     "whiten": (1.0, 4.0),
     "strength": (0.5, 2.0, 4.0),
@@ -37,7 +43,11 @@ GRID: dict[str, tuple[float, ...]] = {
     "floor": (0.5, 2.0),
     "scatter": (5.0, 20.0),
     "kurtosis": (4.0, 5.0, 10.0, 1e9),
+    "classes": (40.0, 90.0),
+    "match": (0.5, 1.5),
+    "ridges": (1.0, 8.0),
 }
+RULES = ("classes", "match", "ridges")
 Gains = dict[str, dict[str, float]]  # points above SimpleShot by feature set and setting, mean over cells
 
 
@@ -53,11 +63,28 @@ class Setting:
 
     def method(self, powers: Mapping[float, float]) -> Method:
         """The method, where features have these kurtoses after each power."""
-        if not self.constant:
+        if not self.constant or self.rule:
             return make_method("gdc")
         if self.constant == "kurtosis":
             return make_method("gdc", beta=power_at(powers, self.value))
         return make_method("gdc", get_preset(DEFAULT).with_changes(**{self.constant: self.value}))
+
+    @property
+    def rule(self) -> str:
+        """The constant, if it is one of a rule and no parameter."""
+        return self.constant if self.constant in RULES else ""
+
+    def applied(self) -> AbstractContextManager[object]:
+        """Within it the constant of a rule has the value."""
+        v = self.value
+        match self.rule:
+            case "classes":
+                return patch.multiple(class_prior, ENOUGH_CLASSES=v)
+            case "match":
+                return patch.multiple(hierarchical, UNLIKE=v * hierarchical.UNLIKE, LIKE=v * hierarchical.LIKE)
+            case "ridges":
+                return patch.multiple(class_prior, RIDGES=(1 / v, 1.0, v))
+        return nullcontext()
 
 
 SETTINGS = [Setting(), *(Setting(name, value) for name, values in GRID.items() for value in values)]
@@ -83,13 +110,21 @@ def accuracies(
 ) -> list[dict[str, np.ndarray]]:
     """Accuracies `(T,)` of SimpleShot and each setting in each cell that fits; `protocol` has split, seed and tasks."""
     powers = kurtosis_by_power(features.split("base"))
-    methods = {"simpleshot": make_method("simpleshot")} | {str(s): s.method(powers) for s in settings}
     found = []
     for cell in (c for c in cells if c.fits(features.split(protocol.split))):
         tasks = cell.tasks(protocol.tasks)
         of_cell = Protocol(cell.way, cell.shot, QUERIES, tasks, protocol.seed, protocol.split)
-        results = evaluate(methods, features, of_cell, device)
-        found.append({name: results.accuracy(name) for name in methods})
+        accuracy = {}
+        # A rule holds for all methods of an evaluation, and its bank remembers what followed from it.
+        for rule, group in groupby(settings, key=lambda s: str(s) if s.rule else ""):
+            together = list(group)
+            methods = {str(s): s.method(powers) for s in together}
+            if not rule:
+                methods["simpleshot"] = make_method("simpleshot")
+            with together[0].applied():
+                results = evaluate(methods, features, of_cell, device)
+            accuracy |= {name: results.accuracy(name) for name in methods}
+        found.append(accuracy)
     return found
 
 

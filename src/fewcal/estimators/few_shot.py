@@ -18,6 +18,7 @@ from fewcal._utils.names import nearest_names
 from fewcal._utils.parameters import warn_renamed
 from fewcal._utils.randomness import TaskRandom
 from fewcal.bank import BaseBank
+from fewcal.class_prior import say_with_shots
 from fewcal.domain_match import off_scale
 from fewcal.errors import FewcalWarning, InputError
 from fewcal.estimators.explain import Explanation, SupportAnalysis, no_bank_explanation
@@ -177,7 +178,7 @@ class FewShotClassifier(IncrementalMixin):
         if isinstance(method, Explainable) and method.unused is None:
             self._analysis = SupportAnalysis(method, support, labels, self.classes_.tolist())
             known = self._head.trust if isinstance(self._head, BlendedHead) else method.trust(batch).share
-            self._warn_of_distrust(method, float(known[0]))
+            self._warn_of_distrust(float(known[0]), say_with_shots(method.say, len(x) / len(self.classes_)))
         return self
 
     def _plain(self, X: np.ndarray, given: Mapping[str, object]) -> Bankless:
@@ -206,8 +207,8 @@ class FewShotClassifier(IncrementalMixin):
             warn(one.message, one.category, stacklevel=4)
         return method
 
-    def _warn_of_distrust(self, method: Explainable, trust: float) -> None:
-        if trust < LITTLE_SAY * method.say and isinstance(self.preset, str) and self.trust is None:
+    def _warn_of_distrust(self, trust: float, most: float) -> None:
+        if trust < LITTLE_SAY * most and isinstance(self.preset, str) and self.trust is None:
             warn(
                 f"the base classes have a say of {trust:.0%} only: they are few, or resemble your classes little; "
                 "explain() tells more, and base classes of the same domain would help",

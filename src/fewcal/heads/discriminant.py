@@ -8,8 +8,9 @@ the oracle approximating shrinkage estimator (Chen, Wiesel, Eldar, Hero, IEEE TS
 this is the nearest mean, and the more rows there are the more of their covariance counts. P is never built: with S rows
 and D features everything is solved in the smaller of the two dimensions.
 
-γ turns scores into log-probabilities. It has a prior guess; where classes have three rows or more, each row is scored
-as if it had not been there, and γ is the posterior mean under the likelihood of those scores, on a logarithmic scale.
+γ turns scores into log-probabilities. It has a prior guess; where classes have three rows or more (two, for means
+without a prior), each row is scored as if it had not been there, and γ is the posterior mean under the likelihood of
+those scores, on a logarithmic scale.
 With one row a class, how alike rows of different classes are says how sure an answer can be (`one_shot_log_odds`).
 """
 
@@ -91,8 +92,8 @@ class Discriminant:
     ridge : float
         In OAS ridges.
     unbiased : bool
-        Whether the length of a mean is freed of what noise adds to it, for means without a prior: with different
-        numbers of rows the class with most of them would otherwise have the shortest mean and win.
+        Whether the length of a mean is freed of what noise adds to it, for means without a prior: the class with most
+        rows would otherwise have the shortest mean and win, and a row that is left out would be taken for a stranger.
     """
 
     support: Tensor
@@ -115,10 +116,17 @@ class Discriminant:
         shots = Shots(counts, (member @ counts[..., None]).squeeze(-1), most, least == most)
         solve = self._in_rows if self.support.shape[1] <= self.support.shape[2] else self._in_features
         directions, nu, found = solve(member, shots)
-        if most > 2:  # of two rows one left out says nothing
-            gamma = fit_gamma(self.left_out(nu, found, shots), self.labels, shots.of_rows, gamma)
-        squares = found.mm if shots.even or not self.unbiased else found.mm - self._noise(nu, found, shots)
-        return _linear(directions, squares, gamma)
+        noise = self._noise(nu, found, shots) if self.unbiased else None
+        if most > 2 or self.unbiased:
+            scores, rows = self.left_out(nu, found, shots, noise), shots.of_rows
+            if self.unbiased:
+                # Left out, a row lies 1 + 1/(K − 1) variances from the mean of its class, a new one 1 + 1/K.
+                scores, counts = scores * (1 - rows[..., None] ** -2), (rows > 1).to(scores.dtype)
+            else:
+                # The mean of the others is noisier; of two rows, beside what a prior tells, one says nothing.
+                counts = (rows - 2).clamp(min=0) / (rows - 1).clamp(min=1)
+            gamma = fit_gamma(scores, self.labels, counts, gamma)
+        return _linear(directions, found.mm if noise is None else found.mm - noise, gamma)
 
     def _noise(self, nu: Tensor, found: RowProducts, shots: Shots) -> Tensor:
         """tr(PS)/K `(T, N)`, by which μᵀPμ is too large; S is judged by rows that P has not seen."""
@@ -205,10 +213,11 @@ class Discriminant:
         dim = self.support.shape[2]
         return (self.ridge * oas_ridge(trace, square, freedom, dim)).clamp(min=1e-12)[:, None, None]
 
-    def left_out(self, nu: Tensor, found: RowProducts, shots: Shots) -> Tensor:
+    def left_out(self, nu: Tensor, found: RowProducts, shots: Shots, noise: Tensor | None = None) -> Tensor:
         """Scores of each support row by the discriminant without it, `(T, S, N)`, by Sherman and Morrison's formula.
 
-        Without row i, RᵀR is less by K/(K−1)·r rᵀ, and of the means only that of its own class moves, to w.
+        Without row i, RᵀR is less by K/(K−1)·r rᵀ, and of the means only that of its own class moves, to w. Means are
+        freed of `noise (T, N)` in their squared length, of which w, the mean of fewer rows, has K/(K−1) times as much.
         """
         k = shots.of_rows[..., None]
         change = k / (k - 1).clamp(min=1) / nu  # (T, S, 1)
@@ -218,7 +227,11 @@ class Discriminant:
             return plain + gain * (2 * found.rx * across - across.square())
 
         own = updated(2 * found.xw - found.ww, found.rw)
-        return updated(2 * found.xm - found.mm[:, None], found.rm).scatter(2, self.labels[..., None], own)
+        squares = found.mm
+        if noise is not None:
+            squares = squares - noise
+            own = own + noise.gather(1, self.labels)[..., None] * k / (k - 1).clamp(min=1)
+        return updated(2 * found.xm - squares[:, None], found.rm).scatter(2, self.labels[..., None], own)
 
 
 def _linear(directions: Tensor, squares: Tensor, gamma: Tensor) -> LinearHead:
@@ -239,20 +252,18 @@ def _diagonal(a: Tensor) -> Tensor:
     return a.diagonal(dim1=1, dim2=2)[..., None]
 
 
-def fit_gamma(scores: Tensor, labels: Tensor, shots: Tensor, guess: Tensor) -> Tensor:
+def fit_gamma(scores: Tensor, labels: Tensor, counts: Tensor, guess: Tensor) -> Tensor:
     """γ `(T,)`: its posterior mean, on a logarithmic scale, under scores `(T, S, N)` of rows that were left out.
 
-    The prior of log γ is normal around that of `guess (T,)`. A row of a class of K counts (K − 2)/(K − 1): the mean of
-    the others is noisier than that of all, and for K = 2 nothing can be told.
+    The prior of log γ is normal around that of `guess (T,)`; `counts (T, S)` is how much each row counts.
 
     >>> sure, labels = torch.tensor([[[2.0, 0.0], [0.0, 2.0]]]), torch.tensor([[0, 1]])
-    >>> rows, one = torch.full((1, 2), 9.0), torch.ones(1)
+    >>> rows, one = torch.ones(1, 2), torch.ones(1)
     >>> bool(fit_gamma(sure, labels, rows, one) > 1), bool(fit_gamma(-sure, labels, rows, one) < 1)
     (True, True)
     """
     steps = _STEPS.to(scores)
     ahead = scores - scores.gather(2, labels[..., None])  # how far each class is before the right one
-    counts = (shots - 2).clamp(min=0) / (shots - 1).clamp(min=1)
     # Classes before rows, and the largest taken away once for all γ: sums over a short last axis are slow.
     behind = ahead.mT * guess[:, None, None]  # (T, N, S)
     most = behind.amax(dim=1)

@@ -22,8 +22,8 @@ from fewcal.methods.base import Method, RowMap, TaskBatch
 from fewcal.methods.registry import register_method
 
 # Ridge of the support's scatter in OAS ridges, the guess of γ times the squared separation of the class means with more
-# shots than one, and the share of the support's mean that is taken away at one shot. The same for all data, chosen on
-# validation classes (benchmarks/accuracy/choices.py).
+# shots than one, at most, and the share of the support's mean that is taken away at one shot. The same for all data,
+# chosen on validation classes.
 RIDGE, SHARPNESS, CENTRED = 25.0, 8.0, 0.8
 C = 1.0
 # Features from which on rows are taken for embeddings, whose direction says all.
@@ -86,12 +86,23 @@ def _discriminant_and_logistic(support: Tensor, labels: Tensor, n_classes: int) 
     means = class_means(support, labels, n_classes)
     one = means.new_ones(means.shape[2])
     plain = Discriminant(support, labels, means, one, 0 * one, RIDGE, unbiased=True)
-    discriminant = plain.head(SHARPNESS / squared_separation(means))
+    discriminant = plain.head(_log_odds(means, support.shape[1] / n_classes) / squared_separation(means))
     logistic = bankless_logistic(support, labels, n_classes)
     # How many examples a class has says nothing of how often it is asked for.
     counts = membership(labels, n_classes, means.dtype).sum(dim=1).clamp(min=1)
     even = LinearHead(logistic.weight, logistic.bias - (counts / counts.amax(dim=1, keepdim=True)).log())
     return _average(discriminant, even)
+
+
+def _log_odds(means: Tensor, shots: float) -> Tensor | float:
+    """The guess of γ times the squared separation of class means `(T, N, D)`.
+
+    As at one shot, cosines tell what is possible; the mean of K examples has up to √K times the cosine with its class.
+    """
+    if means.shape[2] < _EMBEDDING:
+        return SHARPNESS
+    variance = cosine_variance(means - CENTRED * means.mean(dim=1, keepdim=True))
+    return (shots**0.5 * one_shot_log_odds(variance)).clamp(max=SHARPNESS)
 
 
 def bankless_logistic(support: Tensor, labels: Tensor, n_classes: int) -> LinearHead:

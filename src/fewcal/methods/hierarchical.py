@@ -32,6 +32,7 @@ from fewcal.class_prior import (
     posterior,
     prior_bank,
     reliability,
+    say_with_shots,
     why_ignored,
     why_partly_used,
 )
@@ -46,7 +47,7 @@ from fewcal.methods.base import Method, RowMap, TaskBatch
 from fewcal.params import GDCParams
 
 # Match of the support with the domain of the bank up to which base classes have no say, and from which they have all.
-_UNLIKE, _LIKE = 0.2, 0.4
+UNLIKE, LIKE = 0.2, 0.4
 # A say of the base classes below which it is told.
 LITTLE_SAY = 0.5
 # Rows looked at together.
@@ -92,7 +93,7 @@ class HierarchicalGDC(Method):
         self.prior = space.memo.get(key, lambda: fit_class_prior(space, ridge, p.floor))
         self._centred_space = space
         if self.say < LITTLE_SAY:
-            words = f"{self.partly_used}; they have a say of {self.say:.0%} beside your examples"
+            words = f"{self.partly_used}; at one shot they have a say of {self.say:.0%} beside your examples"
             warn(words, FewcalWarning, stacklevel=2)
         self.set_space(self.prior.transform, bank, *key)
         return self
@@ -127,7 +128,7 @@ class HierarchicalGDC(Method):
 
     @property
     def say(self) -> float:
-        """The say of the base classes as neighbours."""
+        """The say of the base classes as neighbours, and of their model in tasks of one shot."""
         return self.prior.say if self.params.trust == "auto" else 1.0
 
     def precompute(self, z: Tensor) -> Tensor | None:
@@ -145,8 +146,8 @@ class HierarchicalGDC(Method):
             match = self.prior.domain_match(self._centred(batch.support))
         else:
             match = batch.precomputed[..., 0]
-        share = ((match.mean(dim=1) - _UNLIKE) / (_LIKE - _UNLIKE)).clamp(0, 1)
-        return Trust(self.say * share, share <= 0)
+        share = ((match.mean(dim=1) - UNLIKE) / (LIKE - UNLIKE)).clamp(0, 1)
+        return Trust(say_with_shots(self.say, batch.support.shape[1] / batch.n_classes) * share, share <= 0)
 
     def calibration(self, batch: TaskBatch) -> Calibration:
         """What the prior does to each support point, in the terms of eq. 5: its nearest base classes and their shares.
