@@ -26,10 +26,10 @@ _USUAL: dict[tuple[str, bool], dict[str, int]] = {
         "sgd_trial_tasks": 20,
     },
     ("cpu", True): {
-        "sampled": 32,
+        "sampled": 24,
         "sgd": 8,
         "sgd_study": 2,
-        "study": 40,
+        "study": 30,
         "trials": 5,
         "trial_tasks": 40,
         "sgd_trials": 3,

@@ -66,7 +66,7 @@ class Experiment(Generic[R]):
     others_only : bool
         Whether it is computed on features of datasets that the paper does not have, and on no others.
     cost : str
-        What it takes on two CPU cores with the four feature sets of the paper at 1000 tasks.
+        About what it takes on two CPU cores with five feature sets, one for each dataset of the paper, at 1000 tasks.
     figure : Figure or None
         The figure that it draws, if any.
     variants : tuple of Variant

@@ -276,7 +276,7 @@ EXPERIMENTS = (
         (1,),
         ("base", "val", "novel"),
         elsewhere=True,
-        cost="8 min",
+        cost="3 min",
         variants=(PRINTED, UNIT_SCALE, LBFGS, DEFAULT),
     ),
 )

@@ -125,7 +125,7 @@ EXPERIMENTS = (
         candidates,
         show_candidates,
         tuple(DATASETS),
-        cost="8 min",
+        cost="3 min",
         variants=(*VARIANTS, DEFAULT),
     ),
 )

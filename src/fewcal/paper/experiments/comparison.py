@@ -325,7 +325,7 @@ EXPERIMENTS = (
         comparison,
         partial(show_comparison, table="table2"),
         ("mini", "mini2cub"),
-        cost="15 min",
+        cost="13 min",
         variants=VARIANTS,
     ),
     Experiment(

@@ -205,7 +205,7 @@ EXPERIMENTS = (
         (1,),
         ("base", "val", "novel"),
         elsewhere=True,
-        cost="4 min",
+        cost="1 min",
         variants=(PRINTED, UNIT_CLOSED, DEFAULT),
     ),
 )

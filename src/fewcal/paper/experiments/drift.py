@@ -282,6 +282,6 @@ EXPERIMENTS = (
         judge=judge,
         variants=VARIANTS,
         control="none: about where sampled points lie; no classifier is trained",
-        cost="1 min",
+        cost="15 s",
     ),
 )

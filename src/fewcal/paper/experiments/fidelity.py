@@ -405,6 +405,6 @@ EXPERIMENTS = (
         "Every choice that the paper leaves open is answered otherwise than a preset answers it, one at a time.",
         fidelity,
         show_fidelity,
-        cost="12 min",
+        cost="13 min",
     ),
 )

@@ -411,7 +411,7 @@ EXPERIMENTS = (
         arguments=arguments(N_VARIANTS, 0.5),
         judge=judge_accuracy_n,
         variants=N_VARIANTS,
-        cost="4 min",
+        cost="1 min",
     ),
     figure_experiment(
         Figure("alphas", "Accuracy against α1 and α2", "figure 3, right", alphas_data, draw_alphas, say_alphas),
@@ -420,7 +420,7 @@ EXPERIMENTS = (
         arguments=arguments(ALPHA_VARIANTS, 0.25),
         judge=judge_alphas,
         variants=ALPHA_VARIANTS,
-        cost="4 min",
+        cost="2 min",
     ),
     figure_experiment(
         Figure("effect-k", "The effect of k", "section 4.5", effect_k_data, draw_effect_k, say_effect_k),
@@ -429,6 +429,6 @@ EXPERIMENTS = (
         arguments=arguments(K_VARIANTS, 0.5),
         judge=judge_effect_k,
         variants=K_VARIANTS,
-        cost="2 min",
+        cost="1 min",
     ),
 )

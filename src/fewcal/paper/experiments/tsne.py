@@ -307,7 +307,7 @@ EXPERIMENTS = (
         (WHOLE,),
         packages=("sklearn", "scipy"),
         elsewhere=True,
-        cost="2 min",
+        cost="1 min",
         figure=FIGURE,
         variants=VARIANTS,
         control="none: about where sampled points lie; no classifier is trained. The support point alone stands beside",
