@@ -79,7 +79,7 @@ def label(page: BrowserPage, truth: list[int], names: list[str], labels: int) ->
 
 def taken(page: BrowserPage, path: Path) -> None:
     """What the window shows, as a small WebP."""
-    page.wait_for(LOADED, 120)
+    page.wait_for(LOADED)
     with tempfile.NamedTemporaryFile(suffix=".png") as file:
         page.screenshot(Path(file.name), whole=False)
         with Image.open(file.name) as picture:
@@ -145,9 +145,9 @@ def studio(browser: Browser, target: Path, folder: Path) -> None:
         assert server.stdout is not None
         page = browser.open(server.stdout.readline().partition(": ")[2].strip(), width=1400, height=900)
         page.wait_for("document.documentElement.dataset.ready === 'yes'")
-        page.wait_for("document.querySelectorAll('#items .card').length > 100", 120)
-        page.wait_for("document.querySelector('#work').hidden", 120)
-        label(page, truth, names, 14)
+        page.wait_for("document.querySelectorAll('#items .card').length > 100")
+        page.wait_for("document.querySelector('#work').hidden")
+        label(page, truth, names, 24)
         page.wait_for("document.querySelector('#estimate').textContent.includes('right')")
         page.js("document.activeElement.blur(); window.scrollTo(0, 0)")
         key(page, "Escape")

@@ -24,7 +24,7 @@ from fewcal.apply.studio import Studio, StudioSettings, exports, intake, moment,
 from fewcal.apply.studio.answers import Recipe, accuracy_interval, doubt, label_next, leave_one_out, similarities
 from fewcal.apply.studio.intake import Limits
 from fewcal.apply.studio.store import Edit, ProjectStore
-from fewcal.errors import FileFormatError, InputError
+from fewcal.errors import FewcalWarning, FileFormatError, InputError
 from fewcal.estimators.few_shot import FewShotClassifier
 from fewcal.features.extractors import as_extractor
 from limits import PATIENCE, largest_file
@@ -430,6 +430,19 @@ def test_texts_from_files_and_by_hand(tmp_path: Path) -> None:
         studio.add_texts(["x" * 51])
     with pytest.raises(InputError, match="holds texts"):
         studio.add_file("a.png", b"")
+    studio.close()
+
+
+def test_tables_of_something_else_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b"\xff\xfe no text")
+    (tmp_path / "b.csv").write_text("x,y\n1,2\n", encoding="utf-8")
+    (tmp_path / "c.jsonl").write_text('{"text": "half \\ud83d"}\n', encoding="utf-8")
+    words = as_extractor(lambda texts: [[len(t), 1] for t in texts], name="words", kind="text")
+    studio = Studio(tmp_path, StudioSettings(extractor=words))
+    with pytest.warns(FewcalWarning, match="left out") as told:
+        studio.start()
+    assert [Path(str(w.message).split()[2]).name[:5] for w in told] == ["a.csv", "b.csv"]
+    assert [item.text for item in studio.store.items()] == ["half \ufffd"]
     studio.close()
 
 

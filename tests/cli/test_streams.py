@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from fewcal._utils.interrupt import raise_pending
 from fewcal._utils.tables import table
 from fewcal.cli import _told, main
 from limits import PATIENCE
@@ -149,6 +151,15 @@ except KeyboardInterrupt:
         [sys.executable, "-c", script], capture_output=True, check=False, cwd=tmp_path, env=os.environ, timeout=PATIENCE
     )
     assert (done.stdout, done.stderr) == (b"loaded\ninterrupted True\n", b"")
+
+
+def test_a_ctrl_c_that_waits_is_raised_before_a_server_handles_signals(monkeypatch: pytest.MonkeyPatch) -> None:
+    raise_pending()  # nothing waits
+    seen = threading.Event()
+    seen.set()
+    monkeypatch.setattr("fewcal._utils.interrupt._seen", seen)
+    with pytest.raises(KeyboardInterrupt):
+        raise_pending()
 
 
 def test_too_little_address_space_is_refused_before_libraries_are_loaded() -> None:

@@ -26,6 +26,14 @@ def interrupted() -> bool:
     return _seen.is_set()
 
 
+def raise_pending() -> None:
+    """Raise `KeyboardInterrupt` now where Ctrl-C fell into an import, before somebody else handles signals."""
+    if interrupted():
+        if _CAN_WAIT:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        raise KeyboardInterrupt
+
+
 def leave_to_system() -> None:
     """When all is done: Ctrl-C ends the process at once, without a traceback of what Python still clears up."""
     if _ours():

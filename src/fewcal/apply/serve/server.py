@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from fewcal._utils.interrupt import raise_pending
 from fewcal.apply.saved import load_model
 from fewcal.apply.serve.model import ServedModel
 from fewcal.errors import InputError
@@ -55,5 +56,6 @@ def serve_model(
         timeout_keep_alive=30,
         timeout_graceful_shutdown=int(limits.seconds),
     )
-    with listening, suppress(KeyboardInterrupt):  # the way to stop it; uvicorn passes it on when all is closed
-        Server(config).run([listening])
+    with listening, suppress(KeyboardInterrupt):  # the way to stop it
+        raise_pending()
+        Server(config).run([listening])  # passes Ctrl-C on when all is closed

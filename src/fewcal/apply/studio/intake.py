@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from fewcal._utils.atomic import atomic_path
-from fewcal.errors import InputError
+from fewcal.errors import FewcalWarning, FileFormatError, InputError
 from fewcal.features.sources.pictures import check_size, is_picture, picture_files
 from fewcal.features.sources.texts import EXTENSIONS, find_texts
 
@@ -62,13 +64,22 @@ def safe_file_name(name: str, fallback: str = "file", most: int = 100) -> str:
 
 
 def scan(folder: Path) -> list[tuple[str, str | None]]:
-    """Names and texts of what lies in a folder: its pictures, or where there are none its text files' texts."""
+    """Names and texts of what lies in a folder: its pictures, or where there are none its text files' texts.
+
+    A table of something else, or a file that cannot be read, is left out with a warning.
+    """
     root = folder.resolve()
     pictures = [p for p in picture_files(folder) if p.resolve().is_relative_to(root)]  # links may lead elsewhere
     if pictures:
         return [(p.relative_to(folder).as_posix(), None) for p in pictures]
     files = sorted(p for p in folder.iterdir() if is_text_file(p.name) and p.resolve().is_relative_to(root))
-    return [pair for file in files for pair in texts_of(file, file.name)]
+    found: list[tuple[str, str | None]] = []
+    for file in files:
+        try:
+            found += texts_of(file, file.name)
+        except (InputError, FileFormatError) as error:
+            warnings.warn(f"left out: {error}", FewcalWarning, stacklevel=2)
+    return found
 
 
 def is_text_file(name: str) -> bool:
@@ -79,7 +90,7 @@ def is_text_file(name: str) -> bool:
 def texts_of(file: Path, shown: str) -> list[tuple[str, str | None]]:
     """The texts of a .txt (one a line), .csv or .jsonl file (column or key `text`), with names; empty ones left out."""
     found = find_texts(file, labelled=False)
-    rows = [(f"{shown}: {i + 1}", text.strip()) for i, text in enumerate(found.texts)]
+    rows = [(f"{shown}: {i + 1}", _whole(text)) for i, text in enumerate(found.texts)]
     return [(name, text) for name, text in rows if text]
 
 
@@ -92,11 +103,14 @@ def lines(text: str) -> list[str]:
     return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
 
 
+def _whole(text: str) -> str:
+    """A text without white space around it; half of a character, as cutting a text leaves it, is shown as unknown."""
+    return re.sub("[\ud800-\udfff]", "\ufffd", text).strip()
+
+
 def checked_texts(texts: Sequence[str], limits: Limits) -> list[str]:
-    """Texts without white space around them, empty ones left out; too long ones and half characters are refused."""
-    kept = [t for text in texts if (t := text.strip())]
-    if any("\ud800" <= c <= "\udfff" for text in kept for c in text):
-        raise InputError("a text holds half of a character (a lone surrogate); paste it as plain text")
+    """Texts without white space around them, empty ones left out; too long ones are refused."""
+    kept = [t for text in texts if (t := _whole(text))]
     if long := [t for t in kept if len(t) > limits.text_length]:
         raise InputError(f"a text has {len(long[0])} characters; at most {limits.text_length} are taken")
     return kept

@@ -74,12 +74,15 @@ class Studio:
         self._features: tuple[list[int], np.ndarray] | None = None
         self._estimate: tuple[dict[int, int], Estimate | None] | None = None
         self._estimating = threading.Event()
-        self._stop = False
+        self._started = self._stop = False
         self._embedder = Embedder(self.store, folder, self._make_extractor, self._keep, self._changed)
         self._estimator = threading.Thread(target=self._estimate_loop, name="fewcal-estimate", daemon=True)
 
     def start(self) -> None:
-        """Look through the folder and begin to work in the background."""
+        """Look through the folder and begin to work in the background, unless that has been done."""
+        if self._started:
+            return
+        self._started = True
         wanted = self.settings.extractor
         stamp = self.store.meta("extractor")
         if stamp and wanted is not None:

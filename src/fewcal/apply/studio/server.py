@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import secrets
 import socket
+import warnings
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
+from fewcal._utils.interrupt import raise_pending
 from fewcal.apply.studio.project import Studio, StudioSettings
-from fewcal.errors import InputError
+from fewcal.errors import FewcalWarning, InputError
 
 
 def serve_studio(
@@ -31,11 +33,13 @@ def serve_studio(
     except ImportError as error:
         raise InputError(f"the studio needs {error.name}: pip install 'fewcal[studio]'") from error
 
+    # Every label is a fit, and every fit of poor base classes warns.
+    warnings.simplefilter("once", FewcalWarning)
     listening = bound_socket(host, port)
     port = listening.getsockname()[1]
     access = Access(allowed_hosts(host, port), token or secrets.token_urlsafe(24), settings.limits.upload_bytes)
-    news = Broadcast()
-    app = make_app(Studio(folder, settings), access, news)
+    news, studio = Broadcast(), Studio(folder, settings)
+    app = make_app(studio, access, news)
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -56,5 +60,7 @@ def serve_studio(
         ws="none",
         timeout_graceful_shutdown=5,
     )
-    with listening, suppress(KeyboardInterrupt):  # the way to stop it; uvicorn passes it on when all is closed
-        Server(config).run([listening])
+    with listening, closing(studio), suppress(KeyboardInterrupt):  # the way to stop it
+        studio.start()  # here, where what is wrong with the folder is told in a line
+        raise_pending()
+        Server(config).run([listening])  # passes Ctrl-C on when all is closed

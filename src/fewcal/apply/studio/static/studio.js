@@ -152,7 +152,7 @@ function drawEstimate() {
   if (used.size < 2) $("estimate").textContent = "Give two classes an example each: all others are answered at once.";
   else if (!e) $("estimate").textContent = `${labels} labels. A second example of a class lets the accuracy be estimated.`;
   else $("estimate").textContent =
-    `Expect about ${percent(e.right / e.asked)} right (95% interval ${percent(e.low)} to ${percent(e.high)}): ` +
+    `Expect about ${percent(e.right / e.asked)} right or more (95% interval ${percent(e.low)} to ${percent(e.high)}): ` +
     `${e.right} of ${e.asked} left-out examples were answered rightly.`;
 }
 
