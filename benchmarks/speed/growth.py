@@ -48,7 +48,7 @@ TASKS = 4
 def kinds(n: int) -> dict[str, Method]:
     joint = {"preset": "paper", "l2": True, "distance_scale": 1.0, "k": 8, "alpha1": 100.0}
     return {
-        "whitened": make_method("gdc"),
+        "whitened": make_method("gdc", "whitened"),
         "closed form": make_method("gdc", head="closed_form", **joint),
         "L-BFGS": make_method("gdc", head="lbfgs", n=n, n_per="class", **joint),
     }
