@@ -40,7 +40,7 @@ def single_shots(x: torch.Tensor) -> TaskBatch:
 
 
 @dataclass(frozen=True, eq=False)
-class ProcessGroup:
+class SmallData:
     """Base rows by class, and one batch of tasks from novel classes, all as raw float32 features."""
 
     base: list[np.ndarray]
@@ -78,7 +78,7 @@ def make_world(
     shots: int = 2,
     queries: int = 8,
     spread: float = 0.35,
-) -> ProcessGroup:
+) -> SmallData:
     """Classes are Gaussian clouds with a common covariance; without `signed` features go through a ReLU."""
     rng = np.random.default_rng(seed)
     mix = np.eye(dim) + 0.5 * rng.normal(size=(dim, dim)) / np.sqrt(dim)
@@ -94,27 +94,27 @@ def make_world(
         support.append(np.concatenate([cloud(m, shots) for m in means]))
         query.append(np.concatenate([cloud(m, queries) for m in means]))
     labels = np.tile(np.repeat(np.arange(ways), shots), (tasks, 1))
-    return ProcessGroup(
+    return SmallData(
         base, np.stack(support), labels, np.stack(query), np.tile(np.repeat(np.arange(ways), queries), (tasks, 1)), ways
     )
 
 
 @pytest.fixture(scope="session")
-def relu_world() -> ProcessGroup:
+def relu_world() -> SmallData:
     """Features ≥ 0 with exact zeros, more rows than features."""
     return make_world(1)
 
 
 @pytest.fixture(scope="session")
-def signed_world() -> ProcessGroup:
+def signed_world() -> SmallData:
     """Features of both signs, fewer rows than features."""
     return make_world(2, signed=True, dim=20, rows=(6, 12))
 
 
 @pytest.fixture(scope="session", params=["relu, P>D", "signed, P<D"])
-def world(request: pytest.FixtureRequest) -> ProcessGroup:
+def world(request: pytest.FixtureRequest) -> SmallData:
     name = "relu_world" if request.param.startswith("relu") else "signed_world"
-    found: ProcessGroup = request.getfixturevalue(name)
+    found: SmallData = request.getfixturevalue(name)
     return found
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import reference
-from conftest import ProcessGroup, make_world
+from conftest import SmallData, make_world
 from fewcal.bank import BaseBank
 from fewcal.calibrate import (
     METRICS,
@@ -48,7 +48,7 @@ def bank_at(*means: list[float]) -> BaseBank:
 
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("delta", [0.5, 1.0, 1.7])
-def test_distances(world: ProcessGroup, metric: str, delta: float) -> None:
+def test_distances(world: SmallData, metric: str, delta: float) -> None:
     bases = [r.astype(np.float64) for r in world.base]
     means = np.array([r.mean(axis=0) for r in bases])
     got = distances(torch.from_numpy(world.support), world.bank(), metric, MetricOptions(delta))
@@ -59,7 +59,7 @@ def test_distances(world: ProcessGroup, metric: str, delta: float) -> None:
     np.testing.assert_allclose(got, expected, rtol=2e-4, atol=2e-4)
 
 
-def test_mahalanobis_of_a_low_rank_bank_uses_what_it_keeps(signed_world: ProcessGroup) -> None:
+def test_mahalanobis_of_a_low_rank_bank_uses_what_it_keeps(signed_world: SmallData) -> None:
     x = torch.from_numpy(signed_world.support)
     torch.testing.assert_close(
         distances(x, signed_world.bank(rank=64), "mahalanobis"),
@@ -132,7 +132,7 @@ def test_negative_distances_are_refused_where_they_have_no_meaning() -> None:
         Calibrator(tiny, k=1, m=1, distance_scale=1.0, **printed | {"mahalanobis_ridge": 2.0}).calibrate(narrow)
 
 
-def test_ridge_and_shift_are_parameters_of_gdc(relu_world: ProcessGroup, tmp_path: Path) -> None:
+def test_ridge_and_shift_are_parameters_of_gdc(relu_world: SmallData, tmp_path: Path) -> None:
     params = GDCParams(metric="mahalanobis", mahalanobis_ridge=0.0, mahalanobis_shift=False)
     save_preset(tmp_path / "printed.json", params, "eq. 13 as printed")
     assert describe_preset(tmp_path / "printed.json").params == params
@@ -144,7 +144,7 @@ def test_ridge_and_shift_are_parameters_of_gdc(relu_world: ProcessGroup, tmp_pat
         method.calibrator.calibrate(torch.from_numpy(relu_world.support))
 
 
-def test_mahalanobis_without_a_ridge_needs_invertible_covariances(relu_world: ProcessGroup) -> None:
+def test_mahalanobis_without_a_ridge_needs_invertible_covariances(relu_world: SmallData) -> None:
     none = MetricOptions(mahalanobis_ridge=0.0)
     rng = np.random.default_rng(0)
     thin = BaseBank().fit(rng.random((14, 6)), ["thin"] * 4 + ["wide"] * 10)
@@ -158,9 +158,7 @@ def test_mahalanobis_without_a_ridge_needs_invertible_covariances(relu_world: Pr
             distances(torch.zeros(1, 6), thin, "mahalanobis", MetricOptions(mahalanobis_ridge=ridge))
 
 
-def test_a_new_distance_is_one_function(
-    relu_world: ProcessGroup, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
+def test_a_new_distance_is_one_function(relu_world: SmallData, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     request.addfinalizer(lambda: METRICS.pop("cityblock"))
 
     @register_metric("cityblock", "sum of absolute differences")
@@ -180,7 +178,7 @@ def test_a_new_distance_is_one_function(
 
 
 @pytest.mark.parametrize("metric", METRICS)
-def test_the_distance_scale_of_a_bank(world: ProcessGroup, metric: str) -> None:
+def test_the_distance_scale_of_a_bank(world: SmallData, metric: str) -> None:
     bases = [r.astype(np.float64) for r in world.base]
     means = np.array([r.mean(axis=0) for r in bases])
     expected = reference.unit_distance(bases, means, metric, 0.8)
@@ -190,7 +188,7 @@ def test_the_distance_scale_of_a_bank(world: ProcessGroup, metric: str) -> None:
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("m", [0.0, 0.5, 1.0, 3.0])
 @pytest.mark.parametrize("k", [1, 4, 9])
-def test_neighbours_weights_and_mean(world: ProcessGroup, metric: str, m: float, k: int) -> None:
+def test_neighbours_weights_and_mean(world: SmallData, metric: str, m: float, k: int) -> None:
     bases = [r.astype(np.float64) for r in world.base]
     means = np.array([r.mean(axis=0) for r in bases])
     found = Calibrator(world.bank(), k=k, m=m, metric=metric, delta=0.9).calibrate(torch.from_numpy(world.support))
@@ -209,7 +207,7 @@ def test_neighbours_weights_and_mean(world: ProcessGroup, metric: str, m: float,
             )
 
 
-def test_a_bank_kept_in_pieces_gives_the_same(relu_world: ProcessGroup) -> None:
+def test_a_bank_kept_in_pieces_gives_the_same(relu_world: SmallData) -> None:
     x = torch.from_numpy(relu_world.support[0])
     pieces = BaseBank()
     for i in range(0, len(relu_world.x), 13):
@@ -304,7 +302,7 @@ def test_the_figures_shapes() -> None:
 
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("scale", [0.01, 3.0, 200.0])
-def test_with_a_distance_scale_the_features_may_have_any(world: ProcessGroup, metric: str, scale: float) -> None:
+def test_with_a_distance_scale_the_features_may_have_any(world: SmallData, metric: str, scale: float) -> None:
     """With Mahalanobis it never does; with the others distance_scale takes it out."""
     x = torch.from_numpy(world.support)
     scaled = BaseBank().fit(world.x * np.float32(scale), world.y)
@@ -315,7 +313,7 @@ def test_with_a_distance_scale_the_features_may_have_any(world: ProcessGroup, me
     torch.testing.assert_close(plain.mean * scale, other.mean, rtol=2e-3, atol=2e-3 * scale)
 
 
-def test_without_it_the_scale_does_matter(relu_world: ProcessGroup) -> None:
+def test_without_it_the_scale_does_matter(relu_world: SmallData) -> None:
     x = torch.from_numpy(relu_world.support)
     scaled = BaseBank().fit(relu_world.x * np.float32(3), relu_world.y)
     plain, other = (Calibrator(b, k=4, m=2).calibrate(v) for v, b in ((x, relu_world.bank()), (3 * x, scaled)))
@@ -323,7 +321,7 @@ def test_without_it_the_scale_does_matter(relu_world: ProcessGroup) -> None:
 
 
 @pytest.mark.parametrize("metric", METRICS)
-def test_the_order_of_base_classes_does_not_matter(world: ProcessGroup, metric: str) -> None:
+def test_the_order_of_base_classes_does_not_matter(world: SmallData, metric: str) -> None:
     order = np.random.default_rng(0).permutation(len(world.base))
     shuffled = BaseBank().fit(
         np.concatenate([world.base[i] for i in order]),
@@ -338,7 +336,7 @@ def test_the_order_of_base_classes_does_not_matter(world: ProcessGroup, metric: 
     assert torch.equal(plain.index, torch.from_numpy(order)[other.index])
 
 
-def test_batches_do_not_matter(relu_world: ProcessGroup) -> None:
+def test_batches_do_not_matter(relu_world: SmallData) -> None:
     x, bank = torch.from_numpy(relu_world.support), relu_world.bank()
     at_once = Calibrator(bank, k=4, m=2).calibrate(x)
     for t in range(len(x)):
@@ -360,13 +358,13 @@ def test_all_base_classes_can_be_neighbours() -> None:
     assert before.index.sort(dim=-1).values.tolist() == [list(range(len(world.base)))] * len(x)
 
 
-def test_equal_weights(relu_world: ProcessGroup) -> None:
+def test_equal_weights(relu_world: SmallData) -> None:
     found = Calibrator(relu_world.bank(), k=3, equal=True).calibrate(torch.from_numpy(relu_world.support))
     assert (found.weights == 1).all()
     torch.testing.assert_close(found.normalised, torch.full_like(found.weights, 0.25))
 
 
-def test_weights_of_all_base_classes_are_those_of_the_neighbours(relu_world: ProcessGroup) -> None:
+def test_weights_of_all_base_classes_are_those_of_the_neighbours(relu_world: SmallData) -> None:
     x = torch.from_numpy(relu_world.support)
     calibrator = Calibrator(relu_world.bank(), k=3, m=0.5)
     found = calibrator.calibrate(x)
@@ -379,7 +377,7 @@ def test_weights_of_all_base_classes_are_those_of_the_neighbours(relu_world: Pro
     assert torch.equal(index, found.index)
 
 
-def test_linear_scores_are_those_of_calibrated_points(relu_world: ProcessGroup) -> None:
+def test_linear_scores_are_those_of_calibrated_points(relu_world: SmallData) -> None:
     x = torch.from_numpy(relu_world.support)
     calibrator = Calibrator(relu_world.bank(), k=3, m=0.5)
     weight = torch.randn(len(x), 4, x.shape[-1], generator=torch.Generator().manual_seed(0))
@@ -390,7 +388,7 @@ def test_linear_scores_are_those_of_calibrated_points(relu_world: ProcessGroup) 
         torch.testing.assert_close(got, moved @ weight.mT, rtol=1e-4, atol=1e-4)
 
 
-def test_a_calibrator_on_the_same_device_leaves_the_rows_behind(relu_world: ProcessGroup) -> None:
+def test_a_calibrator_on_the_same_device_leaves_the_rows_behind(relu_world: SmallData) -> None:
     bank = relu_world.bank().transformed(center=True, l2=True, whiten=1.0)
     moved = Calibrator(bank, k=3).to("cpu")
     assert bank.unwhitened is not None
@@ -425,7 +423,7 @@ def test_bad_parameters(changes: dict, words: str) -> None:
         Calibrator(bank_at([0.0, 1.0], [2.0, 2.0]), **{"k": 1, **changes}).calibrate(torch.zeros(1, 2))
 
 
-def test_other_refusals(relu_world: ProcessGroup) -> None:
+def test_other_refusals(relu_world: SmallData) -> None:
     with pytest.raises(InputError, match="support has 3 features, but the bank has 2"):
         Calibrator(bank_at([0.0, 1.0]), k=1).calibrate(torch.zeros(1, 3))
     with pytest.raises(InputError, match="distance_scale needs at least two base classes; use distance_scale=False"):

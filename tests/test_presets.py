@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sklearn.svm import SVC
 
 import reference
-from conftest import ProcessGroup, single_shots
+from conftest import SmallData, single_shots
 from fewcal._utils.names import nearest_names
 from fewcal._utils.randomness import TaskRandom
 from fewcal.domain_match import held_out_similarity
@@ -27,7 +27,7 @@ from fewcal.params import GDCParams
 from fewcal.presets import PAPER_ROWS, describe_preset, get_preset, list_presets, save_preset
 
 
-def against_reference(world: ProcessGroup, params: GDCParams, tasks: int) -> None:
+def against_reference(world: SmallData, params: GDCParams, tasks: int) -> None:
     """Weights, means, covariances and, where there are any, closed-form scores of the first tasks."""
     p = params.with_changes(k=min(params.k, len(world.base)))
     support, labels, query = (t[:tasks] for t in world.tensors)
@@ -76,7 +76,7 @@ def against_reference(world: ProcessGroup, params: GDCParams, tasks: int) -> Non
 
 
 @pytest.mark.parametrize("name", [name for name in list_presets() if get_preset(name).model == "weighted"])
-def test_every_preset_is_the_reference(name: str, world: ProcessGroup) -> None:
+def test_every_preset_is_the_reference(name: str, world: SmallData) -> None:
     against_reference(world, get_preset(name), 1)
 
 
@@ -121,7 +121,7 @@ def test_every_preset_is_the_reference(name: str, world: ProcessGroup) -> None:
     ],
     ids=lambda c: " ".join(str(v) for v in c.values()),
 )
-def test_every_choice_is_the_reference(changes: dict, world: ProcessGroup) -> None:
+def test_every_choice_is_the_reference(changes: dict, world: SmallData) -> None:
     against_reference(world, GDCParams(**changes), 3)
 
 
@@ -308,7 +308,7 @@ def test_as_dict_names_every_field() -> None:
     assert GDCParams(head=SVC(C=7.0)).as_dict()["head"] == "SVC(C=7.0)"
 
 
-def test_the_preset_dc_has_the_moments_of_dc(relu_world: ProcessGroup) -> None:
+def test_the_preset_dc_has_the_moments_of_dc(relu_world: SmallData) -> None:
     """Neighbours weigh 1, as much as the support point, and α is added to every entry."""
     method = GDC(get_preset("dc"))
     method.prepare(relu_world.bank())
@@ -330,7 +330,7 @@ def test_the_preset_dc_answers_as_the_method_dc() -> None:
         assert np.array_equal(method.correct["m"], preset.correct["m"])
 
 
-def test_float32_weights_of_the_authors_settings_do_not_vanish(relu_world: ProcessGroup) -> None:
+def test_float32_weights_of_the_authors_settings_do_not_vanish(relu_world: SmallData) -> None:
     """m = 3 on plain distances: the shares of the covariance are still normalised."""
     method = GDC(get_preset("authors/mini/5shot").with_changes(k=3))
     method.prepare(relu_world.bank())

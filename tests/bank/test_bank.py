@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import reference
-from conftest import ProcessGroup, make_world
+from conftest import SmallData, make_world
 from fewcal.bank import BaseBank, Moments
 from fewcal.bank.io import FORMAT_VERSION, fingerprint
 from fewcal.calibrate import Calibrator
@@ -52,7 +52,7 @@ def assert_same(a: BaseBank, b: BaseBank, *, rows: bool = True, tol: float = 1e-
 # ---- moments --------------------------------------------------------------------------------------------------
 
 
-def test_moments_are_those_of_the_rows(world: ProcessGroup) -> None:
+def test_moments_are_those_of_the_rows(world: SmallData) -> None:
     bank = world.bank()
     assert bank.classes == [f"class {i}" for i in range(len(world.base))]
     assert bank.counts.tolist() == [len(r) for r in world.base]
@@ -80,7 +80,7 @@ def test_moments_far_from_the_origin_keep_their_precision() -> None:
     torch.testing.assert_close(far.scatter, near.scatter, rtol=1e-2, atol=1e-2)
 
 
-def test_paired_rows_are_cut_to_the_smallest_class_or_less(world: ProcessGroup) -> None:
+def test_paired_rows_are_cut_to_the_smallest_class_or_less(world: SmallData) -> None:
     bank = world.bank()
     smallest = min(len(r) for r in world.base)
     for size in (0, 2, smallest - 1, smallest):
@@ -95,7 +95,7 @@ def test_paired_rows_are_cut_to_the_smallest_class_or_less(world: ProcessGroup) 
             bank.paired_rows(size)
 
 
-def test_repr_says_what_is_kept(relu_world: ProcessGroup) -> None:
+def test_repr_says_what_is_kept(relu_world: SmallData) -> None:
     assert repr(BaseBank()) == "BaseBank(empty)"
     assert "rows kept as float32, raw" in repr(relu_world.bank())
     assert "rank 3" in repr(relu_world.bank(rank=3))
@@ -251,7 +251,7 @@ def test_a_detached_bank_leaves_the_rows_behind() -> None:
 # ---- storage and compression ----------------------------------------------------------------------------------
 
 
-def test_float16_storage(relu_world: ProcessGroup, tmp_path: Path) -> None:
+def test_float16_storage(relu_world: SmallData, tmp_path: Path) -> None:
     exact = relu_world.bank()
     for bank in (
         relu_world.bank(dtype="float16"),
@@ -271,7 +271,7 @@ def test_float16_storage(relu_world: ProcessGroup, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rank", [1, 3, 8])
-def test_low_rank_is_the_best_of_its_rank(world: ProcessGroup, rank: int) -> None:
+def test_low_rank_is_the_best_of_its_rank(world: SmallData, rank: int) -> None:
     bank = world.bank(rank=rank)
     got = bank.class_covariances().double().numpy()
     for i, rows in enumerate(world.base):
@@ -288,14 +288,14 @@ def test_low_rank_is_the_best_of_its_rank(world: ProcessGroup, rank: int) -> Non
         bank.paired_rows()
 
 
-def test_enough_rank_is_exact(world: ProcessGroup) -> None:
+def test_enough_rank_is_exact(world: SmallData) -> None:
     bank, exact = world.bank(rank=64), world.bank()
     assert bank.explained.tolist() == pytest.approx([1.0] * len(bank), rel=1e-5)
     scale = float(exact.class_covariances().abs().max())
     torch.testing.assert_close(bank.class_covariances(), exact.class_covariances(), rtol=0, atol=1e-5 * scale)
 
 
-def test_moments_only(relu_world: ProcessGroup) -> None:
+def test_moments_only(relu_world: SmallData) -> None:
     bank = relu_world.bank(rank=0)
     assert bank.explained.tolist() == [0.0] * len(bank)
     with pytest.raises(InputError, match=r"no class covariances \(rank=0\).*'pooled'"):
@@ -315,7 +315,7 @@ SPACES = [
 
 
 @pytest.mark.parametrize("space", SPACES, ids=str)
-def test_a_bank_seen_through_a_transform(world: ProcessGroup, space: dict) -> None:
+def test_a_bank_seen_through_a_transform(world: SmallData, space: dict) -> None:
     raw = world.bank()
     seen = raw.transformed(**space)
     g = fit_gaussianization(
@@ -330,7 +330,7 @@ def test_a_bank_seen_through_a_transform(world: ProcessGroup, space: dict) -> No
     assert built.transformed(**space) is built
 
 
-def test_another_space_than_the_banks_is_refused(relu_world: ProcessGroup) -> None:
+def test_another_space_than_the_banks_is_refused(relu_world: SmallData) -> None:
     built = relu_world.bank(transform=fit_gaussianization(torch.from_numpy(relu_world.x), 0.5, l2=True))
     with pytest.raises(InputError, match=r"another space.*beta=0.5.*l2=True.*ask for.*beta=1.0.*rebuild"):
         built.transformed(beta=1.0, l2=True)
@@ -340,7 +340,7 @@ def test_another_space_than_the_banks_is_refused(relu_world: ProcessGroup) -> No
         built.transformed(beta=0.5, l2=True, kind="yeo-johnson")
 
 
-def test_a_bank_without_rows_stays_where_it_is(relu_world: ProcessGroup) -> None:
+def test_a_bank_without_rows_stays_where_it_is(relu_world: SmallData) -> None:
     bank = relu_world.bank(rank=0)
     identity = bank.transformed(beta=1.0).transform
     assert identity is not None
@@ -351,7 +351,7 @@ def test_a_bank_without_rows_stays_where_it_is(relu_world: ProcessGroup) -> None
 
 
 @pytest.mark.parametrize("shrink", [0.1, 1.0, 3.0])
-def test_whitening_whitens(world: ProcessGroup, shrink: float) -> None:
+def test_whitening_whitens(world: SmallData, shrink: float) -> None:
     bank = world.bank()
     w = bank.whitening(shrink).double()
     pooled = bank.pooled_covariance().double()
@@ -361,7 +361,7 @@ def test_whitening_whitens(world: ProcessGroup, shrink: float) -> None:
 
 
 @pytest.mark.parametrize("rank", [None, 0, 4])
-def test_the_whitened_bank(world: ProcessGroup, rank: int | None) -> None:
+def test_the_whitened_bank(world: SmallData, rank: int | None) -> None:
     bank = world.bank(rank=rank)
     white = bank.whitened(2.0)
     assert white.is_whitened
@@ -377,7 +377,7 @@ def test_the_whitened_bank(world: ProcessGroup, rank: int | None) -> None:
     torch.testing.assert_close(white.transform(bank.means), white.means)
 
 
-def test_whitening_is_derived_once_per_strength(relu_world: ProcessGroup) -> None:
+def test_whitening_is_derived_once_per_strength(relu_world: SmallData) -> None:
     bank = relu_world.bank()
     one = bank.transformed(center=True, l2=True, whiten=1.0)
     assert bank.transformed(center=True, l2=True, whiten=1.0) is one
@@ -404,7 +404,7 @@ def test_whitening_is_derived_once_per_strength(relu_world: ProcessGroup) -> Non
     ],
     ids=["rows", "rows float16", "rank", "rank float16", "moments", "transform", "whitened"],
 )
-def test_round_trip(relu_world: ProcessGroup, make: object, tmp_path: Path) -> None:
+def test_round_trip(relu_world: SmallData, make: object, tmp_path: Path) -> None:
     bank: BaseBank = make(relu_world)  # type: ignore[operator]
     bank.source = "a synthetic world"
     path = bank.save(tmp_path / "new" / "bank.safetensors")
@@ -746,9 +746,7 @@ def flipped(path: Path, name: str | None, place: int = 0) -> None:
 
 
 @pytest.mark.parametrize("name", ["means", "scatter", "spread", "counts", "transform.mean", None])
-def test_damage_to_a_bank_is_found_when_it_is_loaded(
-    relu_world: ProcessGroup, tmp_path: Path, name: str | None
-) -> None:
+def test_damage_to_a_bank_is_found_when_it_is_loaded(relu_world: SmallData, tmp_path: Path, name: str | None) -> None:
     path = relu_world.bank(transform=fit_gaussianization(torch.from_numpy(relu_world.x), center=True)).save(
         tmp_path / "bank.safetensors"
     )
@@ -757,7 +755,7 @@ def test_damage_to_a_bank_is_found_when_it_is_loaded(
         BaseBank.load(path)
 
 
-def test_damage_to_rows_is_found_when_they_are_used(relu_world: ProcessGroup, tmp_path: Path) -> None:
+def test_damage_to_rows_is_found_when_they_are_used(relu_world: SmallData, tmp_path: Path) -> None:
     path = relu_world.bank(rank=None).save(tmp_path / "bank.safetensors")
     flipped(path, "rows")
     bank = BaseBank.load(path)  # no row has been read yet
@@ -769,7 +767,7 @@ def test_damage_to_rows_is_found_when_they_are_used(relu_world: ProcessGroup, tm
         BaseBank.load(path).save(tmp_path / "copy.safetensors")
 
 
-def test_banks_without_checksums_are_read_if_they_are_finite(relu_world: ProcessGroup, tmp_path: Path) -> None:
+def test_banks_without_checksums_are_read_if_they_are_finite(relu_world: SmallData, tmp_path: Path) -> None:
     """As earlier versions wrote them."""
     path = relu_world.bank(rank=None).save(tmp_path / "bank.safetensors")
     with safetensors.safe_open(str(path), "pt") as f:
@@ -793,7 +791,7 @@ def test_banks_without_checksums_are_read_if_they_are_finite(relu_world: Process
         BaseBank.load(written(counts=torch.zeros_like(tensors["counts"])))
 
 
-def test_a_full_disk_is_one_line(relu_world: ProcessGroup, tmp_path: Path) -> None:
+def test_a_full_disk_is_one_line(relu_world: SmallData, tmp_path: Path) -> None:
     bank = relu_world.bank()
     with largest_file(100), pytest.raises(InputError, match=r"cannot write .*bank\.safetensors: .*make room"):
         bank.save(tmp_path / "bank.safetensors")

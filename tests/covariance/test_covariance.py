@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import reference
-from conftest import ProcessGroup, make_world
+from conftest import SmallData, make_world
 from fewcal._utils.memo import Memo
 from fewcal._utils.randomness import TaskRandom
 from fewcal.bank import BaseBank
@@ -20,11 +20,11 @@ from fewcal.covariance.independent import Independent, add_rooted, root
 from fewcal.errors import FewcalWarning, InputError
 
 
-def found_in(world: ProcessGroup, bank: BaseBank, k: int = 4) -> Calibration:
+def found_in(world: SmallData, bank: BaseBank, k: int = 4) -> Calibration:
     return Calibrator(bank, k=k, m=0.5).calibrate(torch.from_numpy(world.support))
 
 
-def expected_sigma(world: ProcessGroup, mode: str, index: torch.Tensor, c: torch.Tensor, size: int = 0) -> np.ndarray:
+def expected_sigma(world: SmallData, mode: str, index: torch.Tensor, c: torch.Tensor, size: int = 0) -> np.ndarray:
     """Dense Σ' of every support point, `(T, S, D, D)`."""
     bases = [r.astype(np.float64) for r in world.base]
     size = size or min(map(len, bases))
@@ -48,7 +48,7 @@ def assert_near(got: torch.Tensor, expected: np.ndarray, tol: float = 2e-5) -> N
 @pytest.mark.parametrize(("mode", "weights", "k"), list(itertools.product(COVARIANCES, SHARES, [1, 4])))
 @pytest.mark.parametrize("whole", [True, False], ids=["all classes", "classes in play"])
 def test_every_mode_and_share(
-    world: ProcessGroup, mode: str, weights: str, k: int, whole: bool, monkeypatch: pytest.MonkeyPatch
+    world: SmallData, mode: str, weights: str, k: int, whole: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not whole:
         monkeypatch.setattr(base, "ALL_CLASSES", 3)
@@ -78,7 +78,7 @@ def test_every_mode_and_share(
 
 
 @pytest.mark.parametrize("size", [2, 5])
-def test_joint_with_a_common_size(world: ProcessGroup, size: int) -> None:
+def test_joint_with_a_common_size(world: SmallData, size: int) -> None:
     bank = world.bank()
     found = found_in(world, bank)
     c = shares(found)
@@ -99,7 +99,7 @@ def test_joint_counts_the_covariance_between_classes() -> None:
 
 
 @pytest.mark.parametrize("rank", [2, 64])
-def test_independent_from_a_low_rank_bank(signed_world: ProcessGroup, rank: int) -> None:
+def test_independent_from_a_low_rank_bank(signed_world: SmallData, rank: int) -> None:
     bank = signed_world.bank(rank=rank)
     found = found_in(signed_world, bank)
     c = shares(found)
@@ -114,7 +114,7 @@ def test_independent_from_a_low_rank_bank(signed_world: ProcessGroup, rank: int)
         CalibratedCovariance(bank, "joint", found.index, c).factor()
 
 
-def test_whitened_pooled(world: ProcessGroup) -> None:
+def test_whitened_pooled(world: SmallData) -> None:
     bank = world.bank().whitened(2.0)
     assert bank.transform is not None
     found = Calibrator(bank, k=3).calibrate(bank.transform(torch.from_numpy(world.support)))
@@ -137,7 +137,7 @@ def test_whitened_pooled(world: ProcessGroup) -> None:
     list(itertools.product(COVARIANCES, ["pairs", "all"], ["clip", "eigen"], [0.0, 0.5, 100.0])),
 )
 @pytest.mark.parametrize("alpha1", [0.01, 3000.0])
-def test_shrinkage(world: ProcessGroup, mode: str, off_diagonal: str, psd: str, ratio: float, alpha1: float) -> None:
+def test_shrinkage(world: SmallData, mode: str, off_diagonal: str, psd: str, ratio: float, alpha1: float) -> None:
     bank = world.bank()
     found = found_in(world, bank)
     c = shares(found)
@@ -168,7 +168,7 @@ def test_the_clip_warns_once_for_a_batch() -> None:
         shrink_covariance(covariance, 10.0, 1e6, psd="eigen")
 
 
-def test_a_constant_on_every_entry(world: ProcessGroup) -> None:
+def test_a_constant_on_every_entry(world: SmallData) -> None:
     bank = world.bank()
     found = found_in(world, bank, 2)
     c = shares(found, "average")
@@ -193,7 +193,7 @@ def test_shares_of_classes_infinitely_far() -> None:
         assert shares(nothing, kind).tolist() == [[0.0, 0.0]]
 
 
-def test_refusals(relu_world: ProcessGroup) -> None:
+def test_refusals(relu_world: SmallData) -> None:
     bank = relu_world.bank()
     found = found_in(relu_world, bank)
     with pytest.raises(InputError, match="cov='diagonal' is unknown; use one of joint"):
@@ -226,7 +226,7 @@ def test_the_average_product_is_the_dense_one_however_many_classes_take_part(mod
     torch.testing.assert_close(covariance.average_times(v), v @ dense, rtol=1e-4, atol=1e-4)
 
 
-def test_a_new_mode_is_one_class_and_one_entry(relu_world: ProcessGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_mode_is_one_class_and_one_entry(relu_world: SmallData, monkeypatch: pytest.MonkeyPatch) -> None:
     class Doubled(Independent):
         name = "doubled"
 

@@ -25,7 +25,7 @@ from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.svm import LinearSVC
 
-from conftest import ProcessGroup, make_world
+from conftest import SmallData, make_world
 from fewcal import BaseBank, Gaussianizer, GDCClassifier, GDCParams
 from fewcal._utils.randomness import TaskRandom
 from fewcal.bank import spaces
@@ -40,7 +40,7 @@ WORLD = make_world(1, signed=True, tasks=1, ways=4, shots=3)
 NAMES = np.array(["ant", "bee", "cat", "dog"])
 
 
-def task(world: ProcessGroup = WORLD) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def task(world: SmallData = WORLD) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Support rows and names, query rows and names."""
     return world.support[0], NAMES[world.labels[0]], world.query[0], NAMES[world.query_labels[0]]
 
@@ -497,7 +497,7 @@ def test_gaussianizer_leaves_its_input_alone() -> None:
 
 
 @pytest.mark.parametrize("preset", ["default", "paper", "authors", "dc"])
-def test_numbers_at_the_edges_are_answered_or_refused(relu_world: ProcessGroup, preset: str) -> None:
+def test_numbers_at_the_edges_are_answered_or_refused(relu_world: SmallData, preset: str) -> None:
     x, y, query = relu_world.support[0], relu_world.labels[0], relu_world.query[0]
     for scale in (1e-30, 1e-10, 1e10, 1e14):
         bank = BaseBank().fit(relu_world.x.astype(np.float64) * scale, relu_world.y)
@@ -512,7 +512,7 @@ def test_numbers_at_the_edges_are_answered_or_refused(relu_world: ProcessGroup, 
             GDCClassifier(preset="default").fit(x.astype(np.float64) * scale, y)
 
 
-def test_rows_backwards(relu_world: ProcessGroup) -> None:
+def test_rows_backwards(relu_world: SmallData) -> None:
     x, y, query = relu_world.support[0], relu_world.labels[0], relu_world.query[0]
     forwards = GDCClassifier(relu_world.bank()).fit(x.copy(), y)
     backwards = GDCClassifier(relu_world.bank()).fit(x[::-1], y[::-1])

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from sklearn.linear_model import LogisticRegression
 
-from conftest import ProcessGroup
+from conftest import SmallData
 from fewcal import BaseBank, GDCClassifier
 from fewcal.apply.saved import fit_model, load_model, predict_source
 from fewcal.cli import main
@@ -29,12 +29,12 @@ from limits import PATIENCE
 from studio_project import COLOURS, colour_extractor, write_picture
 
 
-def task(world: ProcessGroup, number: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def task(world: SmallData, number: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return world.support[number], np.array(["ant", "bee", "cat"])[world.labels[number]], world.query[number]
 
 
 @pytest.fixture(params=["default", "plain", "plain, l2", "joint", "sgd"])
-def fitted(request: pytest.FixtureRequest, world: ProcessGroup) -> tuple[GDCClassifier, np.ndarray]:
+def fitted(request: pytest.FixtureRequest, world: SmallData) -> tuple[GDCClassifier, np.ndarray]:
     settings = {
         "default": {"bank": world.bank()},
         "plain": {},
@@ -61,7 +61,7 @@ def test_a_loaded_classifier_answers_the_same(fitted: tuple[GDCClassifier, np.nd
     assert again.extractor_ == "net@0123"
 
 
-def test_more_examples_are_a_new_fit_on_all(fitted: tuple[GDCClassifier, np.ndarray], world: ProcessGroup) -> None:
+def test_more_examples_are_a_new_fit_on_all(fitted: tuple[GDCClassifier, np.ndarray], world: SmallData) -> None:
     classifier, query = fitted
     x, y, _ = task(world)
     more, names, _ = task(world, 1)
@@ -74,7 +74,7 @@ def test_more_examples_are_a_new_fit_on_all(fitted: tuple[GDCClassifier, np.ndar
     assert np.array_equal(stream.predict_proba(query), whole.predict_proba(query))
 
 
-def test_a_class_added_after_loading_is_a_new_fit(world: ProcessGroup, tmp_path: Path) -> None:
+def test_a_class_added_after_loading_is_a_new_fit(world: SmallData, tmp_path: Path) -> None:
     x, y, query = task(world)
     more = task(world, 1)[0][:2]
     bank = world.bank()
@@ -83,7 +83,7 @@ def test_a_class_added_after_loading_is_a_new_fit(world: ProcessGroup, tmp_path:
     np.testing.assert_allclose(loaded.predict_proba(query), whole.predict_proba(query), atol=2e-5)
 
 
-def test_only_moments_of_the_bank_are_kept_unless_asked(world: ProcessGroup, tmp_path: Path) -> None:
+def test_only_moments_of_the_bank_are_kept_unless_asked(world: SmallData, tmp_path: Path) -> None:
     x, y, query = task(world)
     classifier = GDCClassifier(world.bank(), "whitened").fit(x, y)
     small, large = classifier.save(tmp_path / "small"), classifier.save(tmp_path / "large", keep_bank=True)
@@ -108,7 +108,7 @@ def test_integer_labels_and_column_names_survive(tmp_path: Path) -> None:
     assert loaded.feature_names_in_.tolist() == ["a", "b"]
 
 
-def test_files_of_others_damaged_and_newer_ones_are_refused(world: ProcessGroup, tmp_path: Path) -> None:
+def test_files_of_others_damaged_and_newer_ones_are_refused(world: SmallData, tmp_path: Path) -> None:
     x, y, _ = task(world)
     good = GDCClassifier().fit(x, y).save(tmp_path / "good")
     with pytest.raises(InputError, match="no classifier at"):
@@ -149,7 +149,7 @@ def test_files_of_others_damaged_and_newer_ones_are_refused(world: ProcessGroup,
             GDCClassifier.load(tmp_path / "bad")
 
 
-def test_what_cannot_be_added_or_saved_is_told(world: ProcessGroup, tmp_path: Path) -> None:
+def test_what_cannot_be_added_or_saved_is_told(world: SmallData, tmp_path: Path) -> None:
     x, y, _ = task(world)
     classifier = GDCClassifier().fit(x, y)
     with pytest.raises(InputError, match="there is a class 'ant' already"):
@@ -170,7 +170,7 @@ def test_what_cannot_be_added_or_saved_is_told(world: ProcessGroup, tmp_path: Pa
         GDCClassifier(random_state=np.random.RandomState(0)).fit(x, y).save(tmp_path / "a")
 
 
-def test_a_transform_without_a_bank_is_that_of_the_gaussianizer(relu_world: ProcessGroup) -> None:
+def test_a_transform_without_a_bank_is_that_of_the_gaussianizer(relu_world: SmallData) -> None:
     from sklearn.pipeline import make_pipeline
 
     from fewcal import Gaussianizer
@@ -181,7 +181,7 @@ def test_a_transform_without_a_bank_is_that_of_the_gaussianizer(relu_world: Proc
     assert np.array_equal(own.predict_proba(query), pipeline.predict_proba(query))
 
 
-def test_a_raw_bank_is_not_needed_where_a_built_one_is(world: ProcessGroup, tmp_path: Path) -> None:
+def test_a_raw_bank_is_not_needed_where_a_built_one_is(world: SmallData, tmp_path: Path) -> None:
     """A bank of moments is saved as it is."""
     x, y, query = task(world)
     p = GDCClassifier(world.bank()).fit(x, y).params_

@@ -12,7 +12,7 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.linear_model import LogisticRegression
 
 import reference
-from conftest import ProcessGroup, make_world
+from conftest import SmallData, make_world
 from fewcal._utils.randomness import TaskRandom
 from fewcal.calibrate import Calibrator
 from fewcal.covariance import COVARIANCES, CalibratedCovariance, ShrunkCovariance, shares, shrink_covariance
@@ -279,7 +279,7 @@ def test_sgd_bad_settings(bad: dict) -> None:
 
 
 def calibrated(
-    world: ProcessGroup, mode: str, alpha1: float, ratio: float = 0.1, whiten: bool = False
+    world: SmallData, mode: str, alpha1: float, ratio: float = 0.1, whiten: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, ShrunkCovariance]:
     """Calibrated means, labels, queries and covariances of a world's tasks."""
     support, labels, query = world.tensors
@@ -309,7 +309,7 @@ def centred(scores: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("alpha1", [1e-3, 0.1, 1.0, 1e4])
 @pytest.mark.parametrize("mode", [*COVARIANCES, "whitened"])
-def test_the_closed_form_is_discriminant_analysis(world: ProcessGroup, mode: str, alpha1: float) -> None:
+def test_the_closed_form_is_discriminant_analysis(world: SmallData, mode: str, alpha1: float) -> None:
     mean, labels, query, shrunk = calibrated(
         world, "pooled" if mode == "whitened" else mode, alpha1, whiten=mode == "whitened"
     )
@@ -322,7 +322,7 @@ def test_the_closed_form_is_discriminant_analysis(world: ProcessGroup, mode: str
 
 
 @pytest.mark.parametrize("mode", COVARIANCES)
-def test_the_closed_form_does_not_depend_on_the_batch(world: ProcessGroup, mode: str) -> None:
+def test_the_closed_form_does_not_depend_on_the_batch(world: SmallData, mode: str) -> None:
     support, labels, query = world.tensors
     bank = world.bank()
 
@@ -352,7 +352,7 @@ def test_samples_tend_to_the_closed_form() -> None:
     assert gaps[2] < 0.02
 
 
-def test_the_closed_form_refuses_what_has_no_inverse(relu_world: ProcessGroup) -> None:
+def test_the_closed_form_refuses_what_has_no_inverse(relu_world: SmallData) -> None:
     mean, labels, _, shrunk = calibrated(relu_world, "joint", 0.0)
     with pytest.raises(InputError, match="needs an invertible covariance; use alpha1 > 0"):
         closed_form_head(mean, labels, 3, shrunk)

@@ -12,7 +12,7 @@ from sklearn.neighbors import KNeighborsClassifier
 from sklearn.svm import SVC, LinearSVC
 
 import reference
-from conftest import ProcessGroup, make_world
+from conftest import SmallData, make_world
 from fewcal._utils.randomness import TaskRandom
 from fewcal.bank import BaseBank
 from fewcal.calibrate import Calibrator
@@ -38,7 +38,7 @@ PLAIN = GDCParams(
 
 
 def run(
-    method: Method, world: ProcessGroup, seed: int = 0, tasks: slice = slice(None), shared: Shared | None = None
+    method: Method, world: SmallData, seed: int = 0, tasks: slice = slice(None), shared: Shared | None = None
 ) -> torch.Tensor:
     """Logits `(T, Q, N)` of the chosen tasks of a world."""
     method.prepare(world.bank() if method.needs_bank else None)
@@ -46,7 +46,7 @@ def run(
 
 
 def fitted(
-    method: Method, world: ProcessGroup, seed: int = 0, tasks: slice = slice(None), shared: Shared | None = None
+    method: Method, world: SmallData, seed: int = 0, tasks: slice = slice(None), shared: Shared | None = None
 ) -> torch.Tensor:
     support, labels, query = world.tensors
     names = list(range(len(support)))[tasks]
@@ -61,7 +61,7 @@ def fitted(
     return head.logits(qs)
 
 
-def accuracy(logits: torch.Tensor, world: ProcessGroup) -> float:
+def accuracy(logits: torch.Tensor, world: SmallData) -> float:
     return float((logits.argmax(-1) == torch.from_numpy(world.query_labels)).float().mean())
 
 
@@ -161,7 +161,7 @@ def test_shared_stages_are_computed_once_and_change_nothing() -> None:
 # ---- DC ---------------------------------------------------------------------------------------------------------
 
 
-def test_dc_moments_are_those_of_its_script(relu_world: ProcessGroup) -> None:
+def test_dc_moments_are_those_of_its_script(relu_world: SmallData) -> None:
     """Tukey-transformed support, raw base rows."""
     method = make_method("dc", k=2, alpha=0.21)
     method.prepare(relu_world.bank())
@@ -179,7 +179,7 @@ def test_dc_moments_are_those_of_its_script(relu_world: ProcessGroup) -> None:
 
 @pytest.mark.parametrize("shots", [1, 5])
 def test_dc_trains_on_samples_with_those_moments(
-    relu_world: ProcessGroup, shots: int, monkeypatch: pytest.MonkeyPatch
+    relu_world: SmallData, shots: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """n/K points for each support point, with the mean and covariance of the script, then logistic regression."""
     world = make_world(1, shots=shots, tasks=1)
@@ -216,7 +216,7 @@ def test_dc_trains_on_samples_with_those_moments(
         ({"n": 0}, "n=0 must be at least 1"),
     ],
 )
-def test_dc_bad_settings(relu_world: ProcessGroup, settings_: dict, words: str) -> None:
+def test_dc_bad_settings(relu_world: SmallData, settings_: dict, words: str) -> None:
     with pytest.raises(InputError, match=words):
         run(make_method("dc", **settings_), relu_world)
 
@@ -233,7 +233,7 @@ def test_counts_per_point_and_per_class() -> None:
 
 @pytest.mark.parametrize("n_per", ["point", "class"])
 @pytest.mark.parametrize("shots", [(2, 2, 2), (1, 2, 3)])
-def test_augmented_sets(relu_world: ProcessGroup, n_per: str, shots: tuple[int, ...]) -> None:
+def test_augmented_sets(relu_world: SmallData, n_per: str, shots: tuple[int, ...]) -> None:
     labels = torch.repeat_interleave(torch.arange(3), torch.tensor(shots))[None]
     support = torch.from_numpy(relu_world.support[:1, : labels.shape[1]])
     bank = relu_world.bank()
@@ -260,7 +260,7 @@ def test_augmented_sets(relu_world: ProcessGroup, n_per: str, shots: tuple[int, 
 def test_unequal_shots_in_one_task(head: str, n_per: str) -> None:
     world = make_world(9, shots=4, tasks=1, queries=15)
     keep = [0, 4, 5, 8, 9, 10, 11]  # one, two and four shots
-    uneven = ProcessGroup(
+    uneven = SmallData(
         world.base, world.support[:, keep], world.labels[:, keep], world.query, world.query_labels, world.ways
     )
     logits = run(make_method("gdc", PLAIN, head=head, n_per=n_per), uneven)
@@ -305,7 +305,7 @@ class Voter:
         return answer
 
 
-def test_raw_bases_stay_raw(relu_world: ProcessGroup) -> None:
+def test_raw_bases_stay_raw(relu_world: SmallData) -> None:
     bank = relu_world.bank()
     method = make_method("gdc", PLAIN, transform_base=False)
     method.prepare(bank)
@@ -316,25 +316,25 @@ def test_raw_bases_stay_raw(relu_world: ProcessGroup) -> None:
     assert torch.equal(method.transform(x), transformed.transform(x))
 
 
-def test_negative_queries_where_the_bases_had_none(relu_world: ProcessGroup) -> None:
+def test_negative_queries_where_the_bases_had_none(relu_world: SmallData) -> None:
     for name in ("gdc", "dc", "lr-gauss"):
         method = make_method(name, **({"preset": PLAIN} if name == "gdc" else {})).prepare(relu_world.bank())
         with pytest.raises(InputError, match="query has negative features"):
             method.transform(-torch.ones(1, 12), "query")
 
 
-def test_gdc_refuses_more_neighbours_than_base_classes(relu_world: ProcessGroup) -> None:
+def test_gdc_refuses_more_neighbours_than_base_classes(relu_world: SmallData) -> None:
     with pytest.raises(InputError, match="k=10 must be an integer from 1 to the number of base classes, 9"):
         run(make_method("gdc", PLAIN, k=10), relu_world)
 
 
-def test_gdc_refuses_a_bank_in_another_space(relu_world: ProcessGroup) -> None:
+def test_gdc_refuses_a_bank_in_another_space(relu_world: SmallData) -> None:
     built = relu_world.bank(transform=fit_gaussianization(torch.from_numpy(relu_world.x), 1.0, l2=True))
     with pytest.raises(InputError, match="another space"):
         make_method("gdc", PLAIN).prepare(built)
 
 
-def test_a_thin_bank_is_refused_before_any_task(relu_world: ProcessGroup) -> None:
+def test_a_thin_bank_is_refused_before_any_task(relu_world: SmallData) -> None:
     bank = relu_world.bank().partial_fit(np.ones((1, 12)), ["lonely"])
     for name in ("gdc", "dc"):
         with pytest.raises(InputError, match="single row: 'lonely'"):
@@ -344,7 +344,7 @@ def test_a_thin_bank_is_refused_before_any_task(relu_world: ProcessGroup) -> Non
 # ---- baselines --------------------------------------------------------------------------------------------------
 
 
-def test_nearest_centroid_is_nearest(relu_world: ProcessGroup) -> None:
+def test_nearest_centroid_is_nearest(relu_world: SmallData) -> None:
     got = run(make_method("ncm"), relu_world).argmax(-1).numpy()
     for t in range(3):
         means = np.stack([relu_world.support[t][relu_world.labels[t] == c].mean(axis=0) for c in range(3)])
@@ -352,14 +352,14 @@ def test_nearest_centroid_is_nearest(relu_world: ProcessGroup) -> None:
         assert np.array_equal(got[t], d.argmin(axis=1))
 
 
-def test_simpleshot_centres_on_the_base_mean_and_normalises(relu_world: ProcessGroup) -> None:
+def test_simpleshot_centres_on_the_base_mean_and_normalises(relu_world: SmallData) -> None:
     method = make_method("simpleshot").prepare(relu_world.bank())
     x = relu_world.query[0].astype(np.float64)
     expected = reference.unit_rows(x - relu_world.x.astype(np.float64).mean(axis=0))
     np.testing.assert_allclose(method.transform(torch.from_numpy(relu_world.query[0])), expected, atol=1e-5)
 
 
-def test_cosine_ignores_length(relu_world: ProcessGroup) -> None:
+def test_cosine_ignores_length(relu_world: SmallData) -> None:
     x = torch.from_numpy(relu_world.query[0])
     method = make_method("cosine")
     torch.testing.assert_close(method.transform(x), method.transform(7 * x))
@@ -409,7 +409,7 @@ def test_raw_bases_are_asked_of_a_raw_bank(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["dc", "gdc"])
-def test_memory_of_samples_grows_with_the_number_of_classes(name: str, world: ProcessGroup) -> None:
+def test_memory_of_samples_grows_with_the_number_of_classes(name: str, world: SmallData) -> None:
     method = make_method(name, "authors/cub/1shot" if name == "gdc" else None)
     method.prepare(world.bank())
     points = 4 * 12 * 750 * 2
