@@ -231,7 +231,7 @@ def options_of(effort: Mapping[str, int], device: str) -> str:
     """The options of `fewcal paper run` that ask for this budget on this kind of device.
 
     >>> from fewcal.paper.budget import Budget
-    >>> options_of(Budget.of(50, quick=True, trials=3).to_dict(), "cpu")
+    >>> options_of(Budget.of(50, quick=True, sampled=40, sgd=8, trials=3).to_dict(), "cpu")
     '--tasks 50 --sampled-tasks 40 --sgd-tasks 8 --trials 3 --seed 0 --quick'
     """
     tasks, sampled, sgd, trials, seed = (effort[key] for key in ("tasks", "sampled", "sgd", "trials", "seed"))
