@@ -554,10 +554,13 @@ def test_a_report_says_where_statements_hold(finished: Path) -> None:
 
 
 def test_verdicts_need_an_interval_with_one_sign() -> None:
-    acc = {"per_task": 10, "correct": {"a": [6, 7, 8, 7], "b": [3, 4, 5, 5], "c": [9, 2, 9, 9]}}
+    acc = {"per_task": 10, "correct": {"a": [6, 7, 8, 7, 7], "b": [3, 4, 5, 5, 4], "c": [9, 2, 9, 9, 7]}}
     assert Verdict.of("", "", difference(acc, "a", "b"), "default").holds is True
     assert Verdict.of("", "", difference(acc, "b", "a"), "default").holds is False
     assert Verdict.of("", "", difference(acc, "c", "a"), "default").holds is None
+    two = {"per_task": 10, "correct": {"a": [6, 7], "b": [5, 6]}}  # the same difference twice, by chance
+    assert difference(two, "a", "b").ci95 == 0
+    assert Verdict.of("", "", difference(two, "a", "b"), "default").holds is None
     few = np.zeros(1000, int)
     few[:9] = 1  # all of them wins, and a t-test would be sure
     acc = {"per_task": 10, "correct": {"a": (5 + few).tolist(), "b": [5] * 1000}}

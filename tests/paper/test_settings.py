@@ -72,10 +72,12 @@ def test_verdicts_are_counted_by_group() -> None:
 
 
 def test_a_verdict_has_its_control_beside_it() -> None:
-    a, b, control = (np.array(v, float) for v in ([0.6, 0.7, 0.8, 0.7], [0.3, 0.4, 0.5, 0.5], [0.9, 0.9, 0.9, 1.0]))
+    a, b, control = (
+        np.array(v, float) for v in ([0.6, 0.7, 0.8, 0.7, 0.7], [0.3, 0.4, 0.5, 0.5, 0.4], [0.9, 0.9, 0.9, 1.0, 0.9])
+    )
     verdict = Verdict.of("a is above b", "x", paired(a, b), "default", paired(a, control))
     assert (verdict.holds, verdict.above_control) == (True, False)
-    assert verdict.control.startswith("−22.50 ± ")
+    assert verdict.control.startswith("−22.00 ± ")
     table = verdict_table([verdict, Verdict("c", "x", "", None, "default")], "")
     assert table.header[-1] == "minus the control"
     assert [len(r) for r in table.rows] == [len(table.header)] * 2

@@ -23,6 +23,8 @@ from fewcal.paper.budget import Case
 WAY, QUERY = 5, 15
 # Tasks in which two methods must differ, of many, for an interval by the normal distribution.
 FEWEST = 20
+# Tasks below which nothing is judged: accuracies go in steps of a 75th, and a few of them may be equal by chance.
+FEWEST_JUDGED = 5
 
 
 # ---- novel tasks ----------------------------------------------------------------------------------------------------
@@ -108,8 +110,8 @@ def mean_text(record: Measured, name: str) -> str:
 
 
 def beyond(p: Paired) -> bool:
-    """Whether a difference lies beyond its interval, which a handful of tasks among many equal ones cannot make."""
-    enough = round((p.won + p.lost) * p.n) >= min(FEWEST, p.n / 2)
+    """Whether a difference lies beyond its interval, which a handful of tasks cannot make, nor one among many equal."""
+    enough = p.n >= FEWEST_JUDGED and round((p.won + p.lost) * p.n) >= min(FEWEST, p.n / 2)
     return enough and math.isfinite(p.ci95) and abs(p.difference) > p.ci95
 
 
