@@ -15,8 +15,8 @@ demo: $(STAMP)
 	$(BIN)/python -m fewcal.demo
 
 test: $(STAMP) surroundings
-	$(BIN)/python -m pytest -q -n 2 --dist loadgroup
-	$(OTHER_PROCESSOR) $(BIN)/python -m pytest -q -n 2 --dist loadgroup $(NUMERIC:%=tests/%)
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile
+	$(OTHER_PROCESSOR) $(BIN)/python -m pytest -q -n 2 --dist loadfile $(NUMERIC:%=tests/%)
 
 # Pages are tested in Chromium, shared studies on PostgreSQL, loops in C where there is a compiler. Root on Debian gets
 # them; elsewhere one line says what is missing.
@@ -32,7 +32,7 @@ surroundings:
 
 # Lines that no test runs; it makes the suite a quarter slower, so it is a command of its own.
 coverage: $(STAMP) surroundings
-	$(BIN)/python -m pytest -q -n 2 --dist loadgroup --cov --cov-report=term
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --cov --cov-report=term
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -q -m slow

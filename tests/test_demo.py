@@ -19,8 +19,6 @@ from fewcal.features import FeatureSet, glyphs
 from fewcal.features.glyphs import glyph_classes
 from limits import PATIENCE
 
-pytestmark = pytest.mark.xdist_group("demo")
-
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:

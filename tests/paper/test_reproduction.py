@@ -21,7 +21,7 @@ from fewcal.paper.reproduction import control_blocks, judged_part, options_of, r
 from fewcal.paper.run import run_experiments
 from fewcal.paper.settings import GROUPS, PRINTED
 
-pytestmark = [pytest.mark.usefixtures("two_epochs"), pytest.mark.xdist_group("reproduction")]
+pytestmark = pytest.mark.usefixtures("two_epochs")
 
 BUDGET = Budget(tasks=4, sampled=3, sgd=1, study=3, trials=2, trial_tasks=3, sgd_trials=2, sgd_trial_tasks=1)
 
