@@ -89,7 +89,7 @@ def kernels(x: Tensor, n_classes: int) -> Kernels | None:
     operations.
     """
     m, d = x.shape[-2:]
-    if x.device.type != "cpu" or x.dtype != torch.float32 or m * d < _WORTH_IT or os.environ.get("FEWCAL_PLAIN_CPU"):
+    if x.device.type != "cpu" or x.dtype != torch.float32 or m * d < _WORTH_IT:
         return None
     if not 2 <= n_classes <= _MOST_CLASSES or n_classes * d > _MOST_WEIGHTS:
         return None
@@ -100,10 +100,12 @@ def number_kernels(out: Tensor) -> Kernels | None:
     """The kernels for filling a tensor with numbers; None where there are none, or few numbers are asked for."""
     if out.device.type != "cpu" or out.dtype != torch.float32 or out.numel() < _MANY_NUMBERS:
         return None
-    return None if os.environ.get("FEWCAL_PLAIN_CPU") else _library()
+    return _library()
 
 
 def _library() -> Kernels | None:
+    if os.environ.get("FEWCAL_PLAIN_CPU"):
+        return None
     with _lock:
         if not _made:
             _made.append(_make())

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import warnings
+from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -230,8 +231,9 @@ class Engine:
 
         # Batches of different methods stand side by side too: few tasks of a slow one would keep one core busy.
         for threads, pieces in ((1, self._pieces(tasks, True)), (self.threads, self._pieces(tasks, False))):
+            batches = Counter(group[0] for group, _ in pieces)
             for (group, part), found in zip(pieces, in_parallel(batch, pieces, threads), strict=True):
-                together = min(threads, sum(other is group for other, _ in pieces))  # alone it would have these
+                together = min(threads, batches[group[0]])  # alone it would have these
                 for name, confidence, right, spent in found:
                     correct[name][part] = right.view(-1, spec.way, spec.query).sum(dim=-1).cpu().numpy()
                     bins[name].update(confidence.cpu().numpy(), right.cpu().numpy())

@@ -21,11 +21,12 @@ from starlette.staticfiles import StaticFiles
 
 from fewcal.apply.studio import exports, views
 from fewcal.apply.studio.guard import Access, Guard
-from fewcal.apply.studio.intake import inside, lines
+from fewcal.apply.studio.intake import inside
 from fewcal.apply.studio.project import Studio
 from fewcal.apply.web import BodyTooLarge, too_large
 from fewcal.errors import FewcalError, InputError
 from fewcal.features.sources.pictures import decode, encoded
+from fewcal.features.sources.texts import split_lines
 
 STATIC = Path(__file__).parent / "static"
 THUMBNAIL, ZOOMED = 240, 1600
@@ -132,7 +133,7 @@ def _routes(studio: Studio, news: Broadcast) -> list[Route]:
         act("/api/undo", "POST", lambda *_: studio.undo()),
         act("/api/redo", "POST", lambda *_: studio.redo()),
         act("/api/rescan", "POST", lambda *_: studio.rescan()),
-        act("/api/texts", "POST", lambda _, body: studio.add_texts(lines(_text(body, "text")))),
+        act("/api/texts", "POST", lambda _, body: studio.add_texts(split_lines(_text(body, "text")))),
         act("/api/settings", "POST", lambda _, body: studio.set_reject(_level(body))),
         Route("/api/files", _upload(studio), methods=["POST"]),
         Route("/api/items/{id:int}/why", lambda r: JSONResponse(views.why(studio, number(r)))),

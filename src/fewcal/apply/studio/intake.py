@@ -94,15 +94,6 @@ def texts_of(file: Path, shown: str) -> list[tuple[str, str | None]]:
     return [(name, text) for name, text in rows if text]
 
 
-def lines(text: str) -> list[str]:
-    """The lines of a pasted text, split where those of a file are: other separators are part of a text.
-
-    >>> lines("a\\u2028b\\r\\nc\\fd")
-    ['a\\u2028b', 'c\\x0cd']
-    """
-    return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
-
-
 def _whole(text: str) -> str:
     """A text without white space around it; half of a character, as cutting a text leaves it, is shown as unknown."""
     return re.sub("[\ud800-\udfff]", "\ufffd", text).strip()

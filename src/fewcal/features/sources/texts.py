@@ -76,10 +76,18 @@ def find_texts(source: StrPath, labelled: bool = True, text: str = "text", label
     return Texts(names, labels, table.get("split"), str(path), texts)
 
 
+def split_lines(text: str) -> list[str]:
+    """The lines of a text; `splitlines` would also split at form feeds and U+2028, which belong to texts.
+
+    >>> split_lines("a\\u2028b\\r\\nc\\fd")
+    ['a\\u2028b', 'c\\x0cd']
+    """
+    return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+
+
 def _lines(path: Path) -> list[str]:
     try:
-        # Reading made \r\n and \r to \n; `splitlines` would also split at form feeds and U+2028, which belong to texts.
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
+        lines = split_lines(path.read_text(encoding="utf-8-sig"))
     except UnicodeDecodeError as error:
         raise FileFormatError(f"{path} is not UTF-8 text ({error.reason}); save it as UTF-8") from error
     while lines and not lines[-1].strip():
