@@ -22,7 +22,7 @@ from fewcal._utils.parameters import SearchRange, parameter
 from fewcal.errors import InputError
 from fewcal.heads.calibrated import Calibrated
 from fewcal.heads.fused_lbfgs import FusedPoints, Preconditioner, minimise
-from fewcal.heads.line_search import Slopes, line_search
+from fewcal.heads.line_search import MOST_ROUNDS, ROUNDING, Slopes, line_search
 from fewcal.heads.linear import LinearHead, minus_one_hot
 from fewcal.heads.registry import HeadTrainer, register_head
 from fewcal.heads.two_loop import History
@@ -127,7 +127,7 @@ def _minimise(
     alive = torch.arange(t, device=x.device)  # tasks still being worked on
     w = solution.clone()
     logits = x.new_zeros(t, n_classes, m)  # the rounded points may be a few more: zeros at the end
-    loss = np.full(t, math.log(n_classes))
+    loss = x.new_full((t,), math.log(n_classes), dtype=torch.float64)
     history = History(w, _shared_direction(x), memory, metric)
     # Many large points: the way to the minimum is found with rounded ones, half the bytes, and its end with the points
     # as they are, so that what stops the search is always the true gradient.
@@ -139,7 +139,7 @@ def _minimise(
         if x is not full and (4 * left < t or i == _MOST_HALF):
             x = full
             logits = _over_truth(_forward(w, x), labels)
-            loss = torch.logsumexp(logits, dim=1).mean(dim=1).double().cpu().numpy()
+            loss = torch.logsumexp(logits, dim=1).mean(dim=1).double()
             grad = gradient(x, labels, torch.softmax(logits, dim=1), w, ridge)
             active = _largest(grad) > tol
             left = int(active.sum())
@@ -149,19 +149,18 @@ def _minimise(
             # Drop finished tasks once they are the majority; copying the data costs about one iteration.
             solution[alive] = w
             keep = active.nonzero()[:, 0]
-            loss = loss[active.cpu().numpy()]
-            alive, x, labels, w, logits, grad, active = (v[keep] for v in (alive, x, labels, w, logits, grad, active))
+            alive, x, labels, w, logits, grad, loss, active = (
+                v[keep] for v in (alive, x, labels, w, logits, grad, loss, active)
+            )
             full = x
             history.keep(keep)
         step, slope = history.direction(grad, active)
-        along = _over_truth(_forward(step, x)[..., :m], labels)
+        along = _over_truth(_forward(step, x)[..., :m].contiguous(), labels)
         look = _Look(logits, along)
-        lengths, loss = line_search(look, loss, _slopes(slope, w, step, ridge), _CURVATURE)
-        length = torch.from_numpy(lengths).to(w)[:, None, None]
-        move = length * step
+        length, loss = look.search(loss, _slopes(slope, w, step, ridge))
+        move = length[:, None, None] * step
         w = w + move
-        logits.addcmul_(length, along)
-        new = gradient(x, labels, look.probabilities(), w, ridge)
+        new = gradient(x, labels, look.take(), w, ridge)
         history.add(move, new - grad)
         grad = new
     solution[alive] = w
@@ -173,11 +172,11 @@ def _largest(grad: Tensor) -> Tensor:
     return torch.linalg.vector_norm(grad, ord=torch.inf, dim=(1, 2))
 
 
-def _slopes(slope: Tensor, w: Tensor, step: Tensor, ridge: float) -> Slopes:
-    """Slopes at the start of steps."""
+def _slopes(slope: Tensor, w: Tensor, step: Tensor, ridge: float) -> Tensor:
+    """`Slopes` at the start of steps, `(3, T)`."""
     weight, move = w[..., :-1], step[..., :-1]
     penalty = torch.stack([(weight * move).sum(dim=(1, 2)), move.square().sum(dim=(1, 2))])
-    return Slopes(*torch.cat([slope[None], ridge * penalty.double()]).cpu().numpy())
+    return torch.cat([slope[None], ridge * penalty.double()])
 
 
 def _forward(w: Tensor, x: Tensor) -> Tensor:
@@ -250,33 +249,38 @@ class _Look:
         self._length = logits.new_zeros(len(logits))
         self._probabilities: Tensor | None = None
 
-    def __call__(self, length: np.ndarray) -> np.ndarray:
-        """Mean loss, slope and curvature at a length `(T,)`, `(3, T)`."""
+    def search(self, start: Tensor, slopes: Tensor) -> tuple[Tensor, Tensor]:
+        """`line_search`: lengths and losses there, `(T,)`, from the losses at 0 and `Slopes` `(3, T)`, all float64.
+
+        On a GPU in one kernel of our own, so that the host waits for none of the looks.
+        """
         logits, along = self.logits, self.along
         t, n, m = logits.shape
-        self._length = torch.from_numpy(length).to(logits)
         kernel = None
-        if n <= _MOST_FUSED and logits.is_cuda and logits.dtype == torch.float32 and along.is_contiguous():
-            kernel = compiled("line_search", logits.device, 256, N=n)
+        if n <= _MOST_FUSED and logits.is_cuda and logits.dtype == torch.float32:
+            kernel = compiled("line_search", logits.device, 256, N=n, ROUNDS=MOST_ROUNDS)
         if kernel is not None:
-            sums = torch.empty(t, 3, device=logits.device)
-            kernel(t, logits, along, self._length, sums, m)
-            sums = sums.T
-        else:
-            z = self._there()
-            self._probabilities = p = torch.softmax(z, dim=1)
-            weighted = p * along
-            first = weighted.sum(dim=1)  # (T, M)
-            # The log-sum-exp, without a second exponential; ∂²z² − (∂z)².
-            total = (z.amax(dim=1) - p.amax(dim=1).log()).sum(dim=1)
-            spread = _dot(weighted, along) - _dot(first, first)
-            sums = torch.stack([total, first.sum(dim=1), spread])
-        means: np.ndarray = sums.double().cpu().numpy() / m
+            self._length, loss = logits.new_empty(t), torch.empty_like(start)
+            kernel(t, logits, along, start, slopes, self._length, loss, m, _CURVATURE, ROUNDING)
+            return self._length, loss
+        lengths, found = line_search(self, start.cpu().numpy(), Slopes(*slopes.cpu().numpy()), _CURVATURE)
+        return torch.from_numpy(lengths).to(logits), torch.from_numpy(found).to(start)
+
+    def __call__(self, length: np.ndarray) -> np.ndarray:
+        """Mean loss, slope and curvature at a length `(T,)`, `(3, T)`."""
+        along, m = self.along, self.logits.shape[2]
+        self._length = torch.from_numpy(length).to(along)
+        z = torch.addcmul(self.logits, self.along, self._length[:, None, None])
+        self._probabilities = p = torch.softmax(z, dim=1)
+        weighted = p * along
+        first = weighted.sum(dim=1)  # (T, M)
+        # The log-sum-exp, without a second exponential; ∂²z² − (∂z)².
+        total = (z.amax(dim=1) - p.amax(dim=1).log()).sum(dim=1)
+        spread = _dot(weighted, along) - _dot(first, first)
+        means: np.ndarray = torch.stack([total, first.sum(dim=1), spread]).double().cpu().numpy() / m
         return means
 
-    def probabilities(self) -> Tensor:
-        """Of the classes, `(T, N, M)`, at the last length."""
-        return torch.softmax(self._there(), dim=1) if self._probabilities is None else self._probabilities
-
-    def _there(self) -> Tensor:
-        return torch.addcmul(self.logits, self.along, self._length[:, None, None])
+    def take(self) -> Tensor:
+        """Move the logits to the length that was found; probabilities of the classes there, `(T, N, M)`."""
+        self.logits.addcmul_(self.along, self._length[:, None, None])
+        return torch.softmax(self.logits, dim=1) if self._probabilities is None else self._probabilities

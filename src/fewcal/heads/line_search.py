@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 # Slopes below this are lost in the rounding of the loss: the step is taken as it is, a search would follow noise.
-_ROUNDING = 1e-7
-_MOST_ROUNDS = 30
+ROUNDING = 1e-7
+MOST_ROUNDS = 30
 
 
 class Slopes(NamedTuple):
@@ -42,14 +42,14 @@ def line_search(
     slope, linear, quadratic = slopes
     low, high, t = np.zeros_like(slope), np.full_like(slope, np.inf), np.ones_like(slope)
     found = slope >= 0  # tasks that do not move
-    for round_ in range(_MOST_ROUNDS):
+    for round_ in range(MOST_ROUNDS):
         loss, change, bend = look(t)
         rise = loss - start + t * linear + 0.5 * t**2 * quadratic
         downhill = rise <= 1e-5 * start + 1e-7  # more would not be rounding
         here = change + linear + t * quadratic
-        flat = (np.abs(here) <= curvature * np.abs(slope)) | (np.abs(slope) <= _ROUNDING * (1 + start))
+        flat = (np.abs(here) <= curvature * np.abs(slope)) | (np.abs(slope) <= ROUNDING * (1 + start))
         found = found | (downhill & flat)
-        if found.all() or round_ == _MOST_ROUNDS - 1:
+        if found.all() or round_ == MOST_ROUNDS - 1:
             return t, loss
         low = np.where((here < 0) & downhill, t, low)
         high = np.where((here >= 0) | ~downhill, t, high)

@@ -2,13 +2,19 @@
 
 The two-loop recursion (Nocedal 1980) is a sequence of inner products and sums of a few vectors. Here all inner products
 are taken at once, the recursion is two small triangular systems of them, and one product makes the direction: a handful
-of operations on tensors instead of six for every step remembered, and none of them waits for the host.
+of operations on tensors instead of six for every step remembered, and none of them waits for the host. On a GPU the
+systems are solved in a kernel of our own: as two dozen launches they took longer than the products.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from fewcal._utils.cuda_kernels import compiled
+
+# Threads that work in step on a GPU: a pair of the memory for each.
+_WARP = 32
 
 
 class History:
@@ -47,21 +53,37 @@ class History:
 
         A task whose memory does not lead downhill starts over along −P·grad.
         """
-        t, h, m = len(grad), min(self.used, self.memory), self.memory
+        t, m = len(grad), self.memory
         flat = grad.flatten(1)
         both = torch.stack([self.last.view_as(grad), grad], dim=1)
         change, pushed = precondition(both.flatten(1, 2), self.damping, self.metric).view(t, 2, -1).unbind(dim=1)
-        square = torch.bmm(flat[:, None], pushed[..., None])[:, 0, 0].double()
-        if not h:
-            return (pushed * -active[:, None].to(grad.dtype)).view_as(grad), -square * active
-        at = (self.used - 1) % m
-        self.basis[:, 1, at] = change
+        square = torch.bmm(flat[:, None], pushed[..., None])[:, 0, 0]
+        if not self.used:
+            return (pushed * -active[:, None].to(grad.dtype)).view_as(grad), -square.double() * active
+        self.basis[:, 1, (self.used - 1) % m] = change
         basis = self.basis.view(t, 2 * m, -1)
         fresh = torch.bmm(basis, torch.stack([self.last, flat], dim=2))  # with y of the newest step, and with grad
+        weights, scale, slope = self._combine(fresh, square, active)
+        step = torch.bmm(weights.view(t, 1, -1), basis)[:, 0]
+        return torch.addcmul(step, scale[:, None], pushed).view_as(grad), slope
+
+    def _combine(self, fresh: Tensor, square: Tensor, active: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Coefficients of the basis `(T, 2·memory)` and of P·grad `(T,)` in directions, and their slopes in float64.
+
+        `fresh (T, 2·memory, 2)` are products of the basis with the newest y and with grad; `square` is ⟨grad, P·grad⟩.
+        """
+        t, h, m = len(fresh), min(self.used, self.memory), self.memory
+        if fresh.is_cuda and fresh.dtype == torch.float32 and m <= _WARP:
+            kernel = compiled("two_loop", fresh.device, _WARP, MEMORY=m)
+            if kernel is not None:
+                weights, scale, slope = fresh.new_empty(t, 2 * m), fresh.new_empty(t), self.products.new_empty(t)
+                kernel(t, fresh, square, active, self.products, weights, scale, slope, self.used)
+                return weights, scale, slope
+        at, square = (self.used - 1) % m, square.double()
         inner = fresh.double().view(t, 2, m, 2)
         self.products[..., at] = inner[..., 0]
         self.products[:, 1, at] = inner[:, 1, :, 0]  # P is symmetric
-        newest_last = torch.arange(self.used - h, self.used, device=grad.device) % m
+        newest_last = torch.arange(self.used - h, self.used, device=fresh.device) % m
         products = self.products.index_select(2, newest_last).index_select(3, newest_last)
         with_grad = inner[..., 1].index_select(2, newest_last)
         coefficients, scale = _two_loop(products, with_grad)
@@ -71,9 +93,8 @@ class History:
         weights = torch.zeros_like(inner[..., 0])
         weights[:, :, newest_last] = coefficients * moves[:, None, None]
         scale = torch.where(downhill, scale, -1.0) * active
-        step = torch.bmm(weights.to(grad.dtype).view(t, 1, -1), basis)[:, 0]
-        step = torch.addcmul(step, scale.to(grad.dtype)[:, None], pushed)
-        return step.view_as(grad), torch.where(downhill, slope, -square) * active
+        slope = torch.where(downhill, slope, -square) * active
+        return weights.to(fresh.dtype).view(t, -1), scale.to(fresh.dtype), slope
 
 
 def precondition(q: Tensor, damping: Tensor, metric: Tensor | None = None) -> Tensor:
