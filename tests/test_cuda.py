@@ -103,7 +103,10 @@ def test_points_are_the_same_in_one_kernel_and_in_plain_operations(
     torch.testing.assert_close(drawn[0], drawn[1], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(("dim", "ways", "rows", "batch"), [(640, 5, 200, 300), (48, 8, 33, 100), (904, 2, 40, 64)])
+@pytest.mark.parametrize(
+    ("dim", "ways", "rows", "batch"),
+    [(640, 5, 200, 300), (48, 8, 33, 100), (904, 2, 40, 64), (1600, 5, 37, 50), (2048, 8, 20, 16)],
+)
 def test_sgd_in_one_kernel_is_sgd_in_plain_operations(
     dim: int, ways: int, rows: int, batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,14 +16,14 @@ from torch import Tensor
 SMALLEST = 1 << 18
 
 
-def half_pays(x: Tensor, numbers: int | None = None) -> bool:
+def half_pays(x: Tensor, numbers: int | None = None, smallest: int = SMALLEST) -> bool:
     """Whether products with `x`, or with so many numbers beside it, are to be made in bfloat16.
 
     >>> half_pays(torch.zeros(3, 3))
     False
     """
     size = x.numel() if numbers is None else numbers
-    if size < SMALLEST or x.dtype != torch.float32 or exact_asked():
+    if size < smallest or x.dtype != torch.float32 or exact_asked():
         return False
     if x.is_cuda:
         return torch.cuda.is_bf16_supported(including_emulation=False)

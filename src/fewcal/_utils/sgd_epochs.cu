@@ -13,6 +13,7 @@
 #define TILES (DP / 16 / WARPS)             // blocks of 16 features whose gradient a warp holds
 #define EACH (ROWS / WARPS)                 // points that a warp fetches
 #define S_STRIDE (ROWS + 8)
+#define SUMMED (ROWS < 32 ? 32 : ROWS)      // threads that add up residuals: whole warps
 
 typedef unsigned int u32;
 typedef unsigned short u16;
@@ -42,7 +43,7 @@ sgd_epochs(const u16* x, const int* order, const int* labels, float* weight, flo
   float* partial = (float*)(shared_s + 8 * S_STRIDE);         // SPLITS × ROWS × 8, parts of the logits
   int* truth = (int*)(partial + SPLITS * ROWS * 8);           // 2 × ROWS
   float* shared_b = (float*)(truth + 2 * ROWS);               // 8
-  float* sums = shared_b + 8;                                 // (ROWS / 32) × 8
+  float* sums = shared_b + 8;                                 // (SUMMED / 32) × 8
 
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, g = lane / 4, q = lane % 4;
   const long long task = blockIdx.x;
@@ -188,7 +189,7 @@ sgd_epochs(const u16* x, const int* order, const int* labels, float* weight, flo
       for (int i = 0; i < TILES; i++)
 #pragma unroll
         for (int j = 0; j < 4; j++) { w[i][j] -= step * grad[i][j]; grad[i][j] = 0.f; }
-      if (thread < ROWS) {
+      if (thread < SUMMED) {
 #pragma unroll
         for (int c = 0; c < N; c++) {
           float s = own[c];
@@ -200,7 +201,7 @@ sgd_epochs(const u16* x, const int* order, const int* labels, float* weight, flo
       __syncthreads();
       if (thread < N) {
         float s = 0.f;
-        for (int i = 0; i < ROWS / 32; i++) s += sums[i * 8 + thread];
+        for (int i = 0; i < SUMMED / 32; i++) s += sums[i * 8 + thread];
         shared_b[thread] -= step * s;
       }
     }
@@ -213,14 +214,14 @@ sgd_epochs(const u16* x, const int* order, const int* labels, float* weight, flo
     }
   if (thread < N) bias[thread] = shared_b[thread];
   if (last) {
-    if (thread < ROWS) {
+    if (thread < SUMMED) {
       for (int i = 16; i; i /= 2) total += __shfl_xor_sync(~0u, total, i);
       if (!lane) sums[warp * 8] = total;
     }
     __syncthreads();
     if (!thread) {
       float s = 0.f;
-      for (int i = 0; i < ROWS / 32; i++) s += sums[i * 8];
+      for (int i = 0; i < SUMMED / 32; i++) s += sums[i * 8];
       loss[task] = s / m;
     }
   }

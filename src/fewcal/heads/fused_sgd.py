@@ -13,7 +13,7 @@ from torch import Tensor
 from fewcal._utils.cuda_kernels import Kernel, compiled
 
 _MOST_CLASSES = 8
-_MOST_FEATURES = 1024
+_MOST_FEATURES = 2048
 _THREADS = 256
 
 
@@ -26,7 +26,7 @@ def fused_epochs(x: Tensor, n_classes: int) -> Kernel | None:
     d = x.shape[2]
     if not x.is_cuda or x.dtype != torch.bfloat16 or n_classes > _MOST_CLASSES or d > _MOST_FEATURES or d % 8:
         return None
-    for rows in (64, 32):
+    for rows in (64, 32, 16):
         kernel = compiled("sgd_epochs", x.device, _THREADS, shared_bytes(d, rows), D=d, N=n_classes, ROWS=rows)
         if kernel is not None:
             return kernel
@@ -37,4 +37,5 @@ def shared_bytes(d: int, rows: int) -> int:
     """Shared memory of a block: two tiles of points, weights, residuals, parts of the logits, and a little."""
     stride = -(-d // 128) * 128 + 8
     splits = 8 // (rows // 16)
-    return 2 * (2 * rows * stride + 8 * stride + 8 * (rows + 8)) + 4 * (8 * splits * rows + 2 * rows + 8 + rows // 4)
+    sums = max(8, rows // 4)
+    return 2 * (2 * rows * stride + 8 * stride + 8 * (rows + 8)) + 4 * (8 * splits * rows + 2 * rows + 8 + sums)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fewcal._utils.bfloat16 import half_pays, products
+from fewcal._utils.bfloat16 import SMALLEST, half_pays, products
 from fewcal._utils.cpu_kernels import Kernels, kernels
 from fewcal._utils.parameters import parameter
 from fewcal._utils.randomness import TaskRandom
@@ -29,6 +29,8 @@ from fewcal.heads.registry import HeadTrainer, register_head
 # Points of a batch that are worked on at a time on a CPU: a core's cache holds them between the two products. Few
 # features leave room for more of them, and fewer steps.
 _ROWS, _BYTES = 256, 640 << 10
+# Numbers of a task from which on a GPU trains on rounded points: these have a kernel (`fused_sgd`), others have none.
+_SMALLEST_CUDA = 1 << 16
 
 
 @register_head("sgd")
@@ -78,7 +80,7 @@ def sgd_head(
     if fused is not None:
         loss = _train_fused(fused, x, labels, (weight, bias), shuffles, batch_size, lr)
     else:
-        if half_pays(x, m * d):
+        if half_pays(x, m * d, _SMALLEST_CUDA if x.is_cuda else SMALLEST):
             x = x.bfloat16()  # points are read hundreds of times: half the bytes, half the time
         train = _train if x.is_cuda else _train_by_turns
         loss = train(x, labels, (weight, bias), shuffles, batch_size, lr)
