@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Compiled modules are kept, whatever the surroundings say: every worker and every child would compile them anew.
+export PYTHONDONTWRITEBYTECODE :=
 
 # Tests of numbers: run once more as on a processor without wide registers, where sums are taken in another order.
 NUMERIC := bank covariance estimators heads methods test_calibrate.py test_domain_match.py test_factor_gaussian.py \

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
 from fewcal.apply.studio import Studio, StudioSettings
+from fewcal.apply.studio.server import serve_studio
 from fewcal.features.extractors import Extractor, as_extractor
 from limits import PATIENCE
 
@@ -57,3 +59,8 @@ def colour_studio(folder: Path, **changes: object) -> Studio:
 def ids(studio: Studio, name: str) -> list[int]:
     """The items whose name begins like this."""
     return [item.id for item in studio.store.items() if item.name.startswith(name)]
+
+
+def serve_colours(folder: Path, link: Connection) -> None:
+    """What the command runs, with the tests' extractor, which needs no network; its address goes through `link`."""
+    serve_studio(folder, StudioSettings(extractor=colour_extractor()), token="token", opened=link.send)

@@ -6,10 +6,7 @@ import base64
 import csv
 import io
 import json
-import os
-import signal
-import subprocess
-import sys
+import multiprocessing
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,37 +20,29 @@ from browser import AXE, Browser, BrowserPage
 from fewcal import GDCClassifier
 from fewcal.features.sources.pictures import decode, fitted
 from limits import PATIENCE
-from studio_project import COLOURS, colour_extractor, colour_folder, write_picture
+from studio_project import COLOURS, colour_extractor, colour_folder, serve_colours, write_picture
 
-# The command itself with the tests' extractor, which needs no network.
-SERVER = """
-import sys
-from pathlib import Path
-from fewcal.apply.studio import StudioSettings
-from fewcal.apply.studio.server import serve_studio
-from studio_project import colour_extractor
-serve_studio(Path(sys.argv[1]), StudioSettings(extractor=colour_extractor()), token="token",
-             opened=lambda link: print(link, flush=True))
-"""
+# Every studio is a process of its own, but what takes a second to load is loaded once, by the process they come from.
+STUDIOS = multiprocessing.get_context("forkserver")
+STUDIOS.set_forkserver_preload(
+    [f"fewcal.{name}" for name in ("apply.studio.server", "apply.studio.app", "estimators.classifier")]
+)
 
 
 class Server:
     """A studio in a process of its own."""
 
     def __init__(self, folder: Path) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", SERVER, str(folder)],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])},
-        )
-        assert self.process.stdout is not None
-        self.link = self.process.stdout.readline().strip()
+        receiver, sender = STUDIOS.Pipe(duplex=False)
+        self.process = STUDIOS.Process(target=serve_colours, args=(folder, sender))
+        self.process.start()
+        sender.close()  # so that one who ended early is noticed
+        self.link: str = receiver.recv()
         assert self.link.startswith("http://127.0.0.1:")
 
-    def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
-        self.process.send_signal(how)
-        self.process.wait(PATIENCE)
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.join(PATIENCE)
 
 
 @pytest.fixture
@@ -65,7 +54,7 @@ def folder(tmp_path: Path) -> Path:
 def server(folder: Path) -> Iterator[Server]:
     one = Server(folder)
     yield one
-    if one.process.poll() is None:
+    if one.process.is_alive():
         one.stop()
 
 
@@ -265,7 +254,8 @@ def test_a_kill_loses_nothing(browser: Browser, server: Server, folder: Path) ->
     page = opened(browser, server)
     label_colours(page)
     before = answers(page)
-    server.stop(signal.SIGKILL)
+    server.process.kill()
+    server.process.join(PATIENCE)
     page.close()
     again = Server(folder)
     try:
