@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from fewcal.bank import BaseBank
 from fewcal.heads import HEADS
 from fewcal.heads.sgd import SGD
 from fewcal.methods import TaskBatch
+from fewcal.render.figures.style import save
 
 # Started in the background, as some runners do, a process and its children are deaf to Ctrl-C, which tests send.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -125,6 +127,14 @@ def browser() -> Iterator[Browser]:
         pytest.skip("needs chromium (Debian: apt install chromium)")
     with Browser() as one:
         yield one
+
+
+@pytest.fixture(scope="module")
+def svg_alone() -> Iterator[None]:
+    """Figures of the paper in one format of three, for the tests of one module: saving is most of a report's time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fewcal.paper.draw.save", partial(save, formats=["svg"]))
+        yield
 
 
 @dataclass(frozen=True)

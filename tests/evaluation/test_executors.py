@@ -215,11 +215,13 @@ def test_a_killed_scheduler_is_one_line(features: FeatureSet, tmp_path: Path) ->
     assert last.startswith(f"fewcal: the Dask cluster at '{address}' has no workers or is gone")
 
 
-def test_dask_prints_nothing_of_its_own() -> None:
+def test_a_cluster_of_our_own_prints_nothing_and_listens_on_this_machine_alone() -> None:
     logging.getLogger("distributed.client").setLevel(logging.WARNING)  # as its configuration has it
-    with dask_client("local:1"):
+    with dask_client("local:1") as client:
         assert not logging.getLogger("distributed.client").isEnabledFor(logging.ERROR)
         assert not logging.getLogger("distributed.core").isEnabledFor(logging.ERROR)
+        assert client.scheduler_info()["address"].startswith("tcp://127.0.0.1:")
+        assert client.dashboard_link.startswith("http://127.0.0.1:")
 
 
 @pytest.mark.slow
@@ -290,13 +292,6 @@ def test_a_worker_does_not_repeat_what_the_caller_has_warned_of(monkeypatch: pyt
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert engine_module.run_block(SimpleNamespace(token="job"), 3, 5) == (3, 5)  # type: ignore[arg-type, comparison-overlap]
-
-
-def test_a_cluster_of_our_own_listens_on_this_machine_alone() -> None:
-    with dask_client("local:1") as client:
-        info = client.scheduler_info()
-        assert info["address"].startswith("tcp://127.0.0.1:")
-        assert client.dashboard_link.startswith("http://127.0.0.1:")
 
 
 def test_shared_memory_of_killed_runs_is_removed_and_no_other(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ from fewcal.paper.run import dataset_of, find_features, kept_records, read_confi
 from fewcal.paper.settings import GROUPS, PRINTED, paper_params, unit_scale
 from fewcal.presets import PAPER_ROWS, get_preset
 
-pytestmark = pytest.mark.usefixtures("two_epochs")
+pytestmark = pytest.mark.usefixtures("two_epochs", "svg_alone")
 
 EFFORT = Budget(tasks=4, sampled=3, sgd=1, study=3, trials=2, trial_tasks=3, sgd_trials=2, sgd_trial_tasks=1)
 ONE = Budget(tasks=1, sampled=1, sgd=1, study=1, trials=1, trial_tasks=1, sgd_trials=1, sgd_trial_tasks=1)
