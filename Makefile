@@ -11,14 +11,19 @@ NUMERIC := bank covariance estimators heads methods test_calibrate.py test_domai
 	test_gaussianize.py test_rejection.py test_speed_paths.py features/test_backbones.py features/test_extractors.py
 OTHER_PROCESSOR := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
 
+# One process more than the two cores of a small machine: some tests wait for a server, a page or a command. What the
+# tests of a file share is made once, by the process that runs the file; tests/conftest.py says which files come first.
+WORKERS ?= 3
+PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
 .PHONY: demo test coverage test-slow redteam surroundings lint format bench bench-scale bench-gpu docs clean
 
 demo: $(STAMP)
 	$(BIN)/python -m fewcal.demo
 
 test: $(STAMP) surroundings
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile
-	$(OTHER_PROCESSOR) $(BIN)/python -m pytest -q -n 2 --dist loadfile $(NUMERIC:%=tests/%)
+	$(PYTEST)
+	$(OTHER_PROCESSOR) $(PYTEST) $(NUMERIC:%=tests/%)
 
 # Pages are tested in Chromium, shared studies on PostgreSQL, loops in C where there is a compiler. Root on Debian gets
 # them; elsewhere one line says what is missing.
@@ -34,7 +39,7 @@ surroundings:
 
 # Lines that no test runs; it makes the suite a quarter slower, so it is a command of its own.
 coverage: $(STAMP) surroundings
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile --cov --cov-report=term
+	$(PYTEST) --cov --cov-report=term
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -q -m slow

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -33,6 +34,22 @@ threadpool_limits(THREADS)
 # A machine that is busy makes examples slow, which says nothing about them.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
+
+# The files that take longest, longest first: one that begins last would be waited for.
+LONGEST = (
+    *("apply/test_studio_browser.py", "paper/test_paper.py", "evaluation/test_executors.py", "tuning/test_tuning.py"),
+    *("cli/test_cli.py", "cli/test_streams.py", "test_demo.py", "redteam/test_redteam.py", "training/test_training.py"),
+    *("features/test_glyphs.py", "evaluation/test_evaluation.py", "features/test_extractors.py", "test_docs.py"),
+    *("paper/test_reproduction.py", "render/test_figures.py", "report/test_report.py"),
+)
+
+
+@pytest.hookimpl(trylast=True)  # after pytest's own order, by what tests share
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files first; the rest, and what is inside of a file, as it was."""
+    here = Path(__file__).parent
+    rank = {here / name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(item.path, len(rank)))
 
 
 def single_shots(x: torch.Tensor) -> TaskBatch:

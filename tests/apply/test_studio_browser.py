@@ -6,7 +6,6 @@ import base64
 import csv
 import io
 import json
-import multiprocessing
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,21 +19,16 @@ from browser import AXE, Browser, BrowserPage
 from fewcal import GDCClassifier
 from fewcal.features.sources.pictures import decode, fitted
 from limits import PATIENCE
+from processes import FORKED
 from studio_project import COLOURS, colour_extractor, colour_folder, serve_colours, write_picture
-
-# Every studio is a process of its own, but what takes a second to load is loaded once, by the process they come from.
-STUDIOS = multiprocessing.get_context("forkserver")
-STUDIOS.set_forkserver_preload(
-    [f"fewcal.{name}" for name in ("apply.studio.server", "apply.studio.app", "estimators.classifier")]
-)
 
 
 class Server:
     """A studio in a process of its own."""
 
     def __init__(self, folder: Path) -> None:
-        receiver, sender = STUDIOS.Pipe(duplex=False)
-        self.process = STUDIOS.Process(target=serve_colours, args=(folder, sender))
+        receiver, sender = FORKED.Pipe(duplex=False)
+        self.process = FORKED.Process(target=serve_colours, args=(folder, sender))
         self.process.start()
         sender.close()  # so that one who ended early is noticed
         self.link: str = receiver.recv()

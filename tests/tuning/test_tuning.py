@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import multiprocessing
 import os
 import random
 import shutil
@@ -45,6 +44,7 @@ from fewcal.tuning.study import StudyPlace, open_study
 from fewcal.tuning.trials import TrialRunner
 from fewcal.tuning.workers import ignore_sigint
 from limits import PATIENCE
+from processes import FORKED
 from small_features import feature_set, save_features, split
 
 QUICK = Search(trials=8, tasks=20, query=5, heads=("closed_form",), finalists=3, final_tasks=20)
@@ -503,8 +503,8 @@ def test_a_published_setting_that_the_space_does_not_hold_is_refused(space: str,
 
 
 def test_the_papers_protocol_takes_the_best_of_three_on_novel(tmp_path: Path) -> None:
-    search = Search("paper", "paper/mini", ("lbfgs",), trials=5, tasks=10, query=5)
-    result = quick(tmp_path / "s", search, novel_tasks=10)
+    search = Search("paper", "paper/mini", ("lbfgs",), trials=4, tasks=5, query=5)
+    result = quick(tmp_path / "s", search, novel_tasks=5)
     assert result.novel is not None
     tuned = [f.tuned for f in result.finalists]
     assert len(tuned) == 3
@@ -675,8 +675,7 @@ def test_four_processes_two_of_them_killed_lose_no_finished_trial(tmp_path: Path
     folder, trials = tmp_path / "s", 60
     # The first one makes the study, so that the others can join it.
     open_study(StudyPlace(folder), QUICK, SearchData.of(feature_set(), QUICK), resume=False)
-    context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=_join, args=(folder, features, trials)) for _ in range(4)]
+    processes = [FORKED.Process(target=_join, args=(folder, features, trials)) for _ in range(4)]
     for process in processes:
         process.start()
     journal = folder / "study.journal"
