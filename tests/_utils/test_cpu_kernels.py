@@ -10,6 +10,7 @@ import torch
 
 from fewcal._utils import cpu_kernels
 from fewcal._utils.randomness import TaskRandom, fill_normal
+from fewcal.factor_gaussian import FactorGaussian
 from fewcal.heads.lbfgs import lbfgs_head
 from fewcal.heads.sgd import sgd_head
 
@@ -127,3 +128,34 @@ def test_random_numbers_are_those_of_plain_operations(size: int, monkeypatch: py
     fused = fill_normal(torch.empty(size), torch.Generator().manual_seed(5))
     monkeypatch.setenv("FEWCAL_PLAIN_CPU", "1")
     assert torch.equal(fused, fill_normal(torch.empty(size), torch.Generator().manual_seed(5)))
+
+
+@needs_kernels
+@pytest.mark.parametrize("isotropic", [True, False])
+@pytest.mark.parametrize("dim", [5, 16, 43])
+def test_points_are_those_of_plain_operations(isotropic: bool, dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_kernels, "_MANY_DRAWN", 0)
+    random = torch.Generator().manual_seed(0)
+    mean, factor = torch.randn(2, 3, dim, generator=random), torch.randn(2, 3, 4, dim, generator=random)
+    a, b = torch.tensor([[1.0, 2.0, 0.5], [0.1, 1.0, 3.0]]), torch.full((2, 3), 0.3)
+    gaussian = FactorGaussian(mean, factor, a if isotropic else None, b)
+    fused = gaussian.sample(11, TaskRandom(0, [3, 4]))
+    monkeypatch.setenv("FEWCAL_PLAIN_CPU", "1")
+    plain = gaussian.sample(11, TaskRandom(0, [3, 4]))
+    torch.testing.assert_close(fused, plain, rtol=1e-5, atol=1e-5)
+
+
+@needs_kernels
+@pytest.mark.parametrize(("n_classes", "dim"), [(2, 3), (5, 16), (12, 37)])
+def test_weights_times_a_symmetric_matrix(n_classes: int, dim: int) -> None:
+    kernels = cpu_kernels.number_kernels(torch.empty(1 << 18))
+    assert kernels is not None
+    random = torch.Generator().manual_seed(0)
+    weight, matrix = torch.randn(n_classes - 1, dim, generator=random), torch.randn(dim, dim, generator=random)
+    matrix = matrix + matrix.T
+    out = torch.full((n_classes, dim + 1), 7.0)
+    kernels.times_symmetric(weight, matrix, out)
+    expected = weight.double() @ matrix.double()
+    torch.testing.assert_close(out[:-1, :-1].double(), expected, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(out[-1, :-1].double(), -expected.sum(dim=0), rtol=1e-5, atol=1e-4)
+    assert (out[:, -1] == 7).all()

@@ -26,8 +26,9 @@ _MOST_CLASSES = 16
 _MOST_WEIGHTS = 1 << 14
 # Below this many numbers of a task's points nothing is gained that a compiler would be started for.
 _WORTH_IT = 1 << 20
-# The same for random numbers, which are the same without a kernel.
+# The same for random numbers, which are the same without a kernel, and for points that are made of them.
 _MANY_NUMBERS = 1 << 18
+_MANY_DRAWN = 1 << 16
 _FLAGS = ("-O3", "-mavx2", "-mfma", "-ffp-contract=fast", "-fno-math-errno", "-shared", "-fPIC")
 _COMPILERS = ("cc", "gcc", "clang")
 _PATIENCE = 60  # seconds
@@ -42,7 +43,8 @@ class Kernels:
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
         library.sgd_epochs.restype = ctypes.c_float
-        library.look_along.restype = library.pick.restype = None
+        for name in ("look_along", "times_symmetric", "finish_points", "pick"):
+            getattr(library, name).restype = None
 
     def sgd_epochs(
         self, x: Tensor, labels: Tensor, orders: Tensor, weight: Tensor, bias: Tensor, batch_size: int, lr: float
@@ -52,6 +54,20 @@ class Kernels:
         tensors = (_pointer(v) for v in (x, labels, orders, weight, bias, work))
         sizes = (m, d, len(weight) + 1, len(orders), batch_size)
         return float(self._library.sgd_epochs(*tensors, *sizes, ctypes.c_float(lr)))
+
+    def times_symmetric(self, weight: Tensor, matrix: Tensor, out: Tensor) -> None:
+        """The first columns of `out (N, D+1)` from weights `(N-1, D)` times a symmetric `(D, D)`; the last is −Σ."""
+        sizes = (len(matrix), len(out), out.shape[1])
+        self._library.times_symmetric(*(_pointer(v) for v in (matrix, weight, out)), *sizes)
+
+    def finish_points(
+        self, out: Tensor, mean: Tensor, stretch: tuple[float, float] | None, shift: Tensor | None
+    ) -> None:
+        """Points `(M, D)` from the noise in them: r·out + s·Σout of `stretch` (r, s), or nothing of it, mean, shift."""
+        first = (_pointer(v) for v in (out, mean, shift))
+        root, along = (ctypes.c_float(v) for v in stretch or (0.0, 0.0))
+        sizes = (ctypes.c_long(len(out)), out.shape[1])
+        self._library.finish_points(*first, root, along, int(stretch is None), *sizes)
 
     def pick(self, bits: np.random.SFC64, table: Tensor, out: Tensor) -> None:
         """Fill `out` with numbers of a table of 65536, each picked by 16 bits of the stream."""
@@ -97,8 +113,19 @@ def kernels(x: Tensor, n_classes: int) -> Kernels | None:
 
 
 def number_kernels(out: Tensor) -> Kernels | None:
-    """The kernels for filling a tensor with numbers; None where there are none, or few numbers are asked for."""
-    if out.device.type != "cpu" or out.dtype != torch.float32 or out.numel() < _MANY_NUMBERS:
+    """The kernels for filling a tensor with random numbers; None where there are none.
+
+    The numbers are the same without them, so that few are worth it where kernels are there already.
+    """
+    if out.device.type != "cpu" or out.dtype != torch.float32 or (out.numel() < _MANY_NUMBERS and not _made):
+        return None
+    return _library()
+
+
+def point_kernels(out: Tensor) -> Kernels | None:
+    """The kernels for making points `out (..., M, D)` of random numbers; None where there are none, or few numbers."""
+    m, d = out.shape[-2:]
+    if out.device.type != "cpu" or out.dtype != torch.float32 or m * d < _MANY_DRAWN:
         return None
     return _library()
 

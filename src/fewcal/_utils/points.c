@@ -15,9 +15,9 @@ typedef float rows __attribute__((vector_size(4 * ROWS), aligned(4), may_alias))
 typedef int32_t irows __attribute__((vector_size(4 * ROWS), aligned(4), may_alias));
 
 static inline float total(vec v) {
-    float sum = 0;
-    for (int i = 0; i < WIDTH; i++) sum += v[i];
-    return sum;
+    typedef float half __attribute__((vector_size(2 * WIDTH)));
+    half h = (half){v[0], v[1], v[2], v[3]} + (half){v[4], v[5], v[6], v[7]};
+    return (h[0] + h[2]) + (h[1] + h[3]);
 }
 
 // exp of numbers ≤ 0, to a few units in the last place; 0 below -87.
@@ -36,20 +36,26 @@ static inline rows exponential(rows x) {
     return (rows)(((irows)(p * (rows)power)) & ~tiny);
 }
 
-// Logits of two points for C classes; w is (C, D).
+// Logits of two points for C classes; w is (C, D). Meanwhile the points at `next` are fetched, two for two: asked for
+// all at once they would have to be waited for.
 static inline __attribute__((always_inline)) void two_points(
-    const int C, const float *a, const float *b, const float *w, int d, float (*z)[ROWS], int at) {
+    const int C, const float **x, const float **next, const float *w, int d, float (*z)[ROWS], int at) {
+    const float *a = x[at], *b = x[at + 1];
     vec left[5], right[5];
     UNROLL
     for (int c = 0; c < C; c++) left[c] = right[c] = (vec){0};
     int i = 0;
-    for (; i + WIDTH <= d; i += WIDTH) {
-        vec p = *(const vec *)(a + i), q = *(const vec *)(b + i);
+    for (; i + 2 * WIDTH <= d; i += 2 * WIDTH) {
+        __builtin_prefetch(next[at] + i), __builtin_prefetch(next[at + 1] + i);
         UNROLL
-        for (int c = 0; c < C; c++) {
-            vec v = *(const vec *)(w + (long)c * d + i);
-            left[c] += p * v;
-            right[c] += q * v;
+        for (int j = i; j < i + 2 * WIDTH; j += WIDTH) {
+            vec p = *(const vec *)(a + j), q = *(const vec *)(b + j);
+            UNROLL
+            for (int c = 0; c < C; c++) {
+                vec v = *(const vec *)(w + (long)c * d + j);
+                left[c] += p * v;
+                right[c] += q * v;
+            }
         }
     }
     UNROLL
@@ -60,45 +66,74 @@ static inline __attribute__((always_inline)) void two_points(
     }
 }
 
-// Logits (N, ROWS) of points whose addresses are x.
-static void forward(const float **x, const float *w, const float *bias, int d, int n, float (*z)[ROWS]) {
-    for (int begin = 0; begin < n - 1;) {
-        int left = n - 1 - begin, parts = (left + 4) / 5, take = (left + parts - 1) / parts;
+// How many of so many classes are taken together.
+static inline int share(int left) {
+    int parts = (left + 4) / 5;
+    return (left + parts - 1) / parts;
+}
+
+// Logits (N, ROWS) of points whose addresses are x, while those whose addresses are `next` are fetched.
+static void forward(const float **x, const float **next, const float *w, const float *bias, int d, int n,
+                    float (*z)[ROWS]) {
+    for (int begin = 0, take; begin < n - 1; begin += take) {
         const float *from = w + (long)begin * d;
+        take = share(n - 1 - begin);
         for (int r = 0; r < ROWS; r += 2) switch (take) {
-            case 1: two_points(1, x[r], x[r + 1], from, d, z + begin, r); break;
-            case 2: two_points(2, x[r], x[r + 1], from, d, z + begin, r); break;
-            case 3: two_points(3, x[r], x[r + 1], from, d, z + begin, r); break;
-            case 4: two_points(4, x[r], x[r + 1], from, d, z + begin, r); break;
-            default: two_points(5, x[r], x[r + 1], from, d, z + begin, r);
+            case 1: two_points(1, x, next, from, d, z + begin, r); break;
+            case 2: two_points(2, x, next, from, d, z + begin, r); break;
+            case 3: two_points(3, x, next, from, d, z + begin, r); break;
+            case 4: two_points(4, x, next, from, d, z + begin, r); break;
+            default: two_points(5, x, next, from, d, z + begin, r);
         }
-        begin += take;
     }
     rows last = {0};
     for (int c = 0; c < n - 1; c++) {
-        *(rows *)z[c] += bias[c];
+        if (bias) *(rows *)z[c] += bias[c];
         last -= *(rows *)z[c];
     }
     *(rows *)z[n - 1] = last;
 }
 
+// grad (C, D) += residuals (C, ROWS) times points, two registers of features at a time.
+static inline __attribute__((always_inline)) void two_registers(
+    const int C, const float **x, float (*slope)[ROWS], int d, float *grad) {
+    int i = 0;
+    for (; i + 2 * WIDTH <= d; i += 2 * WIDTH) {
+        vec left[5], right[5];
+        UNROLL
+        for (int c = 0; c < C; c++) {
+            const float *g = grad + (long)c * d + i;
+            left[c] = *(const vec *)g, right[c] = *(const vec *)(g + WIDTH);
+        }
+        UNROLL
+        for (int r = 0; r < ROWS; r++) {
+            vec p = *(const vec *)(x[r] + i), q = *(const vec *)(x[r] + i + WIDTH);
+            UNROLL
+            for (int c = 0; c < C; c++) left[c] += slope[c][r] * p, right[c] += slope[c][r] * q;
+        }
+        UNROLL
+        for (int c = 0; c < C; c++) {
+            float *g = grad + (long)c * d + i;
+            *(vec *)g = left[c], *(vec *)(g + WIDTH) = right[c];
+        }
+    }
+    for (; i < d; i++)
+        for (int c = 0; c < C; c++)
+            for (int r = 0; r < ROWS; r++) grad[(long)c * d + i] += slope[c][r] * x[r][i];
+}
+
 // grad (N-1, D) += residuals (N, ROWS) times points.
 static void backward(const float **x, float (*slope)[ROWS], int d, int n, float *grad) {
-    for (int c = 0; c < n - 1; c++) {
-        float *restrict g = grad + (long)c * d;
-        const float *s = slope[c], *x0 = x[0], *x1 = x[1], *x2 = x[2], *x3 = x[3], *x4 = x[4], *x5 = x[5], *x6 = x[6],
-                    *x7 = x[7];
-        float s0 = s[0], s1 = s[1], s2 = s[2], s3 = s[3], s4 = s[4], s5 = s[5], s6 = s[6], s7 = s[7];
-        int i = 0;
-        for (; i + WIDTH <= d; i += WIDTH) {
-            vec one = *(vec *)(g + i) + s0 * *(const vec *)(x0 + i), two = s1 * *(const vec *)(x1 + i);
-            one += s2 * *(const vec *)(x2 + i), two += s3 * *(const vec *)(x3 + i);
-            one += s4 * *(const vec *)(x4 + i), two += s5 * *(const vec *)(x5 + i);
-            one += s6 * *(const vec *)(x6 + i), two += s7 * *(const vec *)(x7 + i);
-            *(vec *)(g + i) = one + two;
+    for (int begin = 0, take; begin < n - 1; begin += take) {
+        float *to = grad + (long)begin * d;
+        take = share(n - 1 - begin);
+        switch (take) {
+            case 1: two_registers(1, x, slope + begin, d, to); break;
+            case 2: two_registers(2, x, slope + begin, d, to); break;
+            case 3: two_registers(3, x, slope + begin, d, to); break;
+            case 4: two_registers(4, x, slope + begin, d, to); break;
+            default: two_registers(5, x, slope + begin, d, to);
         }
-        for (; i < d; i++)
-            for (int r = 0; r < ROWS; r++) g[i] += s[r] * x[r][i];
     }
 }
 
@@ -136,14 +171,14 @@ float sgd_epochs(const float *x, const int32_t *labels, const int32_t *orders, f
             int end = begin + batch < m ? begin + batch : m;
             float shift[MOST] = {0};
             for (int i = begin; i < end; i += ROWS) {
-                const float *at[ROWS];
+                const float *at[ROWS], *next[ROWS];
                 float z[MOST][ROWS];
                 for (int r = 0; r < ROWS; r++) {
                     int j = i + r;
                     at[r] = x + (long)d * order[j < end ? j : i];
-                    if (j + ROWS < m) fetch(x + (long)d * order[j + ROWS], d);
+                    next[r] = x + (long)d * order[j + ROWS < m ? j + ROWS : i];
                 }
-                forward(at, weight, bias, d, n, z);
+                forward(at, next, weight, bias, d, n, z);
                 float truth[ROWS];
                 if (e == epochs - 1)
                     for (int r = 0; r < ROWS && i + r < end; r++) truth[r] = z[labels[order[i + r]]][r];
@@ -190,19 +225,20 @@ void look_along(const float *x, const int32_t *labels, const float *logits, floa
                 const float *shift, float length, double *sums, float *grad, float *work, int m, int d, int n) {
     double shifts[MOST] = {0};
     for (int i = 0; i < m; i += ROWS) {
-        const float *at[ROWS];
+        const float *at[ROWS], *next[ROWS];
         float z[MOST][ROWS], a[MOST][ROWS];
         int size = m - i < ROWS ? m - i : ROWS;
         for (int r = 0; r < ROWS; r++) {
             at[r] = x + (long)d * (r < size ? i + r : i);
-            if (i + ROWS + r < m) fetch(at[r] + (long)d * ROWS, d);
+            next[r] = i + ROWS + r < m ? at[r] + (long)d * ROWS : at[r];
         }
         if (step) {
             rows own = {0};
-            forward(at, step, shift, d, n, a);
+            forward(at, next, step, shift, d, n, a);
             for (int r = 0; r < size; r++) own[r] = a[labels[i + r]][r];
             for (int c = 0; c < n; c++) put(along + (long)c * m + i, *(rows *)a[c] -= own, size);
         } else {
+            for (int r = 0; r < ROWS; r++) fetch(next[r], d);
             for (int c = 0; c < n; c++) *(rows *)a[c] = take(along + (long)c * m + i, size);
         }
         for (int c = 0; c < n; c++) *(rows *)z[c] = take(logits + (long)c * m + i, size) + length * *(rows *)a[c];
@@ -227,6 +263,41 @@ void look_along(const float *x, const int32_t *labels, const float *logits, floa
         float *g = grad + (long)c * (d + 1);
         for (int i = 0; i < d; i++) g[i] = work[(long)c * d + i] / m, last[i] -= g[i];
         g[d] = (float)(shifts[c] / m), last[d] -= g[d];
+    }
+}
+
+// out (N, stride) = weights (N-1, D), of which the last of N is minus the sum, times a symmetric matrix (D, D).
+void times_symmetric(const float *matrix, const float *weight, float *out, int d, int n, int stride) {
+    for (int i = 0; i < d; i += ROWS) {
+        const float *at[ROWS], *next[ROWS];
+        float z[MOST][ROWS];
+        int size = d - i < ROWS ? d - i : ROWS;
+        for (int r = 0; r < ROWS; r++) {
+            at[r] = matrix + (long)d * (r < size ? i + r : i);
+            next[r] = i + ROWS + r < d ? at[r] + (long)d * ROWS : at[r];
+        }
+        forward(at, next, weight, 0, d, n, z);
+        for (int c = 0; c < n; c++) put(out + (long)c * stride + i, *(rows *)z[c], size);
+    }
+}
+
+// Points out (M, D) from noise that is there: root·out + along·Σout + mean + the shift (M) of each; without noise
+// (fresh) what is there does not count, without a shift it is 0.
+void finish_points(float *out, const float *mean, const float *shift, float root, float along, int fresh, long m,
+                   int d) {
+    for (long r = 0; r < m; r++, out += d) {
+        float add = shift ? shift[r] : 0;
+        int i = 0;
+        if (fresh) {
+            for (i = 0; i < d; i++) out[i] = mean[i] + add;
+            continue;
+        }
+        vec one = {0}, two = {0};
+        for (; i + 2 * WIDTH <= d; i += 2 * WIDTH) one += *(vec *)(out + i), two += *(vec *)(out + i + WIDTH);
+        float sum = total(one + two);
+        for (; i < d; i++) sum += out[i];
+        add += along * sum;
+        for (i = 0; i < d; i++) out[i] = root * out[i] + (mean[i] + add);
     }
 }
 

@@ -92,15 +92,14 @@ def minimise(
 class Preconditioner:
     """P·grad for gradients `(N, D+1)`: weights times `metric (D, D)`, or less a part along the all-ones direction."""
 
-    def __init__(self, damping: float, metric: Tensor | None) -> None:
-        self.damping, self.metric = np.float32(damping), metric
+    def __init__(self, fused: Kernels, damping: float, metric: Tensor | None) -> None:
+        self.fused, self.damping = fused, np.float32(damping)
+        self.metric = None if metric is None else metric.contiguous()
 
     def __call__(self, grad: np.ndarray) -> np.ndarray:
         out, weight = grad.copy(), grad[:, :-1]
         if self.metric is not None:
-            made = torch.from_numpy(out)[:, :-1]
-            torch.mm(torch.from_numpy(weight)[:-1], self.metric, out=made[:-1])
-            torch.sum(made[:-1], dim=0, out=made[-1]).neg_()  # weights sum to 0 over the classes
+            self.fused.times_symmetric(torch.from_numpy(weight[:-1].copy()), self.metric, torch.from_numpy(out))
         else:
             out[:, :-1] -= self.damping * weight.mean(axis=1, keepdims=True)
         return out

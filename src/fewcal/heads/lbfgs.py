@@ -99,7 +99,8 @@ def lbfgs_head(
     if fused is not None:
         solution = x.new_empty(t, n_classes, d + 1)
         for i, damping in enumerate(_shared_direction(x).flatten().tolist()):
-            points, precondition = FusedPoints(fused, x[i], labels[i], n_classes), Preconditioner(damping, metric)
+            points = FusedPoints(fused, x[i], labels[i], n_classes)
+            precondition = Preconditioner(fused, damping, metric)
             solution[i] = torch.from_numpy(minimise(points, ridge, max_iter, tol, memory, precondition))
     else:
         together = t if x.is_cuda else max(1, _CACHED // (m * d))
