@@ -12,6 +12,7 @@ Every quantity needed on the way (σ1, σ2, samples, products with a vector) com
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -79,6 +80,18 @@ class CalibratedCovariance:
             raise InputError(
                 f"cov={self.mode!r} needs class covariances, which a whitened bank replaces; use cov='pooled'"
             )
+
+    @classmethod
+    def of_batch(
+        cls, bank: BaseBank, mode: str, shape: tuple[int, int, int], common_size: int = 0
+    ) -> CalibratedCovariance | None:
+        """As a batch with an index of this shape `(T, S, k)` has it, to compute what it takes from the bank beforehand.
+
+        None where a batch works with the classes that it names, and takes nothing from the bank as a whole.
+        """
+        index = (torch.arange(math.prod(shape), device=bank.device) % len(bank)).view(shape)
+        covariance = cls(bank, mode, index, torch.zeros(shape, device=bank.device), common_size)
+        return covariance if covariance.strategy.classes.union is None else None
 
     @cached_property
     def strategy(self) -> CovarianceMode:

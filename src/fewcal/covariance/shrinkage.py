@@ -50,17 +50,30 @@ class ShrunkCovariance:
         g = FactorGaussian(mean, self.covariance.factor(self._half(mean)), self.a, self.b)
         return g.eigen_clipped() if self.psd == "eigen" else g
 
+    def prepare_sampling(self, mean: Tensor, n: int) -> None:
+        """Compute what drawing n points around each of `mean (T, S, D)`, of any values, takes from the bank."""
+        dense, stacked = self._class_by_class(mean, n)
+        if dense is None and stacked is None:
+            _ = self.covariance.rows, self.axes
+
+    def _class_by_class(self, mean: Tensor, n: int) -> tuple[Tensor | None, tuple[Tensor, Tensor, Tensor] | None]:
+        """Σ_i of all base classes, or what `stacked` has of them, where points are drawn with one of these."""
+        if self.psd == "eigen" or not (self.a is None or mean.is_cuda):
+            return None, None
+        strategy = self.covariance.strategy
+        if not mean.is_cuda and not half_pays(mean, mean.numel() * int(self.covariance.bank.counts.max())):
+            dense = strategy.covariances(n)
+            if dense is not None:
+                return dense, None
+        return None, strategy.stacked(self._half(mean))  # which copies rows: not where nobody needs them
+
     def sample(self, mean: Tensor, n: int, random: TaskRandom, out: Tensor) -> None:
         """Draw n points of each N(mean, Σ'ₛ) into `out (T, S, n, D)` (eq. 10).
 
         As `gaussian(mean).sample` does, but stacked classes are drawn one after another where nothing is gained by
         drawing from all of F: at five shots their copies take longer than the points.
         """
-        dense, stacked, plain = None, None, self.psd != "eigen" and (self.a is None or mean.is_cuda)
-        if plain and not mean.is_cuda and not half_pays(mean, mean.numel() * int(self.covariance.bank.counts.max())):
-            dense = self.covariance.strategy.covariances(n)
-        if plain and dense is None:  # which copies rows: not where nobody needs them
-            stacked = self.covariance.strategy.stacked(self._half(mean))
+        dense, stacked = self._class_by_class(mean, n)
         if dense is None and stacked is None:
             # On a GPU some tasks at a time, whose factors have room; on a CPU batches are small.
             one = mean[0].numel() * self.covariance.rows

@@ -91,7 +91,8 @@ class Block:
     correct : dict of arrays (B, N), right answers among the Q queries of each class
     bins : dict of CalibrationBins
     seconds : dict of float
-        Time of each method as if it ran alone: what it found ready in its batch is charged to it as well.
+        Time of each method as if it ran alone: what it found ready in its batch is charged to it as well. What it takes
+        from the base classes as a whole, once for all tasks, is not.
     """
 
     start: int
@@ -231,6 +232,7 @@ class Engine:
 
         # Batches of different methods stand side by side too: few tasks of a slow one would keep one core busy.
         for threads, pieces in ((1, self._pieces(tasks, True)), (self.threads, self._pieces(tasks, False))):
+            self._prepare_batches(pieces, threads)
             batches = Counter(group[0] for group, _ in pieces)
             for (group, part), found in zip(pieces, in_parallel(batch, pieces, threads), strict=True):
                 together = min(threads, batches[group[0]])  # alone it would have these
@@ -239,6 +241,12 @@ class Engine:
                     bins[name].update(confidence.cpu().numpy(), right.cpu().numpy())
                     seconds[name] += spent / together
         return Block(start, episodes.classes, correct, bins, seconds)
+
+    def _prepare_batches(self, pieces: list[tuple[list[str], slice]], threads: int) -> None:
+        """What methods take from the base classes as a whole is computed before the clock starts."""
+        way, shot = self.job.spec.way, self.job.spec.shot
+        largest = {name: max(p.stop - p.start for g, p in pieces if name in g) for group, _ in pieces for name in group}
+        list(in_parallel(lambda it: self.methods[it[0]].prepare_batches(it[1], way, shot), largest.items(), threads))
 
     def _clock(self) -> float:
         if self.device.type == "cuda":

@@ -79,6 +79,12 @@ class Method(ABC):
         """Map raw features `(R, D)` into the space in which `fit` and the head work."""
         return self.row_map(x, name)
 
+    def prepare_batches(self, tasks: int, ways: int, shots: int) -> None:  # noqa: B027  # most methods have nothing to do
+        """Compute what batches of so many tasks take from the base classes as a whole, which `fit` computes once.
+
+        For whoever has many tasks and wants to know what each of them takes; a single one is not to pay for all.
+        """
+
     def precompute(self, z: Tensor) -> Tensor | None:
         """What the method can say of each row `z (R, D)` whatever task it is in, `(R, K)`; None for nothing.
 

@@ -58,8 +58,22 @@ class DC(Method):
     def fit(self, batch: TaskBatch) -> LinearHead:
         with torch.no_grad():
             x, labels = self.calibrated(batch).points()
-            metric = self._metric() if x.shape[1] >= _POINTS_OF_METRIC * x.shape[2] else None
+            metric = self._metric() if self._needs_metric(x.shape[1]) else None
             return lbfgs_head(x, labels, batch.n_classes, C=self.C, max_iter=1000, memory=20, metric=metric)
+
+    def prepare_batches(self, tasks: int, ways: int, shots: int) -> None:
+        covariance = CalibratedCovariance.of_batch(self.bank, "independent", (tasks, ways * shots, self.k))
+        if covariance is None:
+            return
+        with torch.no_grad():
+            each = max(1, self.n // shots)
+            means = self.bank.means[:1].expand(tasks, ways * shots, -1)
+            shrink_covariance(covariance, 0.0, 0.0, constant=self.alpha).prepare_sampling(means, each)
+            if self._needs_metric(ways * shots * (1 + each)):
+                self._metric()
+
+    def _needs_metric(self, points: int) -> bool:
+        return points >= _POINTS_OF_METRIC * self.bank.dim
 
     def _metric(self) -> Tensor:
         """About the inverse curvature of the loss, `(D, D)`: without noise of equal variance, points lie along axes."""

@@ -148,6 +148,21 @@ class GDC(Method):
             ]
         return torch.cat(parts)
 
+    def prepare_batches(self, tasks: int, ways: int, shots: int) -> None:
+        p, bank = self.params, self.bank
+        if bank.is_whitened:
+            return
+        covariance = CalibratedCovariance.of_batch(bank, p.cov, (tasks, ways * shots, p.k), p.common_size)
+        if covariance is None:
+            return
+        with torch.no_grad():
+            shrunk = self._shrink(covariance)
+            if p.trainer.samples:
+                each = p.n if p.n_per == "point" else max(1, p.n // shots)
+                shrunk.prepare_sampling(bank.means[:1].expand(tasks, ways * shots, -1), each)
+            elif p.head == "closed_form":
+                bank.pooled_eigen()
+
     def calibration(self, batch: TaskBatch) -> Calibration:
         """Neighbours, weights and calibrated means of the support points (eq. 4-8)."""
         key = ("calibration", self._key)
@@ -156,7 +171,12 @@ class GDC(Method):
     def shrunk(self, found: Calibration) -> ShrunkCovariance:
         """Σ'ₛ of each support point (eq. 5, 9)."""
         p = self.params
-        covariance = CalibratedCovariance(self.bank, p.cov, found.index, shares(found, p.cov_weights), p.common_size)
+        return self._shrink(
+            CalibratedCovariance(self.bank, p.cov, found.index, shares(found, p.cov_weights), p.common_size)
+        )
+
+    def _shrink(self, covariance: CalibratedCovariance) -> ShrunkCovariance:
+        p = self.params
         return shrink_covariance(
             covariance, p.alpha1, p.alpha2_ratio, off_diagonal=p.off_diagonal, psd=p.psd, constant=p.constant
         )
