@@ -122,7 +122,7 @@ class OfClasses(CovarianceMode):
 
     @abstractmethod
     def mix(self, y: Tensor) -> Tensor:
-        """Products `y (T, M, U, P)` of rows with R, weighted by the shares and averaged over support points."""
+        """Products `y (T, ·, U, ·)` of rows with R, weighted by the shares and averaged over support points."""
 
     @cached_property
     def block(self) -> Tensor:
@@ -157,10 +157,10 @@ class OfClasses(CovarianceMode):
         if tasks_of is None:
             y = (v.reshape(t * m, d) @ rows.T).view(t, m, u, p)
             return (self.mix(y).reshape(t * m, u * p) @ rows).view(t, m, d)
-        y = v.new_zeros(t, m, u, p)
+        y = v.new_zeros(t, u, m * p)
         for i, at in enumerate(tasks_of):
-            y[at, :, i] = v[at] @ self.block[i].T
-        y, out = self.mix(y), torch.zeros_like(v)
+            y[at, i] = (v[at].view(-1, d) @ self.block[i].T).view(-1, m * p)
+        y, out = self.mix(y[:, None])[:, 0], v.new_zeros(t, m * d)
         for i, at in enumerate(tasks_of):
-            out[at] += y[at, :, i] @ self.block[i]
-        return out
+            out.index_add_(0, at, (y[at, i].view(-1, p) @ self.block[i]).view(-1, m * d))
+        return out.view(t, m, d)

@@ -42,10 +42,13 @@ class Joint(OfClasses):
         return out
 
     @cached_property
-    def _mixing(self) -> Tensor:
-        """CᵀC/S `(T, U, U)`: how the base classes of a task are mixed, on average over its points."""
-        shares = self.classes.shares
-        return shares.mT @ shares / shares.shape[1]
+    def _mixing(self) -> tuple[Tensor, ...]:
+        """CᵀC/S `(T, 1, U, U)`, how a task mixes the base classes on average over its points; as two factors if few."""
+        shares = self.classes.shares[:, None]
+        mean = shares.mT / shares.shape[-2]
+        return (shares, mean) if 2 * shares.shape[-2] <= shares.shape[-1] else (mean @ shares,)
 
     def mix(self, y: Tensor) -> Tensor:
-        return self._mixing[:, None] @ y
+        for matrix in self._mixing:
+            y = matrix @ y
+        return y

@@ -169,7 +169,7 @@ class Engine:
             dim = self.features[method.space].shape[1]
             need = method.task_bytes(spec.way * spec.shot, spec.way, dim) + 4 * rows * dim
             narrow = _LIGHT_BATCH if need <= _LIGHT_BYTES else _CPU_BATCH
-            most = narrow if on_cpu and not method.intraop_parallel else self.block_tasks
+            most = narrow if on_cpu else self.block_tasks
             size = int(np.clip(budget // max(need, 1), 1, most))
             sizes[name] = size if on_cpu else -(-most // -(-most // size))  # batches of one size, none of a few tasks
         for group in self._groups():
@@ -185,13 +185,12 @@ class Engine:
             )
         return list(groups.values())
 
-    def _pieces(self, tasks: int, intraop_parallel: bool) -> list[tuple[list[str], slice]]:
+    def _pieces(self, tasks: int) -> list[tuple[list[str], slice]]:
         """Batches of a block of so many tasks: methods that share work, and places in the block."""
         out = []
         for group in self._groups():
-            if self.methods[group[0]].intraop_parallel is intraop_parallel:
-                size = self.job.batches.get(group[0], self.block_tasks)
-                out += [(group, slice(low, min(low + size, tasks))) for low in range(0, tasks, size)]
+            size = self.job.batches.get(group[0], self.block_tasks)
+            out += [(group, slice(low, min(low + size, tasks))) for low in range(0, tasks, size)]
         return out
 
     def run(self, start: int, stop: int) -> Block:
@@ -231,22 +230,28 @@ class Engine:
             return out
 
         # Batches of different methods stand side by side too: few tasks of a slow one would keep one core busy.
-        for threads, pieces in ((1, self._pieces(tasks, True)), (self.threads, self._pieces(tasks, False))):
-            self._prepare_batches(pieces, threads)
-            batches = Counter(group[0] for group, _ in pieces)
-            for (group, part), found in zip(pieces, in_parallel(batch, pieces, threads), strict=True):
-                together = min(threads, batches[group[0]])  # alone it would have these
-                for name, confidence, right, spent in found:
-                    correct[name][part] = right.view(-1, spec.way, spec.query).sum(dim=-1).cpu().numpy()
-                    bins[name].update(confidence.cpu().numpy(), right.cpu().numpy())
-                    seconds[name] += spent / together
+        pieces = self._pieces(tasks)
+        self._prepare_batches(pieces)
+        batches = Counter(group[0] for group, _ in pieces)
+        for (group, part), found in zip(pieces, in_parallel(batch, pieces, self.threads), strict=True):
+            together = min(self.threads, batches[group[0]])  # alone it would have these
+            for name, confidence, right, spent in found:
+                correct[name][part] = right.view(-1, spec.way, spec.query).sum(dim=-1).cpu().numpy()
+                bins[name].update(confidence.cpu().numpy(), right.cpu().numpy())
+                seconds[name] += spent / together
         return Block(start, episodes.classes, correct, bins, seconds)
 
-    def _prepare_batches(self, pieces: list[tuple[list[str], slice]], threads: int) -> None:
+    def _prepare_batches(self, pieces: list[tuple[list[str], slice]]) -> None:
         """What methods take from the base classes as a whole is computed before the clock starts."""
         way, shot = self.job.spec.way, self.job.spec.shot
-        largest = {name: max(p.stop - p.start for g, p in pieces if name in g) for group, _ in pieces for name in group}
-        list(in_parallel(lambda it: self.methods[it[0]].prepare_batches(it[1], way, shot), largest.items(), threads))
+
+        def prepare(piece: tuple[list[str], slice]) -> None:
+            group, part = piece
+            for name in group:
+                self.methods[name].prepare_batches(part.stop - part.start, way, shot)
+
+        first = [piece for piece in pieces if piece[1].start == 0]
+        list(in_parallel(prepare, first, self.threads))
 
     def _clock(self) -> float:
         if self.device.type == "cuda":

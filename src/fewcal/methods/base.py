@@ -107,11 +107,6 @@ class Method(ABC):
         return None
 
     @property
-    def intraop_parallel(self) -> bool:
-        """Whether its work is a few large products, which all cores share best, rather than many small ones."""
-        return False
-
-    @property
     def settings(self) -> dict[str, JSON]:
         """Parameters, for the record of a run."""
         return {}

@@ -99,10 +99,6 @@ class GDC(Method):
     def sampling_key(self) -> Hashable | None:
         return (self._key, self.params.n, self.params.n_per) if self.params.trainer.samples else None
 
-    @property
-    def intraop_parallel(self) -> bool:
-        return not self.params.trainer.samples and not self.bank.is_whitened
-
     def in_bank(self, x: Tensor) -> Tensor:
         """Rows in the space of the bank, which is that of the method."""
         return x
@@ -207,7 +203,7 @@ class GDC(Method):
             if self.bank.is_whitened:
                 return 16 * n_support * max(dim, len(self.bank)) * 4
             size = len(self.bank) * int(self.bank.counts.max())
-            return 4 * 4 * (size * min(n_support, 64) // 4 + n_support * dim)
+            return 4 * (2 * n_classes * size + 4 * n_support * dim)
         rows = dim if p.cov == "pooled" else int(self.bank.counts.min())
         rows *= p.k if p.cov == "independent" else 1
         rows = 0 if self.bank.device.type == "cuda" else rows  # there factors are made for some tasks at a time
