@@ -30,6 +30,7 @@ from fewcal import BaseBank, Gaussianizer, GDCClassifier, GDCParams
 from fewcal._utils.randomness import TaskRandom
 from fewcal.bank import spaces
 from fewcal.errors import FewcalWarning, InputError
+from fewcal.estimators import inputs
 from fewcal.estimators.few_shot import FewShotClassifier
 from fewcal.gaussianize import fit_gaussianization
 from fewcal.methods import GDC, TaskBatch
@@ -155,6 +156,18 @@ def test_arrays_are_answered_like_what_scikit_learn_makes_arrays_of(bank: BaseBa
     X, y, Q, _ = task()
     plain = GDCClassifier(bank).fit(X.astype(np.float64), y).predict_proba(Q.astype(np.float64))
     assert np.allclose(GDCClassifier(bank).fit(made(X), list(y)).predict_proba(made(Q)), plain, atol=1e-6)
+
+
+def test_half_precision_is_answered_as_scikit_learn_would_hold_it(
+    bank: BaseBank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    support, names, queries, _ = task()
+    half, asked = support.astype(np.float16), queries.astype(np.float16)
+    expected = GDCClassifier(bank).fit(half.astype(np.float64), names)
+    monkeypatch.setattr(inputs, "_validated", None)  # a millisecond that is not needed
+    model = GDCClassifier(bank).fit(half, names)
+    assert model.support_[0].dtype == np.float64
+    assert (model.decision_function(asked) == expected.decision_function(asked.astype(np.float64))).all()
 
 
 def test_column_names_are_remembered_and_forgotten(bank: BaseBank) -> None:

@@ -27,6 +27,7 @@ from fewcal.presets import get_preset, with_settings
 DEPRECATED = "deprecated"
 # What rows may be held in; anything else becomes the first.
 _FLOATS = (np.dtype(np.float64), np.dtype(np.float32))
+_HALF = np.dtype(np.float16)
 # Parameters of the transform, which count without a bank, too.
 PLAIN = ("beta", "kind", "eps", "center", "l2")
 
@@ -41,7 +42,7 @@ def check_fitted(estimator: object) -> None:
 
 def check_rows(estimator: Any, X: object, *, reset: bool) -> np.ndarray:
     """Rows `X (R, D)` of numbers below `LARGEST`; one-line errors for anything else."""
-    rows = np.asarray(X) if _plain_rows(estimator, X, reset) else _validated(estimator, X, "no_validation", reset)
+    rows = _as_floats(X) if _plain_rows(estimator, X, reset) else _validated(estimator, X, "no_validation", reset)
     check_finite(as_tensor(rows), "X")
     return rows
 
@@ -49,8 +50,9 @@ def check_rows(estimator: Any, X: object, *, reset: bool) -> np.ndarray:
 def check_support(estimator: Any, X: object, y: object) -> tuple[np.ndarray, np.ndarray]:
     """Rows and their labels, with one-line errors for what few-shot data gets wrong."""
     if isinstance(X, np.ndarray) and _plain_labels(y) and len(y) == len(X) and _plain_rows(estimator, X, reset=True):
-        check_finite(as_tensor(X), "X")
-        return X, y
+        rows = _as_floats(X)
+        check_finite(as_tensor(rows), "X")
+        return rows, y
     if y is not None:
         from sklearn.utils.validation import _num_samples  # private of sklearn: no public row count
 
@@ -64,13 +66,17 @@ def check_support(estimator: Any, X: object, y: object) -> tuple[np.ndarray, np.
 
 
 def _plain_rows(estimator: Any, X: object, reset: bool) -> TypeGuard[np.ndarray]:
-    """Whether scikit-learn's validation would return X as it is, without a warning; then what it notes is noted."""
-    if type(X) is not np.ndarray or X.ndim != 2 or X.dtype not in _FLOATS or 0 in X.shape:
+    """Whether scikit-learn's validation would return `_as_floats` of X, with no warning; then what it notes is noted."""
+    if type(X) is not np.ndarray or X.ndim != 2 or X.dtype not in (*_FLOATS, _HALF) or 0 in X.shape:
         return False
     if reset:
         vars(estimator).pop("feature_names_in_", None)
         estimator.n_features_in_ = X.shape[1]
     return X.shape[1] == estimator.n_features_in_ and not hasattr(estimator, "feature_names_in_")
+
+
+def _as_floats(X: np.ndarray) -> np.ndarray:
+    return X.astype(_FLOATS[0]) if X.dtype == _HALF else X
 
 
 def _plain_labels(y: object) -> TypeGuard[np.ndarray]:
