@@ -42,7 +42,8 @@ def check_fitted(estimator: object) -> None:
 
 def check_rows(estimator: Any, X: object, *, reset: bool) -> np.ndarray:
     """Rows `X (R, D)` of numbers below `LARGEST`; one-line errors for anything else."""
-    rows = _as_floats(X) if _plain_rows(estimator, X, reset) else _validated(estimator, X, "no_validation", reset)
+    plain = _plain_rows(estimator, X, reset)
+    rows = _as_floats(np.asarray(X)) if plain else _validated(estimator, X, "no_validation", reset)
     check_finite(as_tensor(rows), "X")
     return rows
 
@@ -66,7 +67,7 @@ def check_support(estimator: Any, X: object, y: object) -> tuple[np.ndarray, np.
 
 
 def _plain_rows(estimator: Any, X: object, reset: bool) -> TypeGuard[np.ndarray]:
-    """Whether scikit-learn's validation would return `_as_floats` of X, with no warning; then what it notes is noted."""
+    """Whether scikit-learn would return `_as_floats` of X, without a warning; what it notes is then noted."""
     if type(X) is not np.ndarray or X.ndim != 2 or X.dtype not in (*_FLOATS, _HALF) or 0 in X.shape:
         return False
     if reset:
