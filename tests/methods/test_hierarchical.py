@@ -582,6 +582,20 @@ def test_logistic_regression_in_the_span_is_that_of_all_features() -> None:
     assert bool(torch.isfinite(bankless_logistic(twice, torch.cat([y, y], dim=1), 4).weight).all())
 
 
+@pytest.mark.parametrize("common", [100.0, 1000.0])
+def test_rows_that_are_all_much_alike_are_told_apart_without_a_bank(common: float) -> None:
+    """Hidden states of transformers have a common part that is much longer than what differs between texts."""
+    x, y = rows(5, 20, dim=60, seed=2)
+    x = x + common * np.ones(60, dtype=np.float32)
+    head = Bankless().prepare(None)
+    unit = head.transform(torch.from_numpy(x))
+    examples = np.arange(100) % 20 < 5
+    labels = torch.from_numpy(y)
+    found = head.fit(TaskBatch(unit[examples][None], labels[examples][None], 5, TaskRandom(0))).logits(unit[None])[0]
+    right = (found.argmax(dim=1) == labels)[~examples].float().mean()
+    assert float(right) > 0.9
+
+
 def test_a_saved_classifier_answers_alike_from_moments_alone(bank: BaseBank, tmp_path: Path) -> None:
     x, y = (t[0].numpy() for t in support(3, 3))
     fitted = GDCClassifier(bank).fit(x, y)

@@ -26,6 +26,8 @@ from fewcal.methods.registry import register_method
 # chosen on validation classes.
 RIDGE, SHARPNESS, CENTRED = 25.0, 8.0, 0.8
 C = 1.0
+# Rows that are all much alike are made this long around their mean: logistic regression would hardly move for less.
+_LEAST_LENGTH = 0.3
 # Features from which on rows are taken for embeddings, whose direction says all.
 _EMBEDDING = 32
 
@@ -84,14 +86,24 @@ def bankless_head(support: Tensor, labels: Tensor, n_classes: int) -> Head:
 
 def _discriminant_and_logistic(support: Tensor, labels: Tensor, n_classes: int) -> LinearHead:
     means = class_means(support, labels, n_classes)
+    log_odds = _log_odds(means, support.shape[1] / n_classes)
+    # Neither classifier depends on the origin, but rounding does: of rows that are all much alike, as those of many
+    # transformers are, nothing of what tells them apart would be left in their products.
+    centre = support.mean(dim=1, keepdim=True)
+    support = support - centre
+    length = support.square().sum(dim=2).mean(dim=1).sqrt().clamp(min=1e-12)[:, None, None]
+    scaled, means = support / length, (means - centre) / length
     one = means.new_ones(means.shape[2])
-    plain = Discriminant(support, labels, means, one, 0 * one, RIDGE, unbiased=True)
-    discriminant = plain.head(_log_odds(means, support.shape[1] / n_classes) / squared_separation(means))
-    logistic = bankless_logistic(support, labels, n_classes)
+    parts = Discriminant(scaled, labels, means, one, 0 * one, RIDGE, unbiased=True)
+    discriminant = parts.head(log_odds / squared_separation(means))
+    discriminant = LinearHead(discriminant.weight / length, discriminant.bias)
+    larger = (_LEAST_LENGTH / length).clamp(min=1)
+    logistic = bankless_logistic(larger * support, labels, n_classes)
     # How many examples a class has says nothing of how often it is asked for.
     counts = membership(labels, n_classes, means.dtype).sum(dim=1).clamp(min=1)
-    even = LinearHead(logistic.weight, logistic.bias - (counts / counts.amax(dim=1, keepdim=True)).log())
-    return _average(discriminant, even)
+    even = LinearHead(larger * logistic.weight, logistic.bias - (counts / counts.amax(dim=1, keepdim=True)).log())
+    head = _average(discriminant, even)
+    return LinearHead(head.weight, head.bias - (head.weight @ centre.mT).squeeze(-1))
 
 
 def _log_odds(means: Tensor, shots: float) -> Tensor | float:
@@ -110,7 +122,8 @@ def bankless_logistic(support: Tensor, labels: Tensor, n_classes: int) -> Linear
     if support.shape[1] >= support.shape[2]:
         return lbfgs_head(support, labels, n_classes, C=C)
     gram = support @ support.mT
-    ridge = 1e-6 * gram.diagonal(dim1=1, dim2=2).mean(dim=1)[:, None, None]  # rows may be the same
+    # Rows may be the same, and what rounding makes of a small eigenvalue grows with the trace.
+    ridge = 1e-6 * gram.diagonal(dim1=1, dim2=2).sum(dim=1)[:, None, None]
     lower = torch.linalg.cholesky(gram + ridge * torch.eye(gram.shape[1], dtype=gram.dtype, device=gram.device))
     head = lbfgs_head(lower, labels, n_classes, C=C)  # X = LQ: in the rows of Q those of X are those of L
     inside = torch.linalg.solve_triangular(lower, head.weight, upper=False, left=False)
