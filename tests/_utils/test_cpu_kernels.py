@@ -8,11 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from conftest import make_world
 from fewcal._utils import cpu_kernels
 from fewcal._utils.randomness import TaskRandom, fill_normal
 from fewcal.factor_gaussian import FactorGaussian
 from fewcal.heads.lbfgs import lbfgs_head
+from fewcal.heads.linear import LinearHead
 from fewcal.heads.sgd import sgd_head
+from fewcal.methods.base import TaskBatch
+from fewcal.methods.dc import DC
 
 needs_kernels = pytest.mark.skipif(
     cpu_kernels.kernels(torch.zeros(1 << 10, 1 << 10), 2) is None, reason="no C compiler, or no AVX2"
@@ -38,6 +42,17 @@ def points(n_classes: int, per: int, dim: int) -> tuple[torch.Tensor, torch.Tens
     labels = torch.arange(n_classes * per) % n_classes
     centres = torch.randn(n_classes, dim, generator=random)
     return (centres[labels] + torch.randn(2, len(labels), dim, generator=random)), labels.expand(2, -1)
+
+
+def largest_slope(head: LinearHead, x: torch.Tensor, labels: torch.Tensor, C: float = 1.0) -> float:
+    """The largest entry of the gradient of logistic regression, in double precision."""
+    weight, bias = head.weight.double().requires_grad_(), head.bias.double().requires_grad_()
+    logits = x.double() @ weight.mT + bias[:, None]
+    loss = torch.nn.functional.cross_entropy(logits.mT, labels, reduction="none").mean(dim=1).sum()
+    (loss + weight.square().sum() / (2 * C * x.shape[1])).backward()
+    assert weight.grad is not None
+    assert bias.grad is not None
+    return max(float(weight.grad.abs().max()), float(bias.grad.abs().max()))
 
 
 @needs_kernels
@@ -66,13 +81,7 @@ def test_lbfgs_ends_where_the_true_gradient_is_small(
     x, C, tol = scale * x, 0.1 / scale**2, 2e-4 * scale  # below it float32 has no more to say
     metric = torch.linalg.inv(torch.eye(dim) + x[0].T @ x[0] / x.shape[1]) if with_metric else None
     head = lbfgs_head(x, labels, n_classes, C=C, tol=tol, max_iter=1000, metric=metric)
-    weight, bias = head.weight.double().requires_grad_(), head.bias.double().requires_grad_()
-    logits = x.double() @ weight.mT + bias[:, None]
-    loss = torch.nn.functional.cross_entropy(logits.mT, labels, reduction="none").mean(dim=1).sum()
-    (loss + weight.square().sum() / (2 * C * x.shape[1])).backward()
-    assert weight.grad is not None
-    assert bias.grad is not None
-    assert max(float(weight.grad.abs().max()), float(bias.grad.abs().max())) <= 1.1 * tol
+    assert largest_slope(head, x, labels, C) <= 1.1 * tol
 
 
 @needs_kernels
@@ -159,3 +168,41 @@ def test_weights_times_a_symmetric_matrix(n_classes: int, dim: int) -> None:
     torch.testing.assert_close(out[:-1, :-1].double(), expected, rtol=1e-5, atol=1e-4)
     torch.testing.assert_close(out[-1, :-1].double(), -expected.sum(dim=0), rtol=1e-5, atol=1e-4)
     assert (out[:, -1] == 7).all()
+
+
+@needs_kernels
+@pytest.mark.parametrize(("rows", "dim"), [(1, 3), (7, 16), (150, 37)])
+def test_a_product_with_a_triangle(rows: int, dim: int) -> None:
+    kernels = cpu_kernels.number_kernels(torch.empty(1 << 18))
+    assert kernels is not None
+    random = torch.Generator().manual_seed(0)
+    out, latent = torch.randn(2, rows, dim, generator=random)
+    upper = torch.randn(dim, dim, generator=random).triu()
+    expected = out.double() + latent.double() @ upper.double()
+    kernels.add_triangular(out, latent, cpu_kernels.panels_of(upper))
+    torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@needs_kernels
+@pytest.mark.parametrize("shots", [1, 3])
+def test_dc_finds_the_minimum_on_the_points_of_plain_operations(
+    shots: int, always: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_kernels, "_MANY_DRAWN", 0)
+    world = make_world(0, dim=24, tasks=2, ways=4, shots=shots)
+    dc = DC(n=120)
+    dc.prepare(world.bank())
+    support = dc.transform(torch.from_numpy(world.support).flatten(0, 1)).view(2, 4 * shots, -1)
+    drawn: list[int] = []
+    product = cpu_kernels.Kernels.add_triangular
+    monkeypatch.setattr(cpu_kernels.Kernels, "add_triangular", lambda *a: (drawn.append(1), product(*a)))
+
+    def batch() -> TaskBatch:
+        return TaskBatch(support, torch.from_numpy(world.labels), 4, TaskRandom(0, [3, 4]))
+
+    head, fused = dc.fit(batch()), dc.calibrated(batch()).points()
+    assert drawn
+    monkeypatch.setenv("FEWCAL_PLAIN_CPU", "1")
+    x, labels = dc.calibrated(batch()).points()
+    torch.testing.assert_close(fused[0], x, rtol=1e-4, atol=1e-4)
+    assert largest_slope(head, x, labels) <= 1.1e-4

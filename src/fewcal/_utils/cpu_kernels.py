@@ -29,6 +29,7 @@ _WORTH_IT = 1 << 20
 # The same for random numbers, which are the same without a kernel, and for points that are made of them.
 _MANY_NUMBERS = 1 << 18
 _MANY_DRAWN = 1 << 16
+_PANEL = 16  # columns of a panel in `points.c`
 _FLAGS = ("-O3", "-mavx2", "-mfma", "-ffp-contract=fast", "-fno-math-errno", "-shared", "-fPIC")
 _COMPILERS = ("cc", "gcc", "clang")
 _PATIENCE = 60  # seconds
@@ -43,7 +44,7 @@ class Kernels:
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
         library.sgd_epochs.restype = ctypes.c_float
-        for name in ("look_along", "times_symmetric", "finish_points", "pick"):
+        for name in ("look_along", "times_symmetric", "add_triangular", "finish_points", "pick"):
             getattr(library, name).restype = None
 
     def sgd_epochs(
@@ -59,6 +60,10 @@ class Kernels:
         """The first columns of `out (N, D+1)` from weights `(N-1, D)` times a symmetric `(D, D)`; the last is −Σ."""
         sizes = (len(matrix), len(out), out.shape[1])
         self._library.times_symmetric(*(_pointer(v) for v in (matrix, weight, out)), *sizes)
+
+    def add_triangular(self, out: Tensor, latent: Tensor, panels: Tensor) -> None:
+        """`out (M, D)` += `latent (M, D)` times an upper triangle `(D, D)`, in `panels` of 16 columns."""
+        self._library.add_triangular(*(_pointer(v) for v in (out, latent, panels)), *out.shape)
 
     def finish_points(
         self, out: Tensor, mean: Tensor, stretch: tuple[float, float] | None, shift: Tensor | None
@@ -110,6 +115,12 @@ def kernels(x: Tensor, n_classes: int) -> Kernels | None:
     if not 2 <= n_classes <= _MOST_CLASSES or n_classes * d > _MOST_WEIGHTS:
         return None
     return _library()
+
+
+def panels_of(matrix: Tensor) -> Tensor:
+    """A matrix `(D, D)` as `add_triangular` reads it: `(⌈D/16⌉, D, 16)`, 16 columns after 16 columns."""
+    d = len(matrix)
+    return torch.nn.functional.pad(matrix, (0, -d % _PANEL)).view(d, -1, _PANEL).transpose(0, 1).contiguous()
 
 
 def number_kernels(out: Tensor) -> Kernels | None:

@@ -281,6 +281,46 @@ void times_symmetric(const float *matrix, const float *weight, float *out, int d
     }
 }
 
+// Products with an upper triangle: TILE rows and two registers of columns at a time, CHUNK rows that stay in the second
+// cache while all columns are made.
+#define TILE 6
+#define CHUNK (24 * TILE)
+
+static inline __attribute__((always_inline)) void add_tile(
+    float *out, const float *z, const float *panel, int d, int depth, int size, int columns) {
+    const float *at[TILE];
+    vec left[TILE], right[TILE];
+    UNROLL
+    for (int r = 0; r < TILE; r++) at[r] = z + (long)d * (r < size ? r : 0), left[r] = right[r] = (vec){0};
+    for (int k = 0; k < depth; k++) {
+        vec p = *(const vec *)(panel + 2 * WIDTH * k), q = *(const vec *)(panel + 2 * WIDTH * k + WIDTH);
+        UNROLL
+        for (int r = 0; r < TILE; r++) left[r] += at[r][k] * p, right[r] += at[r][k] * q;
+    }
+    UNROLL
+    for (int r = 0; r < TILE; r++) {
+        float *to = out + (long)d * r;
+        if (r >= size) continue;
+        if (columns == 2 * WIDTH)
+            *(vec *)to += left[r], *(vec *)(to + WIDTH) += right[r];
+        else
+            for (int i = 0; i < columns; i++) to[i] += i < WIDTH ? left[r][i] : right[r][i - WIDTH];
+    }
+}
+
+// out (M, D) += z (M, D) times an upper triangle (D, D), of which panels (⌈D/16⌉, D, 16) hold 16 columns each.
+void add_triangular(float *out, const float *z, const float *panels, int m, int d) {
+    for (int low = 0; low < m; low += CHUNK) {
+        int high = m - low < CHUNK ? m : low + CHUNK;
+        for (int j = 0; j < d; j += 2 * WIDTH) {
+            int columns = d - j < 2 * WIDTH ? d - j : 2 * WIDTH;
+            for (int r = low; r < high; r += TILE)
+                add_tile(out + (long)d * r + j, z + (long)d * r, panels + (long)d * j, d, j + columns,
+                         high - r < TILE ? high - r : TILE, columns);
+        }
+    }
+}
+
 // Points out (M, D) from noise that is there: root·out + along·Σout + mean + the shift (M) of each; without noise
 // (fresh) what is there does not count, without a shift it is 0.
 void finish_points(float *out, const float *mean, const float *shift, float root, float along, int fresh, long m,

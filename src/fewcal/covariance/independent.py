@@ -7,6 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from fewcal._utils.cpu_kernels import panels_of, point_kernels
 from fewcal._utils.memo import Memo
 from fewcal._utils.randomness import TaskRandom
 from fewcal.covariance.base import OfClasses
@@ -86,24 +87,32 @@ def add_rooted(
     for task, (classes, shares) in enumerate(zip(index.tolist(), c.tolist(), strict=True)):
         own = random.part(slice(task, task + 1))
         for points, named, weights in zip(out[task], classes, shares, strict=True):
-            key = tuple(sorted(zip(named, weights, strict=True)))
-            upper, triangular = roots.get(key, partial(_triangular_root, covariances, key))
+            key, fused = tuple(sorted(zip(named, weights, strict=True))), point_kernels(points)
+            find = partial(_triangular_root, covariances, key, fused is not None)
+            upper, triangular = roots.get((fused is not None, key), find)
             roots.keep_last(max(1, _MOST_ROOTS // d**2))
             latent = own.normal(len(points), d, dtype=out.dtype)[0]
+            if fused is not None and triangular:
+                fused.add_triangular(points, latent, upper)
+                continue
             for low in range(0, d, block):  # what is below the diagonal is 0, and is not multiplied
                 part = slice(low, low + block)
                 rows = slice(low + block if triangular else d)
                 points[:, part].addmm_(latent[:, rows], upper[rows, part])
 
 
-def _triangular_root(covariances: Tensor, classes: tuple[tuple[int, float], ...]) -> tuple[Tensor, bool]:
-    """F with FᵀF = Σ c_j²·Σ_j for pairs (j, c_j), and whether it is upper triangular."""
+def _triangular_root(
+    covariances: Tensor, classes: tuple[tuple[int, float], ...], in_panels: bool
+) -> tuple[Tensor, bool]:
+    """F with FᵀF = Σ c_j²·Σ_j for pairs (j, c_j), and whether it is upper triangular, then `in_panels` if asked for."""
     dense = torch.zeros_like(covariances[0])
     for i, w in classes:
         dense.add_(covariances[i], alpha=w**2)
     dense.diagonal().mul_(1 + _JITTER)
     lower, failed = torch.linalg.cholesky_ex(dense)
-    return (root(dense[None])[0], False) if failed else (lower.mT, True)
+    if failed:
+        return root(dense[None])[0], False
+    return panels_of(lower.mT) if in_panels else lower.mT, True
 
 
 def root(dense: Tensor) -> Tensor:
