@@ -22,7 +22,7 @@ from fewcal.gaussianize import fit_gaussianization
 from fewcal.heads.base import Shared
 from fewcal.heads.calibrated import augment, points_per_support
 from fewcal.heads.linear import LinearHead
-from fewcal.methods import METHODS, Method, TaskBatch, make_method
+from fewcal.methods import DC, GDC, METHODS, Method, TaskBatch, make_method
 from fewcal.params import GDCParams
 
 GDC_HEADS: dict[str, Any] = {
@@ -429,3 +429,23 @@ def test_without_a_bank_no_class_is_preferred_for_its_number_of_examples(dim: in
     found = head.logits(q).argmax(dim=2).numpy()
     assert np.abs(np.bincount(found.ravel(), minlength=4) / found.size - 0.25).max() < 0.08
     assert (found == truth).mean() > 0.6
+
+
+@pytest.mark.parametrize("shots", [1, 5])
+@pytest.mark.parametrize(
+    "name", ["dc", "gdc joint lbfgs", "gdc joint closed_form", "gdc independent closed_form", "gdc pooled closed_form"]
+)
+def test_batches_take_nothing_more_from_a_bank_that_was_prepared_for_them(name: str, shots: int) -> None:
+    world = make_world(0, dim=16, tasks=3, ways=4, shots=shots)
+    kind, *chosen = name.split()
+    settings = dict(zip(("cov", "head"), chosen, strict=False))
+    method = make_method(kind, "paper/mini/1shot" if chosen else None, **settings)
+    method.prepare(world.bank())
+    assert isinstance(method, DC | GDC)
+    method.prepare_batches(3, 4, shots)
+    ready = set(method.bank.memo)
+    support = method.transform(torch.from_numpy(world.support).flatten(0, 1)).view(3, 4 * shots, -1)
+    method.fit(TaskBatch(support, torch.from_numpy(world.labels), 4, TaskRandom(0, [0, 1, 2])))
+    small = {"centred", "fingerprint"}  # the means; what the engine has asked for before
+    assert set(method.bank.memo) - ready - small <= {"roots of sums"}
+    assert ready

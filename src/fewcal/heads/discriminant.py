@@ -297,10 +297,11 @@ def cosine_variance(rows: Tensor) -> Tensor:
     """
     rows = torch.nn.functional.normalize(rows, dim=-1)
     n = rows.shape[1]
-    upper = torch.triu_indices(n, n, offset=1, device=rows.device)
-    cosines = (rows @ rows.mT)[:, upper[0], upper[1]]
-    squares = (cosines - cosines.mean(dim=1, keepdim=True)).square().sum(dim=1)
-    return (squares + _WORTH * _USUAL_VARIANCE) / (max(cosines.shape[1] - 1, 0) + _WORTH)
+    pairs = n * (n - 1) // 2
+    cosines = (rows @ rows.mT).tril(-1)  # each pair once
+    mean = cosines.sum(dim=(1, 2)) / max(pairs, 1)
+    squares = cosines.square().sum(dim=(1, 2)) - pairs * mean.square()
+    return (squares + _WORTH * _USUAL_VARIANCE) / (max(pairs - 1, 0) + _WORTH)
 
 
 def one_shot_log_odds(variance: Tensor) -> Tensor:
