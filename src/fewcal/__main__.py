@@ -1,6 +1,8 @@
-"""`python -m fewcal`, and the command `fewcal`: Ctrl-C is one line, from the first import to the last clean-up.
+"""`python -m fewcal`, and the command `fewcal`: Ctrl-C is one line, from the first import of `main` to the end.
 
-Nothing is imported before Ctrl-C is looked after, not even what `from __future__` would bring.
+Nothing is imported before Ctrl-C is looked after, not even what `from __future__` would bring. Earlier are the start of
+Python, the `import re` of the command that an installer writes, and the names of `fewcal`: some 20 ms in which Python
+itself answers Ctrl-C, with a traceback. No package can change that without handling signals for all who import it.
 """
 
 import sys
