@@ -6,9 +6,17 @@ STAMP := $(VENV)/.installed
 # Compiled modules are kept, whatever the surroundings say: every worker and every child would compile them anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-# Tests of numbers: run once more as on a processor without wide registers, where sums are taken in another order.
-NUMERIC := bank covariance estimators heads methods test_calibrate.py test_domain_match.py test_factor_gaussian.py \
-	test_gaussianize.py test_rejection.py test_speed_paths.py features/test_backbones.py features/test_extractors.py
+# Tests that compare what kernels give, and examples that print it: run once more as on a processor without wide
+# registers, where sums are taken in another order. What files, commands and messages do depends on no processor.
+NUMERIC := $(addprefix tests/,bank covariance heads methods test_calibrate.py test_domain_match.py test_factor_gaussian.py \
+	test_gaussianize.py test_presets.py test_rejection.py test_speed_paths.py _utils/test_cpu_kernels.py \
+	estimators/test_estimators.py estimators/test_estimator_checks.py estimators/test_sampler.py \
+	features/test_backbones.py features/test_extractors.py \
+	$(addprefix evaluation/test_evaluation.py::,test_batch_size_does_not_change_a_task \
+	test_a_method_alone_gives_what_it_gives_in_company) \
+	$(addprefix training/test_training.py::,test_training_learns_and_writes_all_its_files \
+	test_features_at_several_sizes_are_their_mean) test_docs.py::test_the_readme_prints_what_it_says) \
+	$(wildcard src/fewcal/*.py) $(addprefix src/fewcal/,bank covariance estimators evaluation heads methods)
 OTHER_PROCESSOR := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
 
 # One process more than the two cores of a small machine: some tests wait for a server, a page or a command. What the
@@ -23,7 +31,7 @@ demo: $(STAMP)
 
 test: $(STAMP) surroundings
 	$(PYTEST)
-	$(OTHER_PROCESSOR) $(PYTEST) $(NUMERIC:%=tests/%)
+	$(OTHER_PROCESSOR) $(PYTEST) $(NUMERIC)
 
 # Pages are tested in Chromium, shared studies on PostgreSQL, loops in C where there is a compiler. Root on Debian gets
 # them; elsewhere one line says what is missing.
