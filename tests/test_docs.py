@@ -20,6 +20,7 @@ def python_of(page: Path) -> str:
     return "\n".join(re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL))
 
 
+@pytest.mark.usefixtures("two_epochs")
 @pytest.mark.parametrize("page", [p for p in PAGES if python_of(p)], ids=lambda p: p.name)
 def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
