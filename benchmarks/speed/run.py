@@ -8,7 +8,8 @@
 The baseline is a plain NumPy + scikit-learn loop of DC, as its public script has it: per-class means and covariances,
 `multivariate_normal` (SVD), `LogisticRegression(max_iter=1000)`. Everything else is measured as a ratio to it, with all
 methods on the same tasks, n = 750 points a class. Methods that train on sampled points run in one process for each core
-(`n_jobs`), the others in threads, as each is fastest; the processes' start is not counted. Beside it, how long one task
+(`n_jobs`), the others in threads, as each is fastest; the processes' start is not counted, nor what depends on the base
+classes alone: the naive loop's means and covariances, and what methods take from the bank. Beside it, how long one task
 takes by the scikit-learn estimator: `fit` on the support and `predict` of 75 queries, median.
 """
 
