@@ -207,18 +207,23 @@ def _paragraphs(path: Path) -> list[str]:
 # ---- texts to features ----------------------------------------------------------------------------------------------
 
 
+def share_out(by_class: ByClass, rng: np.random.Generator) -> dict[str, list[str]]:
+    """Classes with at least `TASK_ROWS` texts by split, in `SHARES`."""
+    classes = sorted(name for name, rows in by_class.items() if len(rows) >= TASK_ROWS)
+    order = [classes[i] for i in rng.permutation(len(classes))]
+    ends = np.round(np.cumsum(SHARES) * len(order)).astype(int)
+    return {s: sorted(order[a:b]) for s, a, b in zip(SPLITS, [0, *ends[:-1]], ends, strict=True)}
+
+
 def text_set(extractor: str, texts: Callable[[], tuple[ByClass, Facts]]) -> Source:
     """Raw embeddings, of both signs; classes with at least `TASK_ROWS` texts, at most `TEXT_ROWS` of each."""
     by_class, facts = texts()
     rng = np.random.default_rng(SEED)
-    classes = sorted(name for name, rows in by_class.items() if len(rows) >= TASK_ROWS)
-    order = [classes[i] for i in rng.permutation(len(classes))]
-    ends = np.round(np.cumsum(SHARES) * len(order)).astype(int)
     model = get_extractor(extractor)
     made = {}
-    for split, start, stop in zip(SPLITS, [0, *ends[:-1]], ends, strict=True):
+    for split, names in share_out(by_class, rng).items():
         chosen, labels = [], []
-        for name in sorted(order[start:stop]):
+        for name in names:
             rows = sorted(by_class[name])
             picked = rng.permutation(len(rows))[:TEXT_ROWS]
             chosen += [rows[i] for i in picked]
