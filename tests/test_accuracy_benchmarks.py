@@ -23,6 +23,7 @@ import choices  # noqa: E402
 import common  # noqa: E402
 import default  # noqa: E402
 import mahalanobis  # noqa: E402
+import make_odd_sets  # noqa: E402
 import make_sets  # noqa: E402
 import paper_search  # noqa: E402
 import poor_banks  # noqa: E402
@@ -190,3 +191,31 @@ def test_weights_of_the_paper_imply_its_distances() -> None:
     w = 1 / (1 + np.array(found))  # m = 1
     np.testing.assert_allclose(w / (1 + w.sum()), [0.1008, 0.0979, 0.0953, 0.0935, 0.0928, 0.0924, 0.0916, 0.0912])
     assert implied_distances("cub", 1) == implied_distances("birds", 1) == []
+
+
+def test_odd_sets_without_what_they_are_made_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert make_odd_sets.main(["--out", str(tmp_path), "cub-few-rows", "cub-pixels"]) == 1
+    said = capsys.readouterr().out
+    assert "cub-few-rows: not made; it is made from cub-efficientnet" in said
+    assert "cub-pixels: not made; give the folder that holds images/cub_base.npz" in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_few_rows_keep_every_base_class() -> None:
+    x, labels = np.arange(12.0).reshape(6, 2), ["a", "a", "a", "b", "b", "c"]
+    kept, names = make_odd_sets.few_rows({"base": (x, labels)}, 2)["base"]
+    assert list(names) == ["a", "a", "b", "b", "c"]
+    np.testing.assert_array_equal(kept, x[[0, 1, 3, 4, 5]])
+
+
+def test_histograms_of_a_plain_and_a_striped_picture() -> None:
+    plain = np.full((64, 64, 3), 200, np.uint8)
+    striped = plain.copy()
+    striped[:, ::8] = 0
+    found = make_odd_sets.gradients_and_colours(np.stack([plain, striped]))
+    assert found.shape == (2, 640)
+    assert not found[0, :576].any()
+    assert found[0, 576:].tolist().count(4096) == 1  # all pixels have one colour
+    assert found[1, :576].reshape(-1, 9)[:, 0].any()  # across the stripes, and in no other direction
+    assert not found[1, :576].reshape(-1, 9)[:, 1:8].any()
+    assert sorted(found[1, 576:])[-2:] == [512, 3584]
