@@ -42,8 +42,9 @@ _COLLAPSED = 0.25
 _MOST_OUTSIDE = 0.15
 # Ridges that the whitening is an average over, as multiples of the one asked for.
 RIDGES = (0.25, 1.0, 4.0)
-# Steepness of the spectrum of S_w from which on all of λ is used, and what the share of noise in S_w adds to it.
-_STEEP, _NOISE = 10.0, 15.0
+# What the share of chance in S_w is multiplied by in the share of λ, and the least share: rows of new classes vary a
+# little where those of base classes do not at all.
+_NOISE, _LEAST_RIDGE = 17.0, 0.005
 # Of the alignment of base rows, at least: where base classes differ as much in all directions, nothing can be told.
 _LEAST_ALIGNMENT = 0.05
 
@@ -76,6 +77,8 @@ class ClassPrior:
         Σ_j σ_j x_j² / Σ_j x_j² − 1 of base rows x, with the spectrum σ.
     say : float
         The say of the base classes by their number (`enough_classes`).
+    ridge_share : float
+        The share of its ridge that the whitening needs: 0 where S_w is known well.
     """
 
     transform: Gaussianization
@@ -89,6 +92,7 @@ class ClassPrior:
     spectrum: Tensor
     alignment: float
     say: float
+    ridge_share: float
 
     @cached_property
     def half_squares(self) -> Tensor:
@@ -129,24 +133,29 @@ def reliability(bank: BaseBank) -> float:
     return bank.memo.get("means reliability", make)
 
 
-def whitening_ridge(values: Tensor, freedom: int, most: float) -> float:
-    r"""λ of the whitening from the eigenvalues e `(D,)` of S_w and its degrees of freedom f; at most λ0 = `most`.
+def ridge_share(values: Tensor, freedom: int) -> float:
+    r"""The share of the largest ridge that the whitening needs, from the eigenvalues e `(D,)` of S_w.
 
-        λ = λ0 · min(1, s/10 + 15·o),   s = D·Σe²/(Σe)²,   o = (D + s) / (f·(s − 1))
+        (N₁/N₂ − 1)² + (17·N₁/f)²,   N₁ = exp(−Σ p log p),   N₂ = 1/Σp²,   p = e/Σe
 
-    A ridge keeps directions of little variance from being taken for directions of much information. Where eigenvalues
-    are alike (s is 1 where they are equal, 5 to 20 in most embeddings) there are few such directions, and a ridge of λ0
-    mean variances would undo the whitening; unless S_w is noise, which o tells, about the weight of the unit matrix in
-    the oracle approximating shrinkage estimator (Chen, Wiesel, Eldar, Hero, IEEE TSP 2010).
+    and at least 0.005, at most 1; f are the degrees of freedom of S_w. A ridge keeps directions of little variance from
+    being taken for directions of much information. N₁ and N₂ both count the directions in which rows vary (Hill,
+    Ecology 1973): they are equal where rows vary as much in each of these, whatever the number of others in which they
+    do not vary, and apart where a few directions have most of the variance. Features behind a narrow layer, or one
+    trained on few classes, have few directions that are alike, and a ridge would undo the whitening there; unless S_w
+    is noise, which N₁/f tells.
 
-    >>> alike = torch.tensor([3.0, 2.0, 1.0])
-    >>> round(whitening_ridge(alike, 10**6, 2.0), 2), whitening_ridge(alike, 10, 2.0)
-    (0.23, 2.0)
+    >>> uneven = torch.tensor([9.0, 3.0, 1.0])
+    >>> round(ridge_share(uneven, 10**6), 3), ridge_share(uneven, 10)
+    (0.035, 1.0)
+    >>> round(ridge_share(torch.cat([uneven, torch.zeros(9)]), 10**6), 3)
+    0.035
     """
-    d, trace = len(values), float(values.sum())
-    steep = d * float(values.square().sum()) / max(trace**2, 1e-30)
-    noise = (d + steep) / (freedom * max(steep - 1, 1e-6))
-    return most * min(1.0, steep / _STEEP + _NOISE * noise)
+    p = values.double().clamp(min=0)
+    p = p / p.sum().clamp(min=1e-30)
+    directions = float(torch.special.entr(p).sum().exp())
+    uneven = directions * float(p.square().sum()) - 1
+    return min(1.0, max(_LEAST_RIDGE, uneven**2 + (_NOISE * directions / max(freedom, 1)) ** 2))
 
 
 def transferable_ratio(between: Tensor, within: Tensor, classes: int, floor: float) -> Tensor:
@@ -192,14 +201,15 @@ def fit_class_prior(bank: BaseBank, ridge: float, floor: float) -> ClassPrior:
     ----------
     bank : BaseBank
     ridge : float
-        The most that λ of the whitening can be. Its square is an average of (S_w + λ'·(tr S_w / D)·I)⁻¹ over λ' = λ/4,
-        λ and 4λ, each with the same say: which is best differs from task to task, and their average is never far off.
+        The most that λ of the whitening can be; it is the `ridge_share` of this. The square of the whitening is an
+        average of (S_w + λ'·(tr S_w / D)·I)⁻¹ over λ' = λ/4, λ and 4λ, each with the same say: which is best differs
+        from task to task, and their average is never far off.
     floor : float
         Of ψ, in units of its mean on base classes.
     """
     values, vectors = (t.double() for t in bank.pooled_eigen())
-    ridge = whitening_ridge(values, bank.moments.degrees_of_freedom, ridge)
-    inverses = [1 / (values + times * ridge * values.mean()).clamp(min=1e-30) for times in RIDGES]
+    needed = ridge_share(values, bank.moments.degrees_of_freedom)
+    inverses = [1 / (values + times * needed * ridge * values.mean()).clamp(min=1e-30) for times in RIDGES]
     gain = sum((v / (v @ values).clamp(min=1e-30) for v in inverses), torch.zeros_like(values)).sqrt()
     counts = bank.counts.double()
     moved, scattered = bank.means.double() @ (vectors * gain), values * gain.square()
@@ -231,6 +241,7 @@ def fit_class_prior(bank: BaseBank, ridge: float, floor: float) -> ClassPrior:
         spectrum=apart.float(),
         alignment=max(float(energy @ apart / energy.sum()) - 1, _LEAST_ALIGNMENT),
         say=enough_classes(len(bank)),
+        ridge_share=needed,
     )
 
 
@@ -301,19 +312,23 @@ def enough_classes(classes: int) -> float:
     return min(1.0, classes / ENOUGH_CLASSES)
 
 
-def say_with_shots(say: float, shots: float) -> float:
+def say_with_shots(say: float, shots: float, ridge_share: float = 1.0) -> float:
     r"""The say of few base classes, as a model beside the examples alone, once there are K examples a class.
 
-        f^((1 + 2/K)/3),    f = min(1, C/60)
+        f^(1/K + (1 − 1/K)·(1 + r)/6),    f = min(1, C/60)
 
     With one example their say is f. The more examples there are, the more of the model is the covariance of the base
-    classes and the less their means, of which few classes know too little. On validation classes of 11 feature sets
-    with 5 and 17 base classes this gains 0.3 points on average at 5 to 20 shots.
+    classes and the less their means, of which few classes know too little. What is left of the doubt is about that
+    covariance: half of it goes as r, the share of its ridge that the whitening needs, does.
+    On validation classes of 11 feature sets with 5 and 17 base classes this gains 0.3 points on average at 5 to 20
+    shots; by r another 0.2 behind narrow layers that were trained on few classes, and nothing elsewhere.
 
     >>> say_with_shots(0.25, 1), round(say_with_shots(0.25, 5), 2), say_with_shots(1.0, 5)
     (0.25, 0.52, 1.0)
+    >>> round(say_with_shots(0.25, 5, ridge_share=0), 2)
+    0.63
     """
-    return say ** ((1 + 2 / shots) / 3)
+    return say ** (1 / shots + (1 - 1 / shots) * (1 + ridge_share) / 6)
 
 
 def why_ignored(classes: int, share: float) -> str | None:

@@ -18,9 +18,9 @@ from fewcal.class_prior import (
     fit_class_prior,
     posterior,
     reliability,
+    ridge_share,
     say_with_shots,
     transferable_ratio,
-    whitening_ridge,
 )
 from fewcal.errors import FewcalWarning, InputError
 from fewcal.features.synthetic import make_features
@@ -151,7 +151,7 @@ def test_the_whitening_is_an_average_over_ridges(bank: BaseBank) -> None:
     space = bank.transformed(center=True, l2=True, moments=True)
     prior = fit_class_prior(space, 2.0, 1.0)
     s = space.pooled_covariance().double().numpy()
-    ridge = whitening_ridge(space.pooled_eigen()[0], space.moments.degrees_of_freedom, 2.0)
+    ridge = 2.0 * ridge_share(space.pooled_eigen()[0], space.moments.degrees_of_freedom)
     inverses = [np.linalg.inv(s + times * ridge * np.trace(s) / 40 * np.eye(40)) for times in (0.25, 1.0, 4.0)]
     expected = sum(v / np.trace(v @ s) for v in inverses)
     assert prior.transform.whitening is not None
@@ -160,10 +160,23 @@ def test_the_whitening_is_an_average_over_ridges(bank: BaseBank) -> None:
 
 
 def test_a_flat_spectrum_that_is_well_known_gets_little_ridge() -> None:
-    flat, steep = torch.linspace(1.5, 1.0, 64), torch.logspace(2, -2, 64)
-    assert whitening_ridge(flat, 10**6, 2.0) < 0.5 < whitening_ridge(steep, 10**6, 2.0) < 2.0
-    assert whitening_ridge(flat, 500, 2.0) == whitening_ridge(torch.ones(64), 500, 2.0) == 2.0  # it may be noise
-    assert whitening_ridge(1e-6 * steep, 10**6, 2.0) == pytest.approx(whitening_ridge(steep, 10**6, 2.0))
+    flat, steep = torch.linspace(1.5, 1.0, 64), 1 / torch.arange(1.0, 65)
+    assert ridge_share(flat, 10**6) == 0.005 < 0.2 < ridge_share(steep, 10**6) < 1.0
+    assert ridge_share(flat, 500) == ridge_share(torch.ones(64), 500) == 1.0  # it may be noise
+    assert ridge_share(1e-6 * steep, 10**6) == pytest.approx(ridge_share(steep, 10**6))
+    assert ridge_share(torch.zeros(8), 10**6) == 1.0
+
+
+def test_features_that_never_vary_change_nothing_about_the_ridge() -> None:
+    steep = 1 / torch.arange(1.0, 65)
+    padded = torch.cat([steep, torch.zeros(64)])
+    assert ridge_share(padded, 10**4) == pytest.approx(ridge_share(steep, 10**4))
+
+
+def test_few_classes_whose_covariance_is_well_known_have_more_of_a_say_with_more_shots() -> None:
+    assert say_with_shots(0.25, 1, 0.0) == say_with_shots(0.25, 1, 1.0) == 0.25
+    assert say_with_shots(0.25, 5, 0.0) > say_with_shots(0.25, 5, 1.0) == pytest.approx(0.25 ** ((1 + 2 / 5) / 3))
+    assert say_with_shots(1.0, 5, 0.0) == 1.0
 
 
 def test_reliability_is_the_share_of_the_means_that_is_no_noise() -> None:
@@ -400,7 +413,7 @@ def test_few_base_classes_share_the_answer_with_the_examples_and_that_is_said() 
     with pytest.warns(FewcalWarning, match="15 base classes are few .* a say of 25%") as told:
         clf = GDCClassifier(bank).fit(s[0].numpy(), labels[0].numpy())
     assert len(told) == 1
-    assert clf.explain().trust == pytest.approx(say_with_shots(0.25, 3))
+    assert clf.explain().trust == pytest.approx(prepared(bank).say_at(3))
     assert "little but their covariance is used" in clf.explain().warnings[0]
     q = rows(4, 10, seed=9)[0]
     both = [
@@ -489,7 +502,7 @@ def test_few_base_classes_have_more_of_a_say_with_more_shots() -> None:
     assert says[-1] == pytest.approx(0.25 ** (1 / 3), rel=0.01)
     method = prepared(BaseBank().fit(*rows(15)))
     shares = [float(method.trust(task_batch(method, shot=shot)).share[0]) for shot in (1, 5)]
-    assert shares == pytest.approx([0.25, say_with_shots(0.25, 5)])
+    assert shares == pytest.approx([0.25, say_with_shots(0.25, 5, method.prior.ridge_share)])
 
 
 def test_unequal_shots(bank: BaseBank) -> None:

@@ -18,7 +18,6 @@ from fewcal._utils.names import nearest_names
 from fewcal._utils.parameters import warn_renamed
 from fewcal._utils.randomness import TaskRandom
 from fewcal.bank import BaseBank
-from fewcal.class_prior import say_with_shots
 from fewcal.domain_match import off_scale
 from fewcal.errors import FewcalWarning, InputError
 from fewcal.estimators.explain import Explanation, SupportAnalysis, no_bank_explanation
@@ -178,7 +177,7 @@ class FewShotClassifier(IncrementalMixin):
         if isinstance(method, Explainable) and method.unused is None:
             self._analysis = SupportAnalysis(method, support, labels, self.classes_.tolist())
             known = self._head.trust if isinstance(self._head, BlendedHead) else method.trust(batch).share
-            self._warn_of_distrust(float(known[0]), say_with_shots(method.say, len(x) / len(self.classes_)))
+            self._warn_of_distrust(float(known[0]), method.say_at(len(x) / len(self.classes_)))
         return self
 
     def _plain(self, X: np.ndarray, given: Mapping[str, object]) -> Bankless:

@@ -131,6 +131,10 @@ class HierarchicalGDC(Method):
         """The say of the base classes as neighbours, and of their model in tasks of one shot."""
         return self.prior.say if self.params.trust == "auto" else 1.0
 
+    def say_at(self, shots: float) -> float:
+        """The say of their model in tasks of so many shots."""
+        return say_with_shots(self.say, shots, self.prior.ridge_share)
+
     def precompute(self, z: Tensor) -> Tensor | None:
         """How well each row matches the domain of the base classes, `(R, 1)`: what trust is judged by."""
         if self.params.trust != "auto" or self.unused is not None:
@@ -147,7 +151,7 @@ class HierarchicalGDC(Method):
         else:
             match = batch.precomputed[..., 0]
         share = ((match.mean(dim=1) - UNLIKE) / (LIKE - UNLIKE)).clamp(0, 1)
-        return Trust(say_with_shots(self.say, batch.support.shape[1] / batch.n_classes) * share, share <= 0)
+        return Trust(self.say_at(batch.support.shape[1] / batch.n_classes) * share, share <= 0)
 
     def calibration(self, batch: TaskBatch) -> Calibration:
         """What the prior does to each support point, in the terms of eq. 5: its nearest base classes and their shares.
