@@ -44,7 +44,7 @@ _MOST_OUTSIDE = 0.15
 RIDGES = (0.25, 1.0, 4.0)
 # What the share of chance in S_w is multiplied by in the share of λ, and the least share: rows of new classes vary a
 # little where those of base classes do not at all.
-_NOISE, _LEAST_RIDGE = 17.0, 0.005
+_NOISE, _LEAST_RIDGE = 20.0, 0.005
 # Of the alignment of base rows, at least: where base classes differ as much in all directions, nothing can be told.
 _LEAST_ALIGNMENT = 0.05
 
@@ -136,7 +136,7 @@ def reliability(bank: BaseBank) -> float:
 def ridge_share(values: Tensor, freedom: int) -> float:
     r"""The share of the largest ridge that the whitening needs, from the eigenvalues e `(D,)` of S_w.
 
-        (N₁/N₂ − 1)² + (17·N₁/f)²,   N₁ = exp(−Σ p log p),   N₂ = 1/Σp²,   p = e/Σe
+        (N₁/N₂ − 1)³ + (20·N₁/f)²,   N₁ = exp(−Σ p log p),   N₂ = 1/Σp²,   p = e/Σe
 
     and at least 0.005, at most 1; f are the degrees of freedom of S_w. A ridge keeps directions of little variance from
     being taken for directions of much information. N₁ and N₂ both count the directions in which rows vary (Hill,
@@ -147,15 +147,15 @@ def ridge_share(values: Tensor, freedom: int) -> float:
 
     >>> uneven = torch.tensor([9.0, 3.0, 1.0])
     >>> round(ridge_share(uneven, 10**6), 3), ridge_share(uneven, 10)
-    (0.035, 1.0)
+    (0.007, 1.0)
     >>> round(ridge_share(torch.cat([uneven, torch.zeros(9)]), 10**6), 3)
-    0.035
+    0.007
     """
     p = values.double().clamp(min=0)
     p = p / p.sum().clamp(min=1e-30)
     directions = float(torch.special.entr(p).sum().exp())
     uneven = directions * float(p.square().sum()) - 1
-    return min(1.0, max(_LEAST_RIDGE, uneven**2 + (_NOISE * directions / max(freedom, 1)) ** 2))
+    return min(1.0, max(_LEAST_RIDGE, uneven**3 + (_NOISE * directions / max(freedom, 1)) ** 2))
 
 
 def transferable_ratio(between: Tensor, within: Tensor, classes: int, floor: float) -> Tensor:
