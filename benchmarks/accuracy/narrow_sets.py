@@ -48,9 +48,7 @@ def narrow_layer(base: FeatureSplit, width: int) -> nn.Module:
     scale = 3 * (x - mean).square().mean().sqrt()
     rows = (x - mean) / scale
     layer, softmax = nn.Linear(x.shape[1], width), nn.Linear(width, len(base.classes))
-    optimizer = torch.optim.SGD(
-        [*layer.parameters(), *softmax.parameters()], lr=RATE, momentum=0.9, weight_decay=DECAY
-    )
+    optimizer = torch.optim.SGD([*layer.parameters(), *softmax.parameters()], lr=RATE, momentum=0.9, weight_decay=DECAY)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
     for _ in range(STEPS):
         some = torch.randint(len(rows), (BATCH,))

@@ -177,7 +177,9 @@ class FewShotClassifier(IncrementalMixin):
         if isinstance(method, Explainable) and method.unused is None:
             self._analysis = SupportAnalysis(method, support, labels, self.classes_.tolist())
             known = self._head.trust if isinstance(self._head, BlendedHead) else method.trust(batch).share
-            self._warn_of_distrust(float(known[0]), method.say_at(len(x) / len(self.classes_)))
+            share = float(known[0])
+            if share < LITTLE_SAY and share < LITTLE_SAY * method.say_at(len(x) / len(self.classes_)):
+                self._warn_of_distrust(share)
         return self
 
     def _plain(self, X: np.ndarray, given: Mapping[str, object]) -> Bankless:
@@ -206,8 +208,8 @@ class FewShotClassifier(IncrementalMixin):
             warn(one.message, one.category, stacklevel=4)
         return method
 
-    def _warn_of_distrust(self, trust: float, most: float) -> None:
-        if trust < LITTLE_SAY * most and isinstance(self.preset, str) and self.trust is None:
+    def _warn_of_distrust(self, trust: float) -> None:
+        if isinstance(self.preset, str) and self.trust is None:
             warn(
                 f"the base classes have a say of {trust:.0%} only: they are few, or resemble your classes little; "
                 "explain() tells more, and base classes of the same domain would help",
