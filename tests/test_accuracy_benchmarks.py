@@ -25,6 +25,7 @@ import default  # noqa: E402
 import mahalanobis  # noqa: E402
 import make_odd_sets  # noqa: E402
 import make_sets  # noqa: E402
+import narrow_sets  # noqa: E402
 import paper_search  # noqa: E402
 import poor_banks  # noqa: E402
 import scale  # noqa: E402
@@ -219,3 +220,22 @@ def test_histograms_of_a_plain_and_a_striped_picture() -> None:
     assert found[1, :576].reshape(-1, 9)[:, 0].any()  # across the stripes, and in no other direction
     assert not found[1, :576].reshape(-1, 9)[:, 1:8].any()
     assert sorted(found[1, 576:])[-2:] == [512, 3584]
+
+
+def test_a_narrow_layer_leaves_about_as_many_directions_as_there_were_categories(
+    features: FeatureSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(narrow_sets, "STEPS", 300)
+    made = narrow_sets.narrow_set(features, width=16, categories=4)
+    assert {name: (split.features.shape[1], len(split.classes)) for name, split in made.items()} == {
+        "base": (16, 4),
+        "val": (16, 6),
+        "novel": (16, 6),
+    }
+    assert np.array_equal(
+        np.bincount(made["base"].require_labels()) % 24, np.zeros(4)
+    )  # whole classes of 24 rows were merged
+    rows = made["base"].float32()
+    variances = np.linalg.eigvalsh(np.cov(rows.T))
+    assert variances[-4:].sum() > 0.5 * variances.sum()
+    FeatureSet(**made)  # no category is in two splits
