@@ -75,6 +75,9 @@ class ClassPrior:
         How much the base means differ in each direction (their standard deviation), 1 on average.
     alignment : float
         Σ_j σ_j x_j² / Σ_j x_j² − 1 of base rows x, with the spectrum σ.
+    gap : float
+        By how much the cosine of two base rows of one class exceeds that of rows of two, on average; the squared length
+        of the base means without the noise in it.
     say : float
         The say of the base classes by their number (`enough_classes`).
     ridge_share : float
@@ -91,6 +94,7 @@ class ClassPrior:
     deviation: Tensor
     spectrum: Tensor
     alignment: float
+    gap: float
     say: float
     ridge_share: float
 
@@ -220,7 +224,8 @@ def fit_class_prior(bank: BaseBank, ridge: float, floor: float) -> ClassPrior:
     within, d = max(float(scattered.sum()), 1e-30), bank.dim
     centred = moved - moved.mean(dim=0)
     spectrum, rotation = torch.linalg.eigh(centred.T @ centred / max(len(bank) - 1, 1))
-    spectrum = (spectrum - within / d * (1 / counts).mean()).clamp(min=0)  # without the noise of the means
+    noise = within * float((1 / counts).mean())  # in the squared length of the means
+    spectrum = (spectrum - noise / d).clamp(min=0)
     spread = scattered @ rotation.square()
     means = centred @ rotation
     between = means.square().sum(dim=0)
@@ -240,6 +245,7 @@ def fit_class_prior(bank: BaseBank, ridge: float, floor: float) -> ClassPrior:
         deviation=((vectors * values.sqrt()) @ vectors.T @ whitening / length).float(),
         spectrum=apart.float(),
         alignment=max(float(energy @ apart / energy.sum()) - 1, _LEAST_ALIGNMENT),
+        gap=max(float(between.sum()) / len(bank) - noise, 1e-6),
         say=enough_classes(len(bank)),
         ridge_share=needed,
     )

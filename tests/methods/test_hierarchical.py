@@ -595,6 +595,31 @@ def test_logistic_regression_in_the_span_is_that_of_all_features() -> None:
     assert bool(torch.isfinite(bankless_logistic(twice, torch.cat([y, y], dim=1), 4).weight).all())
 
 
+def test_base_classes_that_hardly_differ_make_one_shot_answers_unsure() -> None:
+    """How far cosines within a class exceed others is read from the bank."""
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(80), 50)
+    noise = rng.normal(size=(len(labels), 40))
+    centres = rng.normal(size=(80, 40))
+    sure = []
+    for apart in (0.3, 3.0):
+        bank = BaseBank().fit((apart * centres[labels] + noise).astype(np.float32), labels)
+        method = HierarchicalGDC(get_preset("default")).prepare(bank)
+        cosines = method.prior.gap
+        assert cosines == pytest.approx(apart**2 / (1 + apart**2), rel=0.15)
+        new = apart * rng.normal(size=(200, 5, 1, 40)) + rng.normal(size=(200, 5, 4, 40))
+        rows = method.transform(torch.from_numpy(new.reshape(-1, 40).astype(np.float32))).view(200, 5, 4, -1)
+        batch = TaskBatch(rows[:, :, 0], torch.arange(5).expand(200, 5), 5, TaskRandom(0))
+        head = method.fit(batch)
+        queries = rows[:, :, 1:].reshape(200, 15, -1)
+        found = head.logits(queries if head.width is None else queries[..., : head.width]).softmax(dim=-1)
+        right = found.argmax(dim=-1) == torch.arange(5).repeat_interleave(3)
+        sure.append((float(found.amax(dim=-1).mean()), float(right.float().mean())))
+    (low, low_right), (high, high_right) = sure
+    assert low == pytest.approx(low_right, abs=0.08)
+    assert high == pytest.approx(high_right, abs=0.08)
+
+
 @pytest.mark.parametrize("common", [100.0, 1000.0])
 def test_rows_that_are_all_much_alike_are_told_apart_without_a_bank(common: float) -> None:
     """Hidden states of transformers have a common part that is much longer than what differs between texts."""

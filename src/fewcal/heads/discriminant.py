@@ -304,18 +304,18 @@ def cosine_variance(rows: Tensor) -> Tensor:
     return (squares + _WORTH * _USUAL_VARIANCE) / (max(pairs - 1, 0) + _WORTH)
 
 
-def one_shot_log_odds(variance: Tensor) -> Tensor:
+def one_shot_log_odds(variance: Tensor, gap: float = COSINE_GAP) -> Tensor:
     r"""Log-odds `(T,)` of an example for its own class against another, where nothing but one example a class is known.
 
-    Cosines scatter with `variance` v, those of a query with its own class around a mean that is higher by Δ: the
-    likelihood ratio of two normal distributions rises with slope Δ/v. Other things than chance make classes alike, and
-    so
+    Cosines scatter with `variance` v, those of a query with its own class around a mean that is higher by Δ = `gap`:
+    the likelihood ratio of two normal distributions rises with slope Δ/v. Other things than chance make classes alike,
+    and so
 
-        log-odds = (1/12² + v²/0.33²)^(−1/2)
+        log-odds = (1/12² + v²/Δ²)^(−1/2)
 
     In many dimensions v is small and the first term decides, in few the second.
 
     >>> one_shot_log_odds(torch.tensor([0.0, 0.1]))
     tensor([12.0000,  3.1819])
     """
-    return (MOST_LOG_ODDS**-2 + (variance / COSINE_GAP).square()).rsqrt()
+    return (MOST_LOG_ODDS**-2 + (variance / gap).square()).rsqrt()

@@ -15,7 +15,13 @@ from torch import Tensor
 
 from fewcal.gaussianize import Gaussianization, l2_normalise
 from fewcal.heads.base import Head
-from fewcal.heads.discriminant import Discriminant, cosine_variance, one_shot_log_odds, squared_separation
+from fewcal.heads.discriminant import (
+    COSINE_GAP,
+    Discriminant,
+    cosine_variance,
+    one_shot_log_odds,
+    squared_separation,
+)
 from fewcal.heads.lbfgs import lbfgs_head
 from fewcal.heads.linear import LinearHead, class_means, membership
 from fewcal.methods.base import Method, RowMap, TaskBatch
@@ -72,15 +78,18 @@ class UnitRows:
         return self if self.before is None else UnitRows(self.before.to(device))
 
 
-def bankless_head(support: Tensor, labels: Tensor, n_classes: int) -> Head:
-    """The classifier for support rows `(T, S, D)` of `UnitRows` with labels `(T, S)`."""
+def bankless_head(support: Tensor, labels: Tensor, n_classes: int, gap: float = COSINE_GAP) -> Head:
+    """The classifier for support rows `(T, S, D)` of `UnitRows` with labels `(T, S)`.
+
+    `gap` is by how much cosines within a class exceed others, where a bank tells.
+    """
     with torch.no_grad():
         if support.shape[2] < _EMBEDDING:  # rows of any length: the same at every scale
             scale = support.abs().amax(dim=(1, 2), keepdim=True).clamp(min=1e-30)
             head = _discriminant_and_logistic(support / scale, labels, n_classes)
             return LinearHead(head.weight / scale, head.bias)
         if support.shape[1] == n_classes:
-            return _one_shot(support, labels, n_classes)
+            return _one_shot(support, labels, n_classes, gap)
         return _discriminant_and_logistic(support, labels, n_classes)
 
 
@@ -145,10 +154,10 @@ class CentredHead(Head):
         return CentredHead(self.head.to(device), self.centre.to(device))
 
 
-def _one_shot(support: Tensor, labels: Tensor, n_classes: int) -> CentredHead:
+def _one_shot(support: Tensor, labels: Tensor, n_classes: int, gap: float) -> CentredHead:
     centre = CENTRED * support.mean(dim=1, keepdim=True)
     means = class_means(l2_normalise(support - centre), labels, n_classes)
-    gamma = (one_shot_log_odds(cosine_variance(means)) / squared_separation(means))[:, None]
+    gamma = (one_shot_log_odds(cosine_variance(means), gap) / squared_separation(means))[:, None]
     head = LinearHead(2 * gamma[..., None] * means, -gamma * torch.linalg.vecdot(means, means))
     return CentredHead(head, centre)
 

@@ -52,6 +52,8 @@ UNLIKE, LIKE = 0.2, 0.4
 LITTLE_SAY = 0.5
 # Rows looked at together.
 _AT_ONCE = 2048
+# The share of the gap of cosines of base classes that new classes have, at one shot: fitted to validation classes.
+_GAP_KEPT = 0.8
 # Base classes that an explanation names for a support point, at most.
 _EXPLAINED = 16
 
@@ -181,7 +183,7 @@ class HierarchicalGDC(Method):
             trust = self.trust(batch).share
             found = posterior(self.prior, own, shots, say=self.say, **self._weights)
             parts = Discriminant(support, batch.labels, found.mean, found.precision, found.worth, p.scatter)
-            return blended(parts.head(self._gamma(own, shots, found)), batch, trust)
+            return blended(parts.head(self._gamma(own, shots, found)), batch, trust, self.cosine_gap)
 
     @property
     def _weights(self) -> dict[str, float]:
@@ -196,17 +198,28 @@ class HierarchicalGDC(Method):
         exceed what the cosines of examples of different classes allow.
         """
         one_shot = bool((shots == 1).all())
-        if self.say == 1 and not one_shot:
+        if self.say == 1 and not one_shot and self.cosine_gap >= COSINE_GAP:
             return self.confidence
         apart = own_log_odds(own, found)
         if self.say == 1:
-            return (COSINE_GAP / (cosine_variance(own) * apart)).clamp(max=self.confidence)
+            k = float(shots.mean())
+            return (k**0.5 * self.cosine_gap / (cosine_variance(own) * apart)).clamp(max=self.confidence)
         odds = self.confidence * own_log_odds(own, posterior(self.prior, own, shots, **self._weights))
         if one_shot:
-            variance = cosine_variance(own)
-            full, none = torch.minimum(odds, COSINE_GAP / variance), one_shot_log_odds(variance)
+            variance, gap = cosine_variance(own), self.cosine_gap
+            full, none = torch.minimum(odds, gap / variance), one_shot_log_odds(variance, gap)
             odds = full**self.say * none ** (1 - self.say)
         return odds / apart
+
+    @property
+    def cosine_gap(self) -> float:
+        """By how much the cosine of two rows of a new class exceeds that of rows of two, at most.
+
+        That of base classes, where the extractor never saw them, or as much as is usual where it learnt to tell them
+        apart. Of few base classes, which may be coarser or finer than new ones, by their say.
+        """
+        known = min(COSINE_GAP, _GAP_KEPT * self.prior.gap)
+        return COSINE_GAP ** (1 - self.say) * known**self.say
 
     @property
     def confidence(self) -> float:
@@ -283,10 +296,10 @@ class BlendedHead(Head):
         return BlendedHead(self.head.to(device), self.plain and self.plain.to(device), self.trust.to(device))
 
 
-def blended(head: LinearHead, batch: TaskBatch, trust: Tensor) -> BlendedHead:
+def blended(head: LinearHead, batch: TaskBatch, trust: Tensor, gap: float) -> BlendedHead:
     """The head of the base classes and that of the support alone, each with its say."""
     d = batch.support.shape[-1] // 2
     plain = None
     if bool((trust < 1).any()):
-        plain = bankless_head(batch.support[..., d:], batch.labels, batch.n_classes)
+        plain = bankless_head(batch.support[..., d:], batch.labels, batch.n_classes, gap)
     return BlendedHead(head, plain, trust)
