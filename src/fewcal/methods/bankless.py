@@ -1,8 +1,8 @@
 """The best classifier without base classes: what answers when there is no bank, and when a bank does not help.
 
-On rows of unit length. At one shot the nearest class mean, after most of the support's mean was taken away from all
-rows; with more shots the mean of two linear classifiers that err differently: the discriminant with the scatter of the
-support (`fewcal.heads.discriminant`) and logistic regression. Neither prefers classes with more examples than others.
+On rows of unit length. At one shot the nearest class mean, after what the support has in common was taken away from
+all rows; with more shots the mean of two linear classifiers that err differently: the discriminant with the scatter of
+the support (`fewcal.heads.discriminant`) and logistic regression. Neither prefers classes with more examples.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ from fewcal.heads.linear import LinearHead, class_means, membership
 from fewcal.methods.base import Method, RowMap, TaskBatch
 from fewcal.methods.registry import register_method
 
-# Ridge of the support's scatter in OAS ridges, the guess of γ times the squared separation of the class means with more
-# shots than one, at most, and the share of the support's mean that is taken away at one shot. The same for all data,
-# chosen on validation classes.
-RIDGE, SHARPNESS, CENTRED = 25.0, 8.0, 0.8
+# Ridge of the support's scatter in OAS ridges, and the guess of γ times the squared separation of the class means with
+# more shots than one, at most. The same for all data, chosen on validation classes.
+RIDGE, SHARPNESS = 25.0, 8.0
 C = 1.0
 # Rows that are all much alike are made this long around their mean: logistic regression would hardly move for less.
 _LEAST_LENGTH = 0.3
@@ -122,8 +121,26 @@ def _log_odds(means: Tensor, shots: float) -> Tensor | float:
     """
     if means.shape[2] < _EMBEDDING:
         return SHARPNESS
-    variance = cosine_variance(means - CENTRED * means.mean(dim=1, keepdim=True))
+    variance = cosine_variance(means - common_part(means))
     return (shots**0.5 * one_shot_log_odds(variance)).clamp(max=SHARPNESS)
+
+
+def common_part(rows: Tensor) -> Tensor:
+    r"""What rows `(T, N, D)` of N classes, one each, have in common, `(T, 1, D)`: a share of their mean.
+
+        ρN / (ρN + 1 − ρ),    ρ = mean cosine of two rows, at least 0
+
+    The squared length of the mean of N unit vectors is ρ + (1 − ρ)/N, of which the second part is chance and would be
+    taken away from each row with the rest: little is common where rows are unlike, nearly all of the mean where they
+    are much alike.
+
+    >>> common_part(torch.eye(2)[None]).abs().max(), common_part(torch.ones(1, 3, 2))[0, 0]
+    (tensor(0.), tensor([1., 1.]))
+    """
+    n, mean = rows.shape[1], rows.mean(dim=1, keepdim=True)
+    squares = rows.square().sum(dim=(1, 2), keepdim=True)
+    alike = (n * n * mean.square().sum(dim=2, keepdim=True) - squares).clamp(min=0) / max(n - 1, 1)  # N ρ
+    return alike / (alike + (squares - alike) / n).clamp(min=1e-12) * mean
 
 
 def bankless_logistic(support: Tensor, labels: Tensor, n_classes: int) -> LinearHead:
@@ -155,7 +172,7 @@ class CentredHead(Head):
 
 
 def _one_shot(support: Tensor, labels: Tensor, n_classes: int, gap: float) -> CentredHead:
-    centre = CENTRED * support.mean(dim=1, keepdim=True)
+    centre = common_part(support)
     means = class_means(l2_normalise(support - centre), labels, n_classes)
     gamma = (one_shot_log_odds(cosine_variance(means), gap) / squared_separation(means))[:, None]
     head = LinearHead(2 * gamma[..., None] * means, -gamma * torch.linalg.vecdot(means, means))
