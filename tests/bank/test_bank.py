@@ -755,6 +755,14 @@ def test_damage_to_a_bank_is_found_when_it_is_loaded(relu_world: SmallData, tmp_
         BaseBank.load(path)
 
 
+def test_damage_to_a_tensor_and_to_the_name_of_its_checksum_is_found(relu_world: SmallData, tmp_path: Path) -> None:
+    path = relu_world.bank().save(tmp_path / "bank.safetensors")
+    flipped(path, "means")
+    path.write_bytes(path.read_bytes().replace(b"tensor means", b"tensor meanz"))
+    with pytest.raises(FileFormatError, match=r"bank\.safetensors is damaged: its checksums are of other tensors"):
+        BaseBank.load(path)
+
+
 def test_damage_to_rows_is_found_when_they_are_used(relu_world: SmallData, tmp_path: Path) -> None:
     path = relu_world.bank(rank=None).save(tmp_path / "bank.safetensors")
     flipped(path, "rows")

@@ -58,9 +58,12 @@ def read_tensors(
     sums = header.pop(_SUMS, {}) if isinstance(header, dict) else {}
     if not isinstance(sums, dict):
         raise FileFormatError(f"{file} is damaged: its checksums are none; get or make it again")
-    found = {"header": _text_sum(header)} if sums else {}
-    found |= {f"tensor {k}": checksum(t) for k, t in tensors.items() if k not in lazy and f"tensor {k}" in sums}
-    if wrong := next((name for name, value in found.items() if sums.get(name) != value), None):
+    if not sums:  # none of ours, or written before there were any
+        return header, tensors
+    if set(sums) != {"header", *(f"tensor {k}" for k in tensors)}:
+        raise FileFormatError(f"{file} is damaged: its checksums are of other tensors; get or make it again")
+    found = {"header": _text_sum(header)} | {f"tensor {k}": checksum(t) for k, t in tensors.items() if k not in lazy}
+    if wrong := next((name for name, value in found.items() if sums[name] != value), None):
         raise FileFormatError(f"{file} is damaged: {wrong} is not what was written; get or make it again")
     return header, tensors
 
