@@ -21,6 +21,7 @@ from typing import Any
 from fewcal._utils.atomic import read_json, write_json
 from fewcal._utils.names import nearest_names
 from fewcal._utils.parameters import current_names
+from fewcal._utils.text import one_line
 from fewcal._version import __version__
 from fewcal.calibrate import METRICS
 from fewcal.covariance import COVARIANCES
@@ -339,5 +340,5 @@ def load_preset(path: str | os.PathLike[str]) -> Preset:
     try:
         params = GDCParams().with_changes(**values)
     except InputError as error:
-        raise FileFormatError(f"{file} holds parameters that GDC refuses: {error}") from error
+        raise FileFormatError(f"{file} holds parameters that GDC refuses: {one_line(error, 400)}") from error
     return Preset(str(file), params, summary, _resolved(params), provenance)

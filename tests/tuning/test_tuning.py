@@ -820,6 +820,11 @@ def test_preset_files_with_wrong_values_or_none(tmp_path: Path) -> None:
     file.write_text(json.dumps(content))
     with pytest.raises(FileFormatError, match="GDC refuses: k=-1"):
         get_preset(file)
+    content["params"]["k"], content["params"]["head"] = 8, "s" + 5000 * "["
+    file.write_text(json.dumps(content))
+    with pytest.raises(FileFormatError, match=r"GDC refuses: head='s\[") as refused:
+        get_preset(file)
+    assert len(str(refused.value)) < 1000
     with pytest.raises(InputError, match="no preset file"):
         get_preset(tmp_path / "none.json")
     with pytest.raises(InputError, match=r"ends in \.json"):

@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from fewcal._utils.text import one_line
 from fewcal.errors import FileFormatError, InputError
 
 
@@ -62,7 +63,7 @@ def read_json(path: str | os.PathLike[str], remedy: str) -> dict[str, Any]:
     try:
         value = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:  # text as deep as no file of ours is
-        reason = " ".join(str(error).split())[:120]
+        reason = one_line(error)
         raise FileFormatError(f"{path} cannot be read ({reason}); {remedy}") from error
     if not isinstance(value, dict):
         raise FileFormatError(f"{path} is not a JSON object; {remedy}")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fewcal._utils.text import one_line
 from fewcal.errors import FileFormatError
 
 
@@ -18,5 +19,5 @@ def read_npz(path: Path, names: Collection[str] | None = None) -> dict[str, np.n
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in file.files if names is None or name in names}
     except Exception as error:  # a torn or forged file can raise anything at all
-        reason = " ".join(str(error).split())[:120] or type(error).__name__
+        reason = one_line(error)
         raise FileFormatError(f"{path} cannot be read as npz ({reason}); write or get it again") from error

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fewcal._utils.atomic import atomic_path
+from fewcal._utils.text import one_line
 from fewcal._utils.types import StrPath
 from fewcal.errors import FileFormatError
 
@@ -51,7 +52,7 @@ def read_tensors(
             header = json.loads((f.metadata() or {}).get(key, "null"))
             tensors = {k: f.get_tensor(k) for k in f.keys()}  # noqa: SIM118  (not a dict)
     except (SafetensorError, OSError, ValueError, RecursionError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:120]
+        reason = one_line(error)
         raise FileFormatError(
             f"{file} is not a readable safetensors file (truncated or of another kind): {reason}"
         ) from error

@@ -21,6 +21,16 @@ def printable(text: str) -> str:
     return _CONTROLS.sub(lambda m: m[0].encode("unicode_escape").decode("ascii"), text)
 
 
+def one_line(words: object, most: int = 160) -> str:
+    r"""An error, or what a file holds, within a message of one line: cut off after so many characters.
+
+    >>> one_line("first\n  second"), one_line("long " * 100, 9), one_line(ValueError())
+    ('first second', 'long long…', 'ValueError')
+    """
+    text = " ".join(str(words).split()) or type(words).__name__
+    return text if len(text) <= most else f"{text[:most]}…"
+
+
 def storable(text: str) -> str:
     r"""A text that every file can hold: half characters, of names that are not UTF-8, are shown as their escapes.
 

@@ -31,7 +31,7 @@ import torch
 
 from fewcal._utils.atomic import atomic_path, read_json, write_json
 from fewcal._utils.folder_lock import OutputLock, folder_lock, is_leftover
-from fewcal._utils.text import storable
+from fewcal._utils.text import one_line, storable
 from fewcal._utils.types import JSONObject
 from fewcal._version import __version__
 from fewcal.errors import FileFormatError, InputError
@@ -144,9 +144,10 @@ class Run:
             try:
                 with np.load(self.folder / "blocks" / f"{start:08d}.npz", allow_pickle=False) as f:
                     block = Block(start, *_outcome(f, methods, self.key))
-            except Exception:  # a torn or forged file can raise anything at all
+                whole = all(a.shape == (stop - start, way) for a in (block.classes, *block.correct.values()))
+            except Exception:  # a torn or forged file can raise anything at all, and hold bytes in place of an array
                 continue
-            if all(a.shape == (stop - start, way) for a in (block.classes, *block.correct.values())):
+            if whole:
                 found[start] = block
         return found
 
@@ -189,7 +190,7 @@ def load_run(folder: str | Path) -> Results:
         return Results(protocol, list(identity["class_names"]), *outcome, config["plan"]["settings"], identity)
     except Exception as error:  # a torn or forged file can raise anything at all
         raise FileFormatError(
-            f"the run in {folder} is damaged ({type(error).__name__}: {error}); evaluate again with --resume"
+            f"the run in {folder} is damaged ({type(error).__name__}: {one_line(error)}); evaluate again with --resume"
         ) from error
 
 

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from fewcal._utils.names import nearest_names
 from fewcal._utils.safetensors_io import read_tensors, write_tensors
+from fewcal._utils.text import one_line
 from fewcal._utils.types import JSON, StrPath
 from fewcal._version import __version__
 from fewcal.errors import FileFormatError, InputError
@@ -311,7 +312,7 @@ def load_checkpoint(path: StrPath, backbone: str | None = None) -> tuple[Backbon
         net = make_backbone(str(name), **settings)
         net.load_state_dict({k: v.float() if v.is_floating_point() else v for k, v in tensors.items()})
     except (TypeError, RuntimeError, ValueError) as error:
-        reason = " ".join(str(error).split())[:160]
+        reason = one_line(error)
         raise FileFormatError(f"{file}: its weights are not those of a {name} with {settings} ({reason})") from error
     meta = header.get("meta")
     return net.eval(), meta if isinstance(meta, dict) else {}

@@ -18,6 +18,7 @@ from typing import BinaryIO
 import numpy as np
 
 from fewcal._utils.atomic import read_json, write_json
+from fewcal._utils.text import one_line
 from fewcal.errors import FileFormatError, InputError
 
 
@@ -74,7 +75,7 @@ class PartFile:
         except InputError:
             raise
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
-            reason = " ".join(str(error).split())[:120]
+            reason = one_line(error)
             raise FileFormatError(f"{self.state_file} is damaged ({reason}); remove it and start again") from error
 
     @property
@@ -160,5 +161,5 @@ def check_identity(target: Path, wanted: Mapping[str, object], found: Mapping[st
     words = {"extractor": "another extractor", "source": "other pictures or texts", "rows": "other rows"}
     for key, value in wanted.items():
         if found.get(key) != value:
-            what = words.get(key, f"{key} {found.get(key)}")
+            what = words.get(key, f"{key} {one_line(found.get(key))}")
             raise InputError(f"{target} was begun with {what}; start again at another place, or remove it")

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fewcal._utils.safetensors_io import read_tensors, write_tensors
+from fewcal._utils.text import one_line
 from fewcal.errors import FileFormatError, InputError
 from fewcal.training.record import STATE
 
@@ -61,7 +62,7 @@ def load_state(training: Training) -> None:
         )
         processes = header["processes"]
     except (FileFormatError, AttributeError, ValueError, KeyError, TypeError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:160]
+        reason = one_line(error)
         raise FileFormatError(f"{path} cannot be continued ({reason}); train again in a new folder") from error
     if processes != training.group.size:
         raise InputError(

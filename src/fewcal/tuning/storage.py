@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, TypedDict
 
+from fewcal._utils.text import one_line
 from fewcal._utils.types import JSONObject
 from fewcal.errors import FewcalError, InputError
 
@@ -58,7 +59,7 @@ def open_storage(folder: Path, url: str | None = None) -> BaseStorage:
         except FewcalError:
             raise
         except Exception as error:  # records that are none can make Optuna raise anything
-            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+            reason = f"{type(error).__name__}: {one_line(error)}"
             raise InputError(f"{folder / JOURNAL} is damaged ({reason}); choose another folder") from error
     scheme = url.partition(":")[0]
     if not scheme.startswith(("sqlite", "postgresql")):

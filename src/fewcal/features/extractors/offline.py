@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 
+from fewcal._utils.text import one_line
 from fewcal.errors import InputError
 
 _VARIABLE = "HF_HUB_OFFLINE"
@@ -15,7 +16,7 @@ _VARIABLE = "HF_HUB_OFFLINE"
 
 def unavailable(name: str, error: Exception, allow_download: bool) -> InputError:
     """The error for a model that cannot be loaded."""
-    reason = " ".join(str(error).split())[:160] or type(error).__name__
+    reason = one_line(error)
     remedy = (
         "check its name" if allow_download else "it is not on this machine, or allow fetching it (--allow-download)"
     )

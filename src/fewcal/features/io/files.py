@@ -16,6 +16,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fewcal._utils.atomic import atomic_path
+from fewcal._utils.text import one_line
 from fewcal._utils.types import StrPath
 from fewcal.errors import FileFormatError, InputError
 from fewcal.features.io import npz, parquet, plk, safetensors
@@ -64,7 +65,7 @@ def read_file(path: StrPath) -> RawSplit:
 
 
 def _unreadable(path: Path, error: BaseException) -> FileFormatError:
-    reason = " ".join(str(error).split())[:160] or type(error).__name__
+    reason = one_line(error)
     kind = path.suffix.lower().lstrip(".")
     return FileFormatError(
         f"{path} cannot be read as {kind} ({reason}); it may be truncated or of another kind: write it again"

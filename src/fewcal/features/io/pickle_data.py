@@ -19,6 +19,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from fewcal._utils.text import one_line
 from fewcal.features.io.pickle_values import NAMES, Name, Pairs, Refused, Value, build, kind_of
 
 _FLOATS = re.compile(rb"(?:G.{8})+", re.DOTALL)
@@ -37,7 +38,7 @@ def read_pickle(data: bytes) -> Value:
     except (IndexError, struct.error, KeyError):
         raise Damaged("it ends early or refers to nothing") from None
     except (ValueError, OverflowError, TypeError) as error:
-        raise Damaged(" ".join(str(error).split())[:120]) from None
+        raise Damaged(one_line(error)) from None
 
 
 # ---- the machine ----------------------------------------------------------------------------------------------------

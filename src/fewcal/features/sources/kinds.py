@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fewcal._utils.text import one_line
 from fewcal._utils.types import StrPath
 from fewcal.errors import FileFormatError, InputError
 from fewcal.features.sources.pictures import is_picture, picture_files
@@ -72,4 +73,4 @@ def _arrays(path: Path) -> set[str]:
         with np.load(path, allow_pickle=False) as file:
             return set(file.files)
     except (OSError, ValueError, AttributeError) as error:
-        raise FileFormatError(f"{path} cannot be read as npz ({' '.join(str(error).split())[:120]})") from error
+        raise FileFormatError(f"{path} cannot be read as npz ({one_line(error)})") from error

@@ -20,6 +20,7 @@ import numpy as np
 from fewcal._utils.atomic import atomic_path
 from fewcal._utils.memory import available_memory
 from fewcal._utils.npz import read_npz
+from fewcal._utils.text import one_line
 from fewcal._utils.types import StrPath
 from fewcal.errors import FileFormatError, InputError
 from fewcal.features.io.tables import class_name, read_csv
@@ -109,7 +110,7 @@ def _read(
         raise InputError(f"{shown} may not be read; check its permissions") from None
     except Exception as error:
         # Decoders of damaged files raise whatever they stumble over: struct.error, SyntaxError, OverflowError, …
-        reason = " ".join(str(error).split())[:120] or type(error).__name__
+        reason = one_line(error)
         if "cannot identify image file" in reason:
             reason = "not a picture, or of an unknown format"
         raise InputError(f"{shown} cannot be read as a picture ({reason})") from error

@@ -11,6 +11,7 @@ from typing import ClassVar, Self
 
 import numpy as np
 
+from fewcal._utils.text import one_line
 from fewcal._utils.types import StrPath
 from fewcal.errors import FileFormatError, InputError
 from fewcal.features.io.tables import class_name, read_csv
@@ -103,7 +104,7 @@ def _json_lines(path: Path, need: list[str]) -> dict[str, list[str]]:
         try:
             row = json.loads(line) if line.strip() else {}
         except (ValueError, RecursionError) as error:  # a line as deep as no text is
-            reason = " ".join(str(error).split())[:80]
+            reason = one_line(error)
             raise FileFormatError(f"{path}: line {number} is not JSON ({reason})") from error
         if not isinstance(row, dict):
             raise FileFormatError(f'{path}: line {number} is no object; write {{"{need[0]}": "…"}} on each line')
