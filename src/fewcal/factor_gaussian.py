@@ -259,13 +259,26 @@ class FactorGaussian:
         This is dense, O(D³) for each distribution; the analytic clip of `shrink` costs nothing. Where a Cholesky factor
         exists there is nothing to clip, and eigenvalues, which take ten times as long, are not asked for.
         """
-        dense = self.dense().double()
-        lower, info = torch.linalg.cholesky_ex(dense)
-        factor, indefinite = lower.mT.contiguous(), info != 0
-        if bool(indefinite.any()):
-            values, vectors = torch.linalg.eigh(dense[indefinite])
-            factor[indefinite] = values.clamp(min=0).sqrt()[..., None] * vectors.mT
+        factor = root(self.dense().double())
         return FactorGaussian(self.mean, factor.to(self.mean.dtype), None, torch.zeros_like(self.b))
+
+
+def root(dense: Tensor, jitter: float = 0.0) -> Tensor:
+    """F with FᵀF = matrices `(*B, D, D)`, less their negative eigenvalues: Cholesky, or eigenvalues where that fails.
+
+    `jitter` is added to the diagonal before, in units of its mean.
+
+    >>> root(torch.tensor([[[4.0, 0.0], [0.0, -1.0]]])).square().sum(dim=1)
+    tensor([[4., 0.]])
+    """
+    eye = torch.eye(dense.shape[-1], dtype=dense.dtype, device=dense.device)
+    added = jitter * dense.diagonal(dim1=-2, dim2=-1).mean(dim=-1)
+    lower, info = torch.linalg.cholesky_ex(dense + added[..., None, None] * eye if jitter else dense)
+    factor, failed = lower.mT.contiguous(), info != 0
+    if bool(failed.any()):
+        values, vectors = torch.linalg.eigh(dense[failed].double())
+        factor[failed] = (values.clamp(min=0).sqrt()[..., None] * vectors.mT).to(dense.dtype)
+    return factor
 
 
 def add_stacked(out: Tensor, rows: Tensor, index: Tensor, c: Tensor, random: TaskRandom) -> None:

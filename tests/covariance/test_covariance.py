@@ -16,8 +16,9 @@ from fewcal._utils.randomness import TaskRandom
 from fewcal.bank import BaseBank
 from fewcal.calibrate import Calibration, Calibrator
 from fewcal.covariance import COVARIANCES, SHARES, CalibratedCovariance, base, shares, shrink_covariance
-from fewcal.covariance.independent import Independent, add_rooted, root
+from fewcal.covariance.independent import Independent, add_rooted
 from fewcal.errors import FewcalWarning, InputError
+from fewcal.factor_gaussian import root
 
 
 def found_in(world: SmallData, bank: BaseBank, k: int = 4) -> Calibration:

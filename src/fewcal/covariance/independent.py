@@ -11,6 +11,7 @@ from fewcal._utils.cpu_kernels import panels_of, point_kernels
 from fewcal._utils.memo import Memo
 from fewcal._utils.randomness import TaskRandom
 from fewcal.covariance.base import OfClasses
+from fewcal.factor_gaussian import root
 
 # Stacked factors with more rows than this many times D are replaced by a D×D Cholesky factor.
 TALL = 4
@@ -56,7 +57,7 @@ class Independent(OfClasses):
             return rows[local].mul_(c[..., None, None].to(rows.dtype)).reshape(t, s, k * p, d)
         covariances = classes.bank.class_covariances() if classes.union is None else self.block.mT @ self.block
         dense = (classes.shares.square().reshape(t * s, u) @ covariances.reshape(u, d * d)).view(t, s, d, d)
-        return root(dense)
+        return root(dense, _JITTER)
 
     def covariances(self, n: int) -> Tensor | None:
         """Σ_i of all base classes `(C, D, D)`, where n points a support point are drawn faster with a root of Σ'.
@@ -111,18 +112,5 @@ def _triangular_root(
     dense.diagonal().mul_(1 + _JITTER)
     lower, failed = torch.linalg.cholesky_ex(dense)
     if failed:
-        return root(dense[None])[0], False
+        return root(dense[None], _JITTER)[0], False
     return panels_of(lower.mT) if in_panels else lower.mT, True
-
-
-def root(dense: Tensor) -> Tensor:
-    """F with FᵀF = the given positive semi-definite matrices: Cholesky, or eigenvalues where that fails."""
-    jitter = _JITTER * dense.diagonal(dim1=-2, dim2=-1).mean(dim=-1)
-    eye = torch.eye(dense.shape[-1], dtype=dense.dtype, device=dense.device)
-    lower, info = torch.linalg.cholesky_ex(dense + jitter[..., None, None] * eye)
-    factor = lower.mT.contiguous()
-    failed = info != 0
-    if bool(failed.any()):
-        values, vectors = torch.linalg.eigh(dense[failed].double())
-        factor[failed] = (values.clamp(min=0).sqrt()[..., None] * vectors.mT).to(dense.dtype)
-    return factor
