@@ -65,20 +65,22 @@ def test_samples_have_the_moments_of_the_distribution() -> None:
     torch.testing.assert_close(torch.cov(x.T), gaussian.dense()[0].double(), atol=0.15, rtol=0.02)
 
 
-@pytest.mark.parametrize(("steps", "points"), [(1, 200), (4, 203), (25, 203), (300, 200)])
+@pytest.mark.parametrize(
+    ("steps", "points", "way"), [(1, 200, 5), (4, 203, 5), (25, 203, 5), (300, 200, 5), (4, 203, 40), (300, 400, 40)]
+)
 def test_lbfgs_takes_the_same_way_with_and_without_our_kernels(
-    monkeypatch: pytest.MonkeyPatch, steps: int, points: int
+    monkeypatch: pytest.MonkeyPatch, steps: int, points: int, way: int
 ) -> None:
     """After few steps too: gradients taken at a wrong place still lead to the minimum, by a longer way."""
     g = torch.Generator().manual_seed(0)
-    labels = (torch.arange(points) % 5).expand(3, -1).cuda()
-    centres = torch.randn(3, 5, 12, generator=g).repeat(1, points, 1)[:, :points]
+    labels = (torch.arange(points) % way).expand(3, -1).cuda()
+    centres = torch.randn(3, way, 12, generator=g).repeat(1, points, 1)[:, :points]
     x = (centres + torch.randn(3, points, 12, generator=g)).cuda()
     heads = []
     for plain in ("", "1"):
         monkeypatch.setenv("FEWCAL_PLAIN_CUDA", plain)
-        heads.append(lbfgs_head(x, labels, 5, tol=1e-6, max_iter=steps))
-    heads.append(lbfgs_head(x.cpu(), labels.cpu(), 5, tol=1e-6, max_iter=steps).to("cuda"))
+        heads.append(lbfgs_head(x, labels, way, tol=1e-6, max_iter=steps))
+    heads.append(lbfgs_head(x.cpu(), labels.cpu(), way, tol=1e-6, max_iter=steps).to("cuda"))
     for other in heads[1:]:
         torch.testing.assert_close(heads[0].weight, other.weight, rtol=1e-3, atol=1e-3)
         torch.testing.assert_close(heads[0].bias, other.bias, rtol=1e-3, atol=1e-3)

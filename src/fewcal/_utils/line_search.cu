@@ -1,25 +1,27 @@
 // How far to go along a step of L-BFGS, a block for each task; the rule is that of heads/line_search.py.
 //
-// N, ROUNDS are defined before compilation. Of z = logits + t·along, both (N, m), and p = softmax(z) over classes, a look
-// at t needs means over points of log Σ exp z, of the mean of `along` under p, and of its variance. All looks are made
-// here: the host would wait for each of them.
+// ROUNDS is defined before compilation. Of z = logits + t·along, both (n, m), and p = softmax(z) over n classes, a look at
+// t needs means over points of log Σ exp z, of the mean of `along` under p, and of its variance. All looks are made here:
+// the host would wait for each of them. z of a point's own class is 0.
 
-__device__ void look(const float* logits, const float* along, int m, float t, double* means) {
+__device__ void look(const float* logits, const float* along, int n, int m, float t, double* means) {
   float sums[3] = {0.f, 0.f, 0.f};
   for (int i = threadIdx.x; i < m; i += blockDim.x) {
-    float a[N], z[N], top = -1e30f, sum = 0.f, first = 0.f, second = 0.f;
-#pragma unroll
-    for (int c = 0; c < N; c++) {
-      a[c] = along[c * m + i];
-      z[c] = logits[c * m + i] + t * a[c];
-      top = fmaxf(top, z[c]);
-    }
-#pragma unroll
-    for (int c = 0; c < N; c++) {
-      const float e = expf(z[c] - top);
+    float top = 0.f, sum = 0.f, first = 0.f, second = 0.f;
+#pragma unroll 4
+    for (int c = 0; c < n; c++) {
+      const float a = along[(long long)c * m + i], z = logits[(long long)c * m + i] + t * a;
+      if (z > top) {  // sums are relative to the largest z so far
+        const float less = expf(top - z);
+        sum *= less;
+        first *= less;
+        second *= less;
+        top = z;
+      }
+      const float e = expf(z - top);
       sum += e;
-      first += e * a[c];
-      second += e * a[c] * a[c];
+      first += e * a;
+      second += e * a * a;
     }
     first /= sum;
     sums[0] += top + logf(sum);
@@ -42,16 +44,16 @@ __device__ void look(const float* logits, const float* along, int m, float t, do
 
 // `start` is the loss at 0, `slopes` (3, T) the slope there, of which the penalty has so much, and its curvature.
 extern "C" __global__ void line_search(const float* logits, const float* along, const double* start, const double* slopes,
-                                       float* lengths, double* losses, int m, float curvature, float rounding) {
+                                       float* lengths, double* losses, int n, int m, float curvature, float rounding) {
   const long long task = blockIdx.x, tasks = gridDim.x;
-  logits += task * N * m;
-  along += task * N * m;
+  logits += task * n * m;
+  along += task * n * m;
   const double begun = start[task], slope = slopes[task], linear = slopes[tasks + task], bent = slopes[2 * tasks + task];
   const double infinite = 1e300;
   double low = 0., high = infinite, t = 1.;
   __shared__ double means[3];
   for (int round = 0;; round++) {  // every thread follows the same means to the same length
-    look(logits, along, m, (float)t, means);
+    look(logits, along, n, m, (float)t, means);
     const double loss = means[0], here = means[1] + linear + t * bent, bend = means[2] + bent;
     const bool downhill = loss - begun + t * linear + 0.5 * t * t * bent <= 1e-5 * begun + 1e-7;
     const bool flat = fabs(here) <= curvature * fabs(slope) || fabs(slope) <= rounding * (1 + begun);

@@ -37,8 +37,9 @@ _CACHED = 1 << 21
 _LOOKED_AT = 250
 # Iterations in half precision, at most; what they leave to do is done in full precision.
 _MOST_HALF = 100
-# Classes that a thread of `line_search.cu` holds.
-_MOST_FUSED = 16
+# Logits of a task up to which one block of `line_search.cu` is quicker than plain operations, which use all of a GPU
+# but wait for the host.
+_MOST_FUSED = 1 << 20
 
 
 @register_head("lbfgs")
@@ -258,11 +259,11 @@ class _Look:
         logits, along = self.logits, self.along
         t, n, m = logits.shape
         kernel = None
-        if n <= _MOST_FUSED and logits.is_cuda and logits.dtype == torch.float32:
-            kernel = compiled("line_search", logits.device, 256, N=n, ROUNDS=MOST_ROUNDS)
+        if n * m <= _MOST_FUSED and logits.is_cuda and logits.dtype == torch.float32:
+            kernel = compiled("line_search", logits.device, 256 if n < 10 else 1024, ROUNDS=MOST_ROUNDS)
         if kernel is not None:
             self._length, loss = logits.new_empty(t), torch.empty_like(start)
-            kernel(t, logits, along, start, slopes, self._length, loss, m, _CURVATURE, ROUNDING)
+            kernel(t, logits, along, start, slopes, self._length, loss, n, m, _CURVATURE, ROUNDING)
             return self._length, loss
         lengths, found = line_search(self, start.cpu().numpy(), Slopes(*slopes.cpu().numpy()), _CURVATURE)
         return torch.from_numpy(lengths).to(logits), torch.from_numpy(found).to(start)
