@@ -27,6 +27,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from fewcal._utils.memo import Memo
 from fewcal.bank import BaseBank
 from fewcal.bank.build import BankParts
 from fewcal.bank.moments import Moments
@@ -99,13 +100,35 @@ class ClassPrior:
     ridge_share: float
 
     @cached_property
-    def half_squares(self) -> Tensor:
-        """‖M_c‖²/2 `(C,)`."""
-        return torch.linalg.vecdot(self.means, self.means) / 2
+    def _memo(self) -> Memo:
+        """What follows from the prior and a few numbers: a small task would spend most of its time on these."""
+        return Memo()
 
     def neighbours(self, x: Tensor, sharpness: float) -> Tensor:
         """w `(*B, C)` of points `x (*B, D)` less the origin."""
-        return torch.softmax((x @ self.means.T - self.half_squares) * (2 * sharpness / self.unit), dim=-1)
+
+        def make() -> tuple[Tensor, Tensor]:
+            scale = 2 * sharpness / self.unit
+            # As a copy: a product of a few rows with a transposed matrix is several times slower.
+            return -scale / 2 * torch.linalg.vecdot(self.means, self.means), (scale * self.means.T).contiguous()
+
+        shift, scaled = self._memo.get(("neighbours", sharpness), make)
+        return torch.softmax(torch.addmm(shift, x.flatten(0, -2), scaled), dim=-1).unflatten(0, x.shape[:-1])
+
+    def weights(self, shots: float | Tensor, strength: float, say: float) -> tuple[Tensor, Tensor, Tensor]:
+        """For classes with `shots` K, all of them or `(T, N)`, the parts of `posterior` in each direction.
+
+        What the prior is worth, `(D,)`, the share of the examples in the mean, `(D,)` or `(T, N, D)`, and the
+        precision, `(D,)`.
+        """
+        if isinstance(shots, float):
+            return self._memo.get((shots, strength, say), lambda: self._weights(shots, shots, strength, say))
+        k = shots[..., None].to(self.psi.dtype)
+        return self._weights(k, float(k.mean()), strength, say)
+
+    def _weights(self, k: float | Tensor, average: float, strength: float, say: float) -> tuple[Tensor, Tensor, Tensor]:
+        worth = 1 / torch.lerp(self.psi.min(), self.psi, say) + say * strength
+        return worth, k / (k + worth), (average + worth) / (average + worth + 1)
 
     def domain_match(self, x: Tensor) -> Tensor:
         """How far points `x (*B, D)` less the origin lie along the directions in which base classes differ, `(*B)`.
@@ -114,9 +137,10 @@ class ClassPrior:
         rows that know nothing of these directions. C classes span C directions, of which those of another class know a
         share that rises with C, and so does the unit.
         """
-        squares = x.square()
-        aligned = squares @ self.spectrum / squares.sum(dim=-1).clamp(min=1e-30) - 1
-        return aligned / (self.alignment * self.say)
+        unit = self.alignment * self.say
+        spectrum = self._memo.get("spectrum", lambda: self.spectrum / unit)
+        aligned = torch.linalg.vecdot(x * spectrum, x) / torch.linalg.vecdot(x, x).clamp_(min=1e-30)
+        return aligned - 1 / unit
 
     def to(self, device: torch.device | str) -> ClassPrior:
         """The same on another device."""
@@ -271,7 +295,7 @@ class Posterior:
 
 
 def posterior(
-    prior: ClassPrior, means: Tensor, shots: Tensor, *, sharpness: float, strength: float, say: float = 1.0
+    prior: ClassPrior, means: Tensor, shots: Tensor | float, *, sharpness: float, strength: float, say: float = 1.0
 ) -> Posterior:
     """The posterior of class means, given those of their examples.
 
@@ -279,19 +303,17 @@ def posterior(
     ----------
     means : Tensor (T, N, D)
         x̄ of each class, less the origin.
-    shots : Tensor (T, N)
-        K of each class.
+    shots : Tensor (T, N) or float
+        K of each class; one number where all have as many.
     sharpness, strength : float
         τ and κ0.
     say : float
         What p, κ0 and the differences of ψ between directions are multiplied by. With 0, of the base classes only the
         within-class covariance is left.
     """
-    worth = 1 / torch.lerp(prior.psi.min(), prior.psi, say) + say * strength
-    k = shots[..., None].to(means.dtype)
-    average = float(shots.to(means.dtype).mean()) + worth
-    near = prior.neighbours(means, sharpness) @ (say * prior.means)
-    return Posterior(torch.lerp(near, means, k / (k + worth)), average / (average + 1), worth)
+    worth, share, precision = prior.weights(shots, strength, say)
+    near = prior.neighbours(means, sharpness) @ prior.means
+    return Posterior(torch.lerp(near if say == 1 else say * near, means, share), precision, worth)
 
 
 def prior_bank(prior: ClassPrior, bank: BaseBank) -> BaseBank:

@@ -208,7 +208,7 @@ def off_scale(x: Tensor, bank: BaseBank) -> str | None:
     share = float((x < 0).float().mean()) if low >= 0 and float(x.min()) < 0 else 0.0
     if share > 0.05 and bank.memo.get("smallest row", lambda: _smallest(bank)) >= 0:
         return f"{share:.0%} of the support's values are negative and no base value is: {remedy}"
-    own = float(torch.linalg.vecdot(x, x).mean())
+    own = float(torch.linalg.vector_norm(x)) ** 2 / len(x)
     base = bank.memo.get("mean square of rows", lambda: _mean_square(bank))
     if base > 0 and not 1 / _SCALE <= own / base <= _SCALE:
         return f"the support's rows are {(own / base) ** 0.5:.2g} times as long as base rows: {remedy}"

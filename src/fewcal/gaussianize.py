@@ -109,7 +109,11 @@ def l2_normalise(x: Tensor) -> Tensor:
     tensor([[0.6000, 0.8000],
             [0.0000, 0.0000]])
     """
-    return x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp_min(1e-12)
+    return x / _lengths(x)
+
+
+def _lengths(x: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp_min_(1e-12)
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,9 +170,11 @@ class Gaussianization:
         if self.mean is not None:
             z = z - self.mean
         if self.l2:
-            z = l2_normalise(z)
+            # In place where rows are not the caller's: memory that is taken anew costs as much as the division.
+            z = l2_normalise(z) if z is x else z.div_(_lengths(z))
         if self.whitening is not None:
-            z = l2_normalise(z @ self.whitening)
+            z = z @ self.whitening
+            z.div_(_lengths(z))
         return z
 
     def inverse(self, z: Tensor) -> Tensor:

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from copy import copy
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Self, cast
-from warnings import catch_warnings, simplefilter, warn
+from warnings import WarningMessage, catch_warnings, simplefilter, warn
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
 from fewcal._utils.arrays import as_features, pick_device
+from fewcal._utils.memo import Memo
 from fewcal._utils.names import nearest_names
 from fewcal._utils.parameters import warn_renamed
 from fewcal._utils.randomness import TaskRandom
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
     from sklearn.utils import Tags
 
 FIELDS = tuple(f.name for f in fields(GDCParams))
+# Prepared methods that a bank remembers: each may hold on to a space of the bank.
+_METHODS_KEPT = 2
 
 
 class FewShotClassifier(IncrementalMixin):
@@ -200,10 +203,19 @@ class FewShotClassifier(IncrementalMixin):
         return Bankless(fit_gaussianization(as_features(X, "X"), p.beta, p.kind, p.center, p.l2, p.eps))
 
     def _prepared(self, params: GDCParams, bank: BaseBank) -> Method:
-        """The method made ready, with its warnings as those of `fit`."""
-        with catch_warnings(record=True) as told:
-            simplefilter("always", FewcalWarning)
-            method = gdc_method(params).prepare(bank)
+        """The method made ready, with its warnings as those of `fit`.
+
+        The bank remembers the last ones, which are the same for every classifier with these parameters.
+        """
+
+        def make() -> tuple[Method, list[WarningMessage]]:
+            with catch_warnings(record=True) as told:
+                simplefilter("always", FewcalWarning)
+                return gdc_method(params).prepare(bank), told
+
+        known = bank.memo.get("prepared methods", Memo)
+        method, told = known.get(params, make)
+        known.keep_last(_METHODS_KEPT)
         for one in told:
             warn(one.message, one.category, stacklevel=4)
         return method

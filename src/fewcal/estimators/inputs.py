@@ -98,9 +98,13 @@ def _validated(estimator: object, X: object, y: object, reset: bool) -> Any:
 
 def class_codes(y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The sorted classes of labels `y (S,)`, at least two, and the position of each label among them."""
-    if not _plain_labels(y):
+    if _plain_labels(y):  # the same as below: a set of a few labels is much faster than sorting an array
+        given = y.tolist()
+        at = {label: i for i, label in enumerate(sorted(set(given)))}
+        classes, codes = np.array(list(at), y.dtype), np.array([at[label] for label in given])
+    else:
         _check_targets(y)
-    classes, codes = np.unique(y, return_inverse=True)
+        classes, codes = np.unique(y, return_inverse=True)
     if len(classes) < 2:
         raise InputError(f"y has one class only, {classes.tolist()[0]!r}; give support rows of at least two classes")
     return classes, codes

@@ -22,7 +22,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fewcal.heads.linear import LinearHead, membership
+from fewcal.gaussianize import l2_normalise
+from fewcal.heads.linear import ClassShots, LinearHead, class_shots, membership
 
 # Log-odds of an example for its own class at one shot, at most, and by how much its cosine with others of its class
 # exceeds that with other classes, at most. Both were fitted to one-shot tasks of validation classes.
@@ -44,18 +45,6 @@ def oas_ridge(trace: Tensor, square: Tensor, rows: Tensor, dim: int) -> Tensor:
     share = ((1 - 2 / dim) * t2 + t1.square()) / ((rows + 1 - 2 / dim) * (t2 - t1.square() / dim)).clamp(min=1e-12)
     share = share.clamp(1e-3, 0.999)
     return share / (1 - share) * rows * t1 / dim
-
-
-class Shots(NamedTuple):
-    """How many rows the classes of a batch of tasks have.
-
-    `counts (T, N)`; `of_rows (T, S)`, those of the class of each row; `most`, and `even` if all classes have as many.
-    """
-
-    counts: Tensor
-    of_rows: Tensor
-    most: int
-    even: bool
 
 
 class RowProducts(NamedTuple):
@@ -104,20 +93,18 @@ class Discriminant:
     ridge: float
     unbiased: bool = False
 
-    def head(self, guess: Tensor | float) -> LinearHead:
-        """The classifier; `guess (T,)` or a number is the prior guess of γ."""
-        member = membership(self.labels, self.means.shape[1], self.support.dtype)
-        counts = member.sum(dim=1)
-        least, most = (int(n) for n in torch.stack(counts.aminmax()).tolist())
-        gamma = torch.as_tensor(guess, dtype=member.dtype, device=member.device).expand(len(member))
-        if most <= 1:
+    def head(self, guess: Tensor | float, shots: ClassShots | None = None) -> LinearHead:
+        """The classifier; `guess (T,)` or a number is the prior guess of γ, `shots` what is known of the labels."""
+        n, dtype = self.means.shape[1], self.means.dtype
+        shots = class_shots(self.labels, n, dtype) if shots is None else shots
+        gamma = guess if isinstance(guess, Tensor) else self.means.new_full((len(self.means),), guess)
+        if shots.most <= 1:
             directions = self.means * self.metric
             return _linear(directions, torch.linalg.vecdot(directions, self.means), gamma)
-        shots = Shots(counts, (member @ counts[..., None]).squeeze(-1), most, least == most)
         solve = self._in_rows if self.support.shape[1] <= self.support.shape[2] else self._in_features
-        directions, nu, found = solve(member, shots)
+        directions, nu, found = solve(membership(self.labels, n, dtype), shots)
         noise = self._noise(nu, found, shots) if self.unbiased else None
-        if most > 2 or self.unbiased:
+        if shots.most > 2 or self.unbiased:
             scores, rows = self.left_out(nu, found, shots, noise), shots.of_rows
             if self.unbiased:
                 # Left out, a row lies 1 + 1/(K − 1) variances from the mean of its class, a new one 1 + 1/K.
@@ -128,14 +115,14 @@ class Discriminant:
             gamma = fit_gamma(scores, self.labels, counts, gamma)
         return _linear(directions, found.mm if noise is None else found.mm - noise, gamma)
 
-    def _noise(self, nu: Tensor, found: RowProducts, shots: Shots) -> Tensor:
+    def _noise(self, nu: Tensor, found: RowProducts, shots: ClassShots) -> Tensor:
         """tr(PS)/K `(T, N)`, by which μᵀPμ is too large; S is judged by rows that P has not seen."""
         k, several = shots.of_rows[..., None], shots.of_rows[..., None] > 1
         more = k / (k - 1).clamp(min=1)
         unseen = more * found.rr / (1 - more / nu * found.rr).clamp(min=_LEAST_LEFT)
         return (unseen * several).sum(dim=1) / several.sum(dim=1).clamp(min=1) / shots.counts.clamp(min=1)
 
-    def _in_rows(self, member: Tensor, shots: Shots) -> tuple[Tensor, Tensor, RowProducts]:
+    def _in_rows(self, member: Tensor, shots: ClassShots) -> tuple[Tensor, Tensor, RowProducts]:
         """Pμ `(T, N, D)`, ν `(T, 1, 1)` and the products, all from those of rows with rows and means.
 
         RVRᵀ + νI has the inverse M, P = V − VRᵀMRV, and so RP = νMRV. Rows and means are multiplied by √V, then V is
@@ -177,7 +164,7 @@ class Discriminant:
         )
         return torch.baddbmm(means, inside @ centring, x, alpha=-1) * root, nu, found
 
-    def _in_features(self, member: Tensor, shots: Shots) -> tuple[Tensor, Tensor, RowProducts]:
+    def _in_features(self, member: Tensor, shots: ClassShots) -> tuple[Tensor, Tensor, RowProducts]:
         """The same where rows outnumber features: P is the inverse of a D×D matrix."""
         x, means = self.support, self.means
         index = self.labels[..., None].expand(x.shape)
@@ -201,19 +188,19 @@ class Discriminant:
         )
         return directions, nu, found
 
-    def _without(self, shots: Shots) -> tuple[Tensor, Tensor]:
+    def _without(self, shots: ClassShots) -> tuple[Tensor, Tensor]:
         """f and e, `(T, N, D)`: without its row x a class has the mean e∘μ − f∘x. `(1, 1, D)` for even shots."""
         k = shots.counts[:1, :1, None] if shots.even else shots.counts[..., None]
         f = 1 / (k + self.worth - 1).clamp(min=1e-6)
         return f, (k + self.worth) * f
 
-    def _nu(self, gram: Tensor, shots: Shots) -> Tensor:
+    def _nu(self, gram: Tensor, shots: ClassShots) -> Tensor:
         freedom = (shots.counts - 1).clamp(min=0).sum(dim=1).clamp(min=1)
         trace, square = gram.diagonal(dim1=1, dim2=2).sum(dim=-1), gram.square().sum(dim=(1, 2))
         dim = self.support.shape[2]
         return (self.ridge * oas_ridge(trace, square, freedom, dim)).clamp(min=1e-12)[:, None, None]
 
-    def left_out(self, nu: Tensor, found: RowProducts, shots: Shots, noise: Tensor | None = None) -> Tensor:
+    def left_out(self, nu: Tensor, found: RowProducts, shots: ClassShots, noise: Tensor | None = None) -> Tensor:
         """Scores of each support row by the discriminant without it, `(T, S, N)`, by Sherman and Morrison's formula.
 
         Without row i, RᵀR is less by K/(K−1)·r rᵀ, and of the means only that of its own class moves, to w. Means are
@@ -236,7 +223,8 @@ class Discriminant:
 
 def _linear(directions: Tensor, squares: Tensor, gamma: Tensor) -> LinearHead:
     """The classifier of Pμ `(T, N, D)`, μᵀPμ `(T, N)` and γ."""
-    return LinearHead(2 * gamma[:, None, None] * directions, -gamma[:, None] * squares)
+    gamma = gamma[:, None]
+    return LinearHead(directions * (2 * gamma)[..., None], -gamma * squares)
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:
@@ -295,13 +283,12 @@ def cosine_variance(rows: Tensor) -> Tensor:
     >>> cosine_variance(torch.eye(3)[None]).mul(60 * 3)
     tensor([1.])
     """
-    rows = torch.nn.functional.normalize(rows, dim=-1)
-    n = rows.shape[1]
+    rows, n = l2_normalise(rows), rows.shape[1]
     pairs = n * (n - 1) // 2
     cosines = (rows @ rows.mT).tril(-1)  # each pair once
-    mean = cosines.sum(dim=(1, 2)) / max(pairs, 1)
-    squares = cosines.square().sum(dim=(1, 2)) - pairs * mean.square()
-    return (squares + _WORTH * _USUAL_VARIANCE) / (max(pairs - 1, 0) + _WORTH)
+    total, squares = cosines.sum(dim=(1, 2)), cosines.square().sum(dim=(1, 2))
+    around = torch.addcmul(squares, total, total, value=-1 / max(pairs, 1))
+    return (around + _WORTH * _USUAL_VARIANCE) / (max(pairs - 1, 0) + _WORTH)
 
 
 def one_shot_log_odds(variance: Tensor, gap: float = COSINE_GAP) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -34,7 +35,8 @@ class LinearHead(Head):
 
     def logits(self, x: Tensor, precomputed: Tensor | None = None) -> Tensor:
         """Scores of rows `x (T, Q, D)`, `(T, Q, N)`; their softmax are the class probabilities."""
-        return x @ self.weight.mT + self.bias[:, None, :]
+        # Weights first: with few classes the product is up to three times faster than the other way round.
+        return torch.baddbmm(self.bias[..., None], self.weight, x.mT).mT
 
     def to(self, device: torch.device | str) -> LinearHead:
         if self.weight.device == torch.device(device):
@@ -67,6 +69,63 @@ def class_means(x: Tensor, labels: Tensor, n_classes: int) -> Tensor:
         return total.div_(count[:, None]).view(t, n_classes, d)
     member = membership(labels, n_classes, x.dtype)
     return (member.mT @ x) / member.sum(dim=1).clamp(min=1)[..., None]
+
+
+@dataclass(frozen=True, eq=False)
+class ClassShots:
+    """How many rows the classes of a batch of tasks have.
+
+    Attributes
+    ----------
+    labels : Tensor (T, S)
+    counts : Tensor (T, N)
+        Rows of each class.
+    least, most : int
+        The smallest and the largest of them.
+    """
+
+    labels: Tensor
+    counts: Tensor
+    least: int
+    most: int
+
+    @property
+    def even(self) -> bool:
+        """Whether all classes have as many."""
+        return self.least == self.most
+
+    @property
+    def average(self) -> float:
+        """Rows of a class, on average."""
+        return self.labels.shape[1] / self.counts.shape[1]
+
+    @cached_property
+    def of_rows(self) -> Tensor:
+        """Rows of the class of each row, `(T, S)`."""
+        return self.counts.gather(1, self.labels)
+
+    @property
+    def each(self) -> Tensor | float:
+        """Rows of a class: one number where all have as many, `(T, N)` elsewhere."""
+        return float(self.most) if self.even else self.counts
+
+    def means(self, x: Tensor) -> Tensor:
+        """`class_means` of rows `x (T, S, D)`."""
+        if self.even and self.most == 1:  # only their order may differ
+            return torch.empty_like(x).scatter_(1, self.labels[..., None].expand(x.shape), x)
+        return class_means(x, self.labels, self.counts.shape[1])
+
+
+def class_shots(labels: Tensor, n_classes: int, dtype: torch.dtype) -> ClassShots:
+    """Count the rows of each class, in numbers of `dtype`: `labels (T, S)`, 0..N−1.
+
+    >>> shots = class_shots(torch.tensor([[0, 0, 1]]), 2, torch.float32)
+    >>> shots.counts.tolist(), shots.least, shots.most, shots.even
+    ([[2.0, 1.0]], 1, 2, False)
+    """
+    counts = labels.new_zeros(len(labels), n_classes, dtype=dtype).scatter_(1, labels, 1.0, reduce="add")
+    least, most = counts.aminmax()
+    return ClassShots(labels, counts, int(least), int(most))
 
 
 def minus_one_hot(probabilities: Tensor, labels: Tensor) -> Tensor:

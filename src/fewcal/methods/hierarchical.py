@@ -41,7 +41,7 @@ from fewcal.errors import FewcalWarning
 from fewcal.gaussianize import Gaussianization
 from fewcal.heads.base import Head
 from fewcal.heads.discriminant import COSINE_GAP, Discriminant, cosine_variance, one_shot_log_odds
-from fewcal.heads.linear import LinearHead, class_means, class_sizes, membership
+from fewcal.heads.linear import ClassShots, LinearHead, class_shots, class_sizes
 from fewcal.methods.bankless import UnitRows, bankless_head
 from fewcal.methods.base import Method, RowMap, TaskBatch
 from fewcal.params import GDCParams
@@ -178,33 +178,33 @@ class HierarchicalGDC(Method):
             return bankless_head(batch.support, batch.labels, batch.n_classes)
         with torch.no_grad():
             support = self._centred(batch.support)
-            own = class_means(support, batch.labels, batch.n_classes)
-            shots = membership(batch.labels, batch.n_classes, support.dtype).sum(dim=1)
+            shots = class_shots(batch.labels, batch.n_classes, support.dtype)
+            own = shots.means(support)
             trust = self.trust(batch).share
-            found = posterior(self.prior, own, shots, say=self.say, **self._weights)
+            found = posterior(self.prior, own, shots.each, say=self.say, **self._weights)
             parts = Discriminant(support, batch.labels, found.mean, found.precision, found.worth, p.scatter)
-            return blended(parts.head(self._gamma(own, shots, found)), batch, trust, self.cosine_gap)
+            return blended(parts.head(self._gamma(own, shots, found), shots), batch, trust, self.cosine_gap)
 
     @property
     def _weights(self) -> dict[str, float]:
         """τ and κ0, as `posterior` takes them."""
         return {"sharpness": self.params.sharpness, "strength": self.params.strength}
 
-    def _gamma(self, own: Tensor, shots: Tensor, found: Posterior) -> Tensor | float:
+    def _gamma(self, own: Tensor, shots: ClassShots, found: Posterior) -> Tensor | float:
         """The guess of γ in each task, `(T,)`, for class means `own (T, N, D)`.
 
         `confidence` is that of a bank of many classes. With fewer the log-odds of an example stay the same, and at one
         shot they are, by the say of the base classes, those of examples without base classes. At one shot they cannot
         exceed what the cosines of examples of different classes allow.
         """
-        one_shot = bool((shots == 1).all())
+        one_shot = shots.most <= 1
         if self.say == 1 and not one_shot and self.cosine_gap >= COSINE_GAP:
             return self.confidence
         apart = own_log_odds(own, found)
         if self.say == 1:
-            k = float(shots.mean())
-            return (k**0.5 * self.cosine_gap / (cosine_variance(own) * apart)).clamp(max=self.confidence)
-        odds = self.confidence * own_log_odds(own, posterior(self.prior, own, shots, **self._weights))
+            most = shots.average**0.5 * self.cosine_gap
+            return (most / (cosine_variance(own) * apart)).clamp(max=self.confidence)
+        odds = self.confidence * own_log_odds(own, posterior(self.prior, own, shots.each, **self._weights))
         if one_shot:
             variance, gap = cosine_variance(own), self.cosine_gap
             full, none = torch.minimum(odds, gap / variance), one_shot_log_odds(variance, gap)
@@ -239,11 +239,9 @@ class HierarchicalGDC(Method):
 
 def own_log_odds(own: Tensor, found: Posterior) -> Tensor:
     """How much higher a class scores at the mean of its examples than other classes do, on average, `(T,)`; γ = 1."""
-    n = own.shape[1]
-    directions = found.mean * found.precision
-    scores = 2 * own @ directions.mT - torch.linalg.vecdot(directions, found.mean)[:, None]
-    right = scores.diagonal(dim1=1, dim2=2).sum(dim=1)
-    return ((right - (scores.sum(dim=(1, 2)) - right) / max(n - 1, 1)) / n).clamp(min=1e-9)
+    # What a class scores whatever the row cancels out: this is the covariance of means and directions Pμ.
+    together = ((own - own.mean(dim=1, keepdim=True)) * found.mean) * found.precision
+    return (2 / max(own.shape[1] - 1, 1) * together.sum(dim=(1, 2))).clamp(min=1e-9)
 
 
 @dataclass(frozen=True, eq=False)
@@ -259,7 +257,7 @@ class PairedRows:
 
     def __call__(self, x: Tensor, name: str = "X") -> Tensor:
         """Map rows."""
-        rows = self.model(x, name) - self.origin
+        rows = self.model(x, name).sub_(self.origin)
         return torch.cat([rows, UnitRows()(x)], dim=-1) if self.paired else rows
 
     def to(self, device: torch.device | str) -> PairedRows:
