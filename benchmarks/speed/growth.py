@@ -5,6 +5,8 @@
 
 One size is varied at a time around a base point. Times are CPU seconds of one thread for a batch of tasks, so that
 other work on the machine does not disturb them; memory is the peak of resident memory above what was there before.
+`products` are the two of one gradient of L-BFGS, of all points with all classes and back: what grows with them grows as
+little as it can while each point is compared with each class.
 """
 
 from __future__ import annotations
@@ -90,6 +92,10 @@ def point(size: dict[str, int], names: list[str]) -> dict[str, dict[str, float]]
     bank = BaseBank()
     seconds, megabytes = measured(lambda: bank.fit(rows, labels))
     out["build bank"] = {"seconds": seconds, "megabytes": megabytes}
+    points, weights = (torch.randn(n, d, generator=random) for n in (n_way * (shot + size["n"]), n_way))
+    (weights @ points.T) @ points
+    seconds, megabytes = measured(lambda: (weights @ points.T) @ points)
+    out["products"] = {"seconds": seconds, "megabytes": megabytes}
     for name, method in kinds(size["n"]).items():
         if name not in names:
             continue
@@ -154,7 +160,7 @@ def main() -> None:
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    names = ["build bank", "whitened", "closed form", "L-BFGS"]
+    names = ["build bank", "whitened", "closed form", "L-BFGS", "products"]
     print(
         "around " + ", ".join(f"{a}={v}" for a, v in BASE.items()) + "; milliseconds a task [exponent of time, memory]"
     )

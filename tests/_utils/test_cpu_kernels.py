@@ -124,11 +124,49 @@ def test_without_a_compiler_that_works_there_are_none(
     assert cpu_kernels.kernels(torch.zeros(8, 4), 3) is None
 
 
+@needs_kernels
+@pytest.mark.parametrize(("n_classes", "m"), [(2, 1), (3, 8), (17, 63), (20, 64), (33, 200)])
+@pytest.mark.parametrize("scale", [1.0, 200.0])
+def test_a_look_by_logits_is_that_of_definitions(n_classes: int, m: int, scale: float) -> None:
+    kernels = cpu_kernels.look_kernels(torch.zeros(1, 1 << 8, 1 << 8))
+    assert kernels is not None
+    random = torch.Generator().manual_seed(0)
+    logits, along = (scale * torch.randn(n_classes, m, generator=random) for _ in range(2))
+    sums, found = torch.full((3,), torch.nan, dtype=torch.float64), torch.full_like(logits, torch.nan)
+    kernels.look(logits, along, 0.3, sums, found)
+    z = (logits + torch.tensor(0.3) * along).double()
+    p, change = torch.softmax(z, dim=0), along.double()
+    slope = (p * change).sum(dim=0)
+    bend = (p * change.square()).sum(dim=0) - slope.square()
+    expected = torch.stack([torch.logsumexp(z, dim=0).sum(), slope.sum(), bend.sum()])
+    torch.testing.assert_close(found.double(), p, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(sums, expected, rtol=1e-4, atol=1e-4 * m * scale**2)
+
+
+@needs_kernels
+def test_lbfgs_of_many_classes_ends_at_the_minimum_by_either_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, labels = points(20, 12, 16)
+    monkeypatch.setattr(cpu_kernels, "_MANY_LOGITS", 0)
+    looks: list[int] = []
+    look = cpu_kernels.Kernels.look
+    monkeypatch.setattr(cpu_kernels.Kernels, "look", lambda *a: (looks.append(1), look(*a))[1])
+    fused = lbfgs_head(x, labels, 20)
+    assert looks
+    looks.clear()
+    monkeypatch.setenv("FEWCAL_PLAIN_CPU", "1")
+    plain = lbfgs_head(x, labels, 20)
+    assert not looks
+    assert max(largest_slope(head, x, labels) for head in (fused, plain)) < 1.2e-4
+    torch.testing.assert_close(fused.weight, plain.weight, atol=0.02, rtol=0.05)
+
+
 def test_none_for_other_points(always: None) -> None:
     x = torch.zeros(8, 4)
     assert cpu_kernels.kernels(x.double(), 3) is None
     assert cpu_kernels.kernels(x, 17) is None
     assert cpu_kernels.kernels(torch.zeros(8, 1 << 14), 3) is None
+    assert cpu_kernels.look_kernels(torch.zeros(1, 5, 100)) is None
+    assert cpu_kernels.look_kernels(torch.zeros(1, 1 << 8, 1 << 8).double()) is None
 
 
 @needs_kernels

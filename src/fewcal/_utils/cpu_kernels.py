@@ -25,10 +25,12 @@ from torch import Tensor
 _MOST_CLASSES = 16
 _MOST_WEIGHTS = 1 << 14
 # Below this many numbers of a task's points nothing is gained that a compiler would be started for.
-_WORTH_IT = 1 << 20
+_WORTH_IT = 1 << 18
 # The same for random numbers, which are the same without a kernel, and for points that are made of them.
 _MANY_NUMBERS = 1 << 18
 _MANY_DRAWN = 1 << 16
+# And for logits of a task.
+_MANY_LOGITS = 1 << 16
 _PANEL = 16  # columns of a panel in `points.c`
 _FLAGS = ("-O3", "-mavx2", "-mfma", "-ffp-contract=fast", "-fno-math-errno", "-shared", "-fPIC")
 _COMPILERS = ("cc", "gcc", "clang")
@@ -44,7 +46,7 @@ class Kernels:
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
         library.sgd_epochs.restype = ctypes.c_float
-        for name in ("look_along", "times_symmetric", "add_triangular", "finish_points", "pick"):
+        for name in ("look", "look_along", "times_symmetric", "add_triangular", "finish_points", "pick"):
             getattr(library, name).restype = None
 
     def sgd_epochs(
@@ -79,6 +81,17 @@ class Kernels:
         state = np.array(bits.state["state"]["state"], np.uint64)
         first = (ctypes.c_void_p(state.ctypes.data), _pointer(table), _pointer(out))
         self._library.pick(*first, ctypes.c_long(out.numel()))
+
+    def look(self, logits: Tensor, along: Tensor, length: float, sums: Tensor, probabilities: Tensor) -> None:
+        """As `look_along` where logits `(N, M)` and their change are known, for any number of classes.
+
+        `sums (3,)` and the probabilities `(N, M)` are written.
+        """
+        n, m = logits.shape
+        first, last = (logits, along), (sums.zero_(), probabilities)
+        self._library.look(
+            *(_pointer(v) for v in first), ctypes.c_float(length), *(_pointer(v) for v in last), ctypes.c_long(m), n
+        )
 
     def look_along(
         self,
@@ -121,6 +134,14 @@ def panels_of(matrix: Tensor) -> Tensor:
     """A matrix `(D, D)` as `add_triangular` reads it: `(⌈D/16⌉, D, 16)`, 16 columns after 16 columns."""
     d = len(matrix)
     return torch.nn.functional.pad(matrix, (0, -d % _PANEL)).view(d, -1, _PANEL).transpose(0, 1).contiguous()
+
+
+def look_kernels(logits: Tensor) -> Kernels | None:
+    """The kernels for a look along steps by logits `(T, N, M)`; None where there are none, or few numbers."""
+    n, m = logits.shape[-2:]
+    if logits.device.type != "cpu" or logits.dtype != torch.float32 or n * m < _MANY_LOGITS:
+        return None
+    return _library()
 
 
 def number_kernels(out: Tensor) -> Kernels | None:

@@ -266,6 +266,60 @@ void look_along(const float *x, const int32_t *labels, const float *logits, floa
     }
 }
 
+// The same for any number of classes where logits (N, M) and their change along the step (N, M) are known: sums, which
+// are zeros before, and the probabilities p (N, M) at this length. Points are taken BLOCK at a time, for all classes.
+#define GROUPS 8
+#define BLOCK (GROUPS * ROWS)
+
+static inline __attribute__((always_inline)) void look_block(
+    const float *logits, const float *along, float length, double *sums, float *p, long m, int n, int size, int ahead) {
+    rows most[GROUPS], sum[GROUPS], first[GROUPS], second[GROUPS];
+    for (int c = 0; c < n; c++) {
+        const float *z = logits + c * m, *a = along + c * m;
+        for (int i = 0; i < ahead; i += 16) __builtin_prefetch(z + BLOCK + i), __builtin_prefetch(a + BLOCK + i);
+        UNROLL
+        for (int g = 0; g < GROUPS; g++) {
+            int left = size - g * ROWS < ROWS ? size - g * ROWS : ROWS;
+            if (left <= 0) break;
+            rows v = take(z + g * ROWS, left) + length * take(a + g * ROWS, left);
+            irows larger = v > most[g];
+            most[g] = c ? (rows)(((irows)v & larger) | ((irows)most[g] & ~larger)) : v;
+            put(p + c * m + g * ROWS, v, left);
+        }
+    }
+    for (int g = 0; g < GROUPS; g++) sum[g] = first[g] = second[g] = (rows){0};
+    for (int c = 0; c < n; c++) {
+        UNROLL
+        for (int g = 0; g < GROUPS; g++) {
+            int left = size - g * ROWS < ROWS ? size - g * ROWS : ROWS;
+            if (left <= 0) break;
+            rows a = take(along + c * m + g * ROWS, left), e = exponential(take(p + c * m + g * ROWS, left) - most[g]);
+            sum[g] += e, first[g] += e * a, second[g] += e * a * a;
+            put(p + c * m + g * ROWS, e, left);
+        }
+    }
+    for (int g = 0; g * ROWS < size; g++) {
+        int left = size - g * ROWS < ROWS ? size - g * ROWS : ROWS;
+        rows scale = 1.0f / sum[g], slope = first[g] * scale, bend = second[g] * scale - slope * slope;
+        for (int r = 0; r < left; r++)
+            sums[0] += most[g][r] + logf(sum[g][r]), sums[1] += slope[r], sums[2] += bend[r];
+        sum[g] = scale;
+    }
+    for (int c = 0; c < n; c++)
+        for (int g = 0; g * ROWS < size; g++) {
+            int left = size - g * ROWS < ROWS ? size - g * ROWS : ROWS;
+            float *at = p + c * m + g * ROWS;
+            put(at, take(at, left) * sum[g], left);
+        }
+}
+
+void look(const float *logits, const float *along, float length, double *sums, float *p, long m, int n) {
+    long i = 0;
+    for (; i + BLOCK <= m; i += BLOCK)
+        look_block(logits + i, along + i, length, sums, p + i, m, n, BLOCK, i + 2 * BLOCK <= m ? BLOCK : 0);
+    if (i < m) look_block(logits + i, along + i, length, sums, p + i, m, n, (int)(m - i), 0);
+}
+
 // out (N, stride) = weights (N-1, D), of which the last of N is minus the sum, times a symmetric matrix (D, D).
 void times_symmetric(const float *matrix, const float *weight, float *out, int d, int n, int stride) {
     for (int i = 0; i < d; i += ROWS) {

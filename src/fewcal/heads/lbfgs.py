@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fewcal._utils.bfloat16 import half_pays, products, rounded
-from fewcal._utils.cpu_kernels import kernels
+from fewcal._utils.cpu_kernels import kernels, look_kernels
 from fewcal._utils.cuda_kernels import compiled
 from fewcal._utils.parameters import SearchRange, parameter
 from fewcal.errors import InputError
@@ -188,7 +188,10 @@ def _forward(w: Tensor, x: Tensor) -> Tensor:
     """
     weight, bias = w[:, :-1, :-1], w[:, :-1, -1:]
     if x.dtype == w.dtype:
-        return _with_last(torch.baddbmm(bias, weight, x.mT))
+        out = w.new_empty(len(w), w.shape[1], x.shape[1])
+        first = torch.baddbmm(bias, weight, x.mT, out=out[:, :-1])
+        torch.sum(first, dim=1, out=out[:, -1]).neg_()
+        return out
     # What rounding takes from the weights is the same for all points, so that nothing averages it away: it goes along,
     # and costs nothing, as matrix units take eight rows at a time.
     high = weight.to(x.dtype)
@@ -218,12 +221,13 @@ def _dot(a: Tensor, b: Tensor) -> Tensor:
 def gradient(x: Tensor, labels: Tensor, probabilities: Tensor, w: Tensor, ridge: float) -> Tensor:
     """∂f/∂w, `(T, N, D+1)`, from the class probabilities `(T, N, M)`, which are used up."""
     residual = minus_one_hot(probabilities, labels)
-    residual /= residual.shape[2]
-    aligned = torch.nn.functional.pad(residual[:, :-1].to(x.dtype), (0, x.shape[1] - residual.shape[2]))
-    weight = _with_last(products(aligned, x).to(w.dtype))
+    m, more = residual.shape[2], x.shape[1] - residual.shape[2]
+    aligned = residual[:, :-1].to(x.dtype)
+    weight = products(torch.nn.functional.pad(aligned, (0, more)) if more else aligned, x).to(w.dtype)
+    grad = torch.cat([_with_last(weight), residual.sum(dim=2, keepdim=True)], dim=-1).div_(m)
     if ridge:
-        weight += ridge * w[..., :-1]
-    return torch.cat([weight, residual.sum(dim=2, keepdim=True)], dim=-1)
+        grad[..., :-1] += ridge * w[..., :-1]
+    return grad
 
 
 def _shared_direction(x: Tensor) -> Tensor:
@@ -250,6 +254,7 @@ class _Look:
         self.logits, self.along = logits, along
         self._length = logits.new_zeros(len(logits))
         self._probabilities: Tensor | None = None
+        self._fused = look_kernels(logits)
 
     def search(self, start: Tensor, slopes: Tensor) -> tuple[Tensor, Tensor]:
         """`line_search`: lengths and losses there, `(T,)`, from the losses at 0 and `Slopes` `(3, T)`, all float64.
@@ -272,6 +277,12 @@ class _Look:
         """Mean loss, slope and curvature at a length `(T,)`, `(3, T)`."""
         along, m = self.along, self.logits.shape[2]
         self._length = torch.from_numpy(length).to(along)
+        if self._fused is not None:
+            self._probabilities = torch.empty_like(along) if self._probabilities is None else self._probabilities
+            sums = torch.empty(len(along), 3, dtype=torch.float64)
+            for i, at in enumerate(length.tolist()):
+                self._fused.look(self.logits[i], along[i], at, sums[i], self._probabilities[i])
+            return sums.T.numpy() / m
         z = torch.addcmul(self.logits, self.along, self._length[:, None, None])
         self._probabilities = p = torch.softmax(z, dim=1)
         weighted = p * along
