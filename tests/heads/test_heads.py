@@ -21,7 +21,7 @@ from fewcal.heads import closed_form_head, lbfgs_head, sgd, sgd_head
 from fewcal.heads.closed_form import conjugate_gradients
 from fewcal.heads.linear import LinearHead, class_means, nearest_mean_head
 from fewcal.heads.sgd import Shuffles
-from fewcal.heads.two_loop import History, precondition
+from fewcal.heads.two_loop import History, Pairs, precondition
 
 
 def points(
@@ -178,6 +178,24 @@ def test_the_history_gives_the_direction_of_the_two_loop_recursion() -> None:
     assert slope[0] < 0
     assert slope[1] == 0
     assert not idle[1].any()
+
+
+def test_the_recursion_of_one_task_gives_the_direction_of_the_history() -> None:
+    random = torch.Generator().manual_seed(0)
+    damping, active = torch.tensor([[[0.3]]]), torch.tensor([True])
+    history, pairs = History(torch.zeros(1, 3, 5), damping, memory=3), Pairs(3)
+    for _ in range(6):
+        grad, step, noise = (torch.randn(1, 3, 5, generator=random) for _ in range(3))
+        alone = pairs.times_inverse(grad[0].numpy(), precondition(grad, damping)[0].numpy())
+        torch.testing.assert_close(
+            -torch.from_numpy(alone), history.direction(grad, active)[0][0], rtol=1e-3, atol=1e-4
+        )
+        change = step + 0.3 * noise
+        history.add(step, change)
+        pairs.add(*(v[0].numpy() for v in (step, change, precondition(change, damping))))
+    before = pairs.times_inverse(grad[0].numpy(), grad[0].numpy())
+    pairs.add(step[0].numpy(), -step[0].numpy(), step[0].numpy())  # no curvature: not remembered
+    assert np.array_equal(pairs.times_inverse(grad[0].numpy(), grad[0].numpy()), before)
 
 
 @pytest.mark.parametrize("C", [0, -1.0, float("nan")])

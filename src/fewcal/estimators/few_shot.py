@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from copy import copy
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Self, cast
 from warnings import WarningMessage, catch_warnings, simplefilter, warn
 
@@ -47,7 +47,6 @@ from fewcal.params import GDCParams
 if TYPE_CHECKING:
     from sklearn.utils import Tags
 
-FIELDS = tuple(f.name for f in fields(GDCParams))
 # Prepared methods that a bank remembers: each may hold on to a space of the bank.
 _METHODS_KEPT = 2
 
@@ -153,7 +152,7 @@ class FewShotClassifier(IncrementalMixin):
         """Fit on rows and labels that were checked."""
         self.classes_, codes = class_codes(y)
         self.support_ = (X, y)
-        given = given_params(self, FIELDS)
+        given = given_params(self)
         params = resolve_params(self.preset, given)
         self.params_, self._analysis, self._unused = None, None, None
         method: Method

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import fields
 from functools import lru_cache
 from numbers import Integral
 from pathlib import Path
@@ -28,6 +29,7 @@ DEPRECATED = "deprecated"
 # What rows may be held in; anything else becomes the first.
 _FLOATS = (np.dtype(np.float64), np.dtype(np.float32))
 _HALF = np.dtype(np.float16)
+FIELDS = tuple(f.name for f in fields(GDCParams))
 # Parameters of the transform, which count without a bank, too.
 PLAIN = ("beta", "kind", "eps", "center", "l2")
 
@@ -160,9 +162,9 @@ def _short(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}… ({type(value).__name__})"
 
 
-def given_params(estimator: object, names: Sequence[str]) -> dict[str, object]:
-    """Parameters of GDC that an estimator was given: those among `names` that are not None, and old names in use."""
-    given = {name: value for name in names if (value := getattr(estimator, name)) is not None}
+def given_params(estimator: object, names: Sequence[str] = FIELDS) -> dict[str, object]:
+    """Parameters of GDC that an estimator has and was given: those that are not None, and old names in use."""
+    given = {name: value for name in names if (value := getattr(estimator, name, None)) is not None}
     old = {name: getattr(estimator, name, DEPRECATED) for name in RENAMED}
     return given | {k: v for k, v in old.items() if not (isinstance(v, str) and v == DEPRECATED)}
 

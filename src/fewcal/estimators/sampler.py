@@ -45,7 +45,6 @@ OVERSAMPLING = GDCParams(
 )
 # Without a bank, classes with at least this share of the largest class's rows, and at least two rows, are base classes.
 POPULATED = 0.1
-_GIVEN = ("beta", "kind", "metric", "k", "m", "distance_scale", "cov", "cov_weights", "alpha1", "alpha2_ratio")
 
 
 class GDCSampler(BaseOverSampler):
@@ -101,6 +100,13 @@ class GDCSampler(BaseOverSampler):
     array([20, 20, 20])
     """
 
+    bank: BaseBank | str | os.PathLike[str] | tuple[ArrayLike, ArrayLike] | None
+    preset: str | GDCParams | None
+    shift: float | None
+    k: int | None
+    device: str | torch.device | None
+    random_state: int | np.random.RandomState | None
+
     def __init__(
         self,
         *,
@@ -122,23 +128,10 @@ class GDCSampler(BaseOverSampler):
         random_state: int | np.random.RandomState | None = None,
         unit: float | bool | str = DEPRECATED,
     ) -> None:
-        super().__init__(sampling_strategy=sampling_strategy)
-        self.bank = bank
-        self.preset = preset
-        self.shift = shift
-        self.beta = beta
-        self.kind = kind
-        self.metric = metric
-        self.k = k
-        self.m = m
-        self.distance_scale = distance_scale
-        self.cov = cov
-        self.cov_weights = cov_weights
-        self.alpha1 = alpha1
-        self.alpha2_ratio = alpha2_ratio
-        self.device = device
-        self.random_state = random_state
-        self.unit = unit
+        # Every argument as it is, which is what scikit-learn asks of a constructor; the parent has no others.
+        arguments = dict(locals())
+        del arguments["self"]
+        self.__dict__.update(arguments)
 
     def _check_X_y(self, X: Any, y: Any, accept_sparse: object = None) -> tuple[np.ndarray, np.ndarray, bool]:
         y, binarize_y = check_target_type(y, indicate_one_vs_all=True)
@@ -180,7 +173,7 @@ class GDCSampler(BaseOverSampler):
         return np.concatenate(new_rows), np.concatenate(new_labels)
 
     def _own_params(self, X: np.ndarray) -> GDCParams:
-        given = given_params(self, _GIVEN)
+        given = given_params(self)
         if self.preset is None and X.min() < 0:
             # Yeo-Johnson at β ≠ 1 stretches one sign and squeezes the other, and a borrowed spread with it.
             given.setdefault("beta", 1.0)
@@ -208,7 +201,7 @@ class GDCSampler(BaseOverSampler):
         if self.k is None:
             params = capped(params, len(bank), quiet=self.preset is None, preset=self.preset)
         weightless = shift == 0 and (params.cov == "pooled" or params.cov_weights == "average")
-        if len(bank) == 1 and weightless and "distance_scale" not in given_params(self, _GIVEN):
+        if len(bank) == 1 and weightless and "distance_scale" not in given_params(self):
             return params.with_changes(distance_scale=False)  # one class has no scale, and no weight is used here
         return params
 

@@ -73,9 +73,16 @@ def points_per_support(labels: Tensor, n: int, n_per: str) -> np.ndarray:
     >>> points_per_support(torch.tensor([[0, 0, 1]]), 750, "class")
     array([[375, 375, 750]])
     """
-    if n_per == "point":
-        return np.full(labels.shape, n)
-    return np.maximum(n // class_sizes(labels).cpu().numpy(), 1)
+    return points_each(class_sizes(labels).cpu().numpy(), n, n_per)
+
+
+def points_each(shots: np.ndarray, n: int, n_per: str) -> np.ndarray:
+    """The same for support points whose classes have so many, in an array of any shape.
+
+    >>> points_each(np.array([1, 5]), 750, "class"), points_each(np.array([1, 5]), 750, "point")
+    (array([750, 150]), array([750, 750]))
+    """
+    return np.full_like(shots, n) if n_per == "point" else np.maximum(n // shots, 1)
 
 
 def augment(batch: TaskBatch, mean: Tensor, covariance: ShrunkCovariance, n: int, n_per: str) -> tuple[Tensor, Tensor]:

@@ -6,19 +6,17 @@ as long again. Here that is a dozen of NumPy's.
 
 from __future__ import annotations
 
-from collections import deque
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from fewcal._utils.cpu_kernels import Kernels
 from fewcal.heads.line_search import Slopes, line_search
+from fewcal.heads.two_loop import Pairs
 
 # A step is taken when the slope at its end is this small beside that at its start: another look is another pass over
 # the points.
 _CURVATURE = 0.7
-_Pair = tuple[np.ndarray, np.ndarray, np.ndarray, float]
 
 
 class FusedPoints:
@@ -62,11 +60,11 @@ def minimise(
     loss = points.look(np.zeros(1))[0]
     grad = points.gradient.numpy().copy()
     pushed = precondition(grad)
-    pairs: deque[_Pair] = deque(maxlen=memory)
+    pairs = Pairs(memory)
     for _ in range(max_iter):
         if np.abs(grad).max() <= tol:
             break
-        step = -_times_inverse(grad, pushed, pairs)
+        step = -pairs.times_inverse(grad, pushed)
         slope = float(np.vdot(grad, step))
         if slope >= 0:  # the memory does not lead downhill: start over
             step = -pushed
@@ -81,10 +79,7 @@ def minimise(
         new = points.gradient.numpy().copy()
         new[:, :-1] += np.float32(ridge) * w[:, :-1]
         new_pushed = precondition(new)
-        change = new - grad
-        curvature = float(np.vdot(move, change))
-        if curvature > 1e-12:
-            pairs.append((move, change, new_pushed - pushed, curvature))
+        pairs.add(move, new - grad, new_pushed - pushed)
         grad, pushed = new, new_pushed
     return w
 
@@ -103,19 +98,3 @@ class Preconditioner:
         else:
             out[:, :-1] -= self.damping * weight.mean(axis=1, keepdims=True)
         return out
-
-
-def _times_inverse(grad: np.ndarray, pushed: np.ndarray, pairs: deque[_Pair]) -> np.ndarray:
-    """H·grad by the two-loop recursion (Nocedal 1980), from grad and P·grad."""
-    q, r, shares = grad.copy(), pushed.copy(), []
-    for step, change, pushed_change, curvature in reversed(pairs):
-        share = np.float32(np.vdot(step, q) / curvature)
-        q -= share * change
-        r -= share * pushed_change
-        shares.append(share)
-    if pairs:
-        _, change, pushed_change, curvature = pairs[-1]
-        r *= np.float32(curvature / max(float(np.vdot(change, pushed_change)), 1e-30))
-    for (step, change, _, curvature), share in zip(pairs, reversed(shares), strict=True):
-        r += (share - np.float32(np.vdot(change, r) / curvature)) * step
-    return r

@@ -4,15 +4,22 @@ The two-loop recursion (Nocedal 1980) is a sequence of inner products and sums o
 are taken at once, the recursion is two small triangular systems of them, and one product makes the direction: a handful
 of operations on tensors instead of six for every step remembered, and none of them waits for the host. On a GPU the
 systems are solved in a kernel of our own: as two dozen launches they took longer than the products.
+
+`Pairs` is the recursion as it is printed, for a single task on a CPU, where NumPy's operations take a microsecond each.
 """
 
 from __future__ import annotations
 
+from collections import deque
+
+import numpy as np
 import torch
 from torch import Tensor
 
 from fewcal._utils.cuda_kernels import compiled
 
+# Curvature along a step, ⟨s, y⟩, from which on it is remembered.
+_LEAST_CURVATURE = 1e-12
 # Threads that work in step on a GPU: a pair of the memory for each.
 _WARP = 32
 
@@ -115,7 +122,7 @@ def _two_loop(products: Tensor, with_grad: Tensor) -> tuple[Tensor, Tensor]:
     Rᵀβ = diag(R)·α − ⟨y, r⟩ for r = P·(grad − Σ α_j y_j), scaled. Pairs of no curvature are left out.
     """
     curvature = products[:, 0].diagonal(dim1=1, dim2=2)
-    good = curvature > 1e-12
+    good = curvature > _LEAST_CURVATURE
     eye = torch.eye(good.shape[1], dtype=products.dtype, device=products.device)
     r = torch.where(good[:, :, None] & good[:, None, :], products[:, 0].triu(), eye)
     alpha = torch.linalg.solve_triangular(r, (with_grad[:, 0] * good)[..., None], upper=True)
@@ -124,3 +131,31 @@ def _two_loop(products: Tensor, with_grad: Tensor) -> tuple[Tensor, Tensor]:
     rest = (curvature * alpha[..., 0] - pushed) * good
     beta = torch.linalg.solve_triangular(r.mT, rest[..., None], upper=False)[..., 0]
     return torch.stack([-beta, scale[:, None] * alpha[..., 0]], dim=1), -scale
+
+
+class Pairs:
+    """The last `memory` steps s of one task, with the changes of the gradient y along them and P·y, all `(N, D+1)`."""
+
+    def __init__(self, memory: int) -> None:
+        self._pairs: deque[tuple[np.ndarray, np.ndarray, np.ndarray, float]] = deque(maxlen=memory)
+
+    def add(self, step: np.ndarray, change: np.ndarray, pushed_change: np.ndarray) -> None:
+        """Remember a step, y and P·y in place of the oldest; a step of no curvature is left out."""
+        curvature = float(np.vdot(step, change))
+        if curvature > _LEAST_CURVATURE:
+            self._pairs.append((step, change, pushed_change, curvature))
+
+    def times_inverse(self, grad: np.ndarray, pushed: np.ndarray) -> np.ndarray:
+        """H·grad, from grad and P·grad."""
+        q, r, shares = grad.copy(), pushed.copy(), []
+        for step, change, pushed_change, curvature in reversed(self._pairs):
+            share = np.float32(np.vdot(step, q) / curvature)
+            q -= share * change
+            r -= share * pushed_change
+            shares.append(share)
+        if self._pairs:
+            _, change, pushed_change, curvature = self._pairs[-1]
+            r *= np.float32(curvature / max(float(np.vdot(change, pushed_change)), 1e-30))
+        for (step, change, _, curvature), share in zip(self._pairs, reversed(shares), strict=True):
+            r += (share - np.float32(np.vdot(change, r) / curvature)) * step
+        return r

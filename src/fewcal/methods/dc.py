@@ -8,6 +8,7 @@ for each support point; logistic regression with C = 1.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,7 +18,7 @@ from fewcal.calibrate import Calibrator
 from fewcal.covariance import CalibratedCovariance, ShrunkCovariance, shares, shrink_covariance
 from fewcal.covariance.independent import TALL
 from fewcal.errors import InputError
-from fewcal.heads.calibrated import Calibrated, sampled_bytes
+from fewcal.heads.calibrated import Calibrated, points_each, sampled_bytes
 from fewcal.heads.lbfgs import lbfgs_head
 from fewcal.heads.linear import LinearHead
 from fewcal.methods.base import Method, TaskBatch, require_raw
@@ -66,7 +67,7 @@ class DC(Method):
         if covariance is None:
             return
         with torch.no_grad():
-            each = max(1, self.n // shots)
+            each = int(points_each(np.array(shots), self.n, "class"))
             means = self.bank.means[:1].expand(tasks, ways * shots, -1)
             shrink_covariance(covariance, 0.0, 0.0, constant=self.alpha).prepare_sampling(means, each)
             if self._needs_metric(ways * shots * (1 + each)):

@@ -10,6 +10,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import fields
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,7 +27,7 @@ from fewcal.domain_match import (
     unwhitening,
     whitening_shrinkage,
 )
-from fewcal.heads.calibrated import Calibrated, sampled_bytes
+from fewcal.heads.calibrated import Calibrated, points_each, sampled_bytes
 from fewcal.heads.composite import QueryCalibratedHead, with_fallback
 from fewcal.heads.linear import class_sizes
 from fewcal.methods.base import Head, Method, TaskBatch, require_raw
@@ -157,7 +158,7 @@ class GDC(Method):
         with torch.no_grad():
             shrunk = self._shrink(covariance)
             if p.trainer.samples:
-                each = p.n if p.n_per == "point" else max(1, p.n // shots)
+                each = int(points_each(np.array(shots), p.n, p.n_per))
                 shrunk.prepare_sampling(bank.means[:1].expand(tasks, ways * shots, -1), each)
             elif p.head == "closed_form":
                 bank.pooled_eigen()
