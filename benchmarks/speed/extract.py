@@ -29,11 +29,12 @@ import torch
 from common import photographs
 
 from fewcal import FeatureSet, FeatureSplit, Protocol, evaluate
-from fewcal.features.extract import embed, find_items
+from fewcal.features.extract import embed
 from fewcal.features.extractors import Extractor, get_extractor
 from fewcal.features.extractors.base import needed, normalised
 from fewcal.features.extractors.efficientnet_lite import EfficientNetLite
 from fewcal.features.extractors.texts import sentence_transformer
+from fewcal.features.sources.find import find_items
 from fewcal.features.sources.items import Items, decoded
 from fewcal.features.sources.pictures import Pictures, fitted, write_pack
 from fewcal.features.sources.texts import Texts

@@ -8,8 +8,8 @@ itself answers Ctrl-C, with a traceback. No package can change that without hand
 import gc
 import sys
 
-# Importing torch makes 300,000 objects, none of which is garbage. With Python's 700 the collector looks through them 400
-# times, which takes 0.3 s.
+# Importing torch makes 300,000 objects, none of which is garbage. With Python's 700 the collector looks through them
+# 400 times, which takes 0.3 s.
 _OBJECTS_BETWEEN_COLLECTIONS = 5_000
 
 

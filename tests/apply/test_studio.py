@@ -21,7 +21,15 @@ pytest.importorskip("PIL")
 
 from fewcal._utils.atomic import atomic_path
 from fewcal.apply.studio import Studio, StudioSettings, exports, intake, moment, views
-from fewcal.apply.studio.answers import Recipe, accuracy_interval, doubt, label_next, leave_one_out, similarities
+from fewcal.apply.studio.answers import (
+    LeftOut,
+    Recipe,
+    doubt,
+    expected_accuracy,
+    label_next,
+    leave_one_out,
+    similarities,
+)
 from fewcal.apply.studio.intake import Limits
 from fewcal.apply.studio.store import Edit, ProjectStore
 from fewcal.errors import FewcalWarning, FileFormatError, InputError
@@ -122,10 +130,21 @@ def test_foreign_and_newer_files_are_refused(tmp_path: Path) -> None:
 
 def test_doubt_and_interval() -> None:
     assert doubt(np.array([[0.7, 0.2, 0.1]])) == pytest.approx([0.5])
-    low, high = accuracy_interval(10, 10)
-    assert high == 1.0
-    assert 0.7 < low < 0.9
-    assert accuracy_interval(0, 4)[0] == 0.0
+
+
+def test_the_accuracy_to_expect_is_what_the_probabilities_of_the_others_say() -> None:
+    p = np.array([[0.9, 0.1], [0.7, 0.3], [0.5, 0.5], [0.0, 1.0]])
+    labelled = np.array([False, False, True, True])
+    found = expected_accuracy(p, labelled)
+    assert found is not None
+    assert found.accuracy == pytest.approx(0.8)  # examples are not asked
+    assert 0 < found.low < 0.8 < found.high < 1
+    # More examples, a narrower interval around the same value.
+    many = expected_accuracy(np.repeat(p, 10, axis=0), np.repeat(labelled, 10))
+    assert many is not None
+    assert many.accuracy == pytest.approx(0.8)
+    assert found.low < many.low < 0.8 < many.high < found.high
+    assert expected_accuracy(p, np.ones(4, bool)) is None
 
 
 def test_label_next_begins_with_the_largest_group_and_leaves_outliers() -> None:
@@ -152,9 +171,7 @@ def test_label_next_prefers_doubtful_regions() -> None:
 def test_leave_one_out_asks_only_where_a_class_has_others() -> None:
     x = np.array([[0.0, 1], [0.1, 1], [1, 0], [1, 0.1], [5, 5]])
     labels = np.array(["a", "a", "b", "b", "c"])
-    estimate = leave_one_out(Recipe(), x, labels)
-    assert estimate is not None
-    assert (estimate.asked, estimate.right) == (4, 4)
+    assert leave_one_out(Recipe(), x, labels) == LeftOut(right=4, asked=4)
     assert leave_one_out(Recipe(), x[[0, 2]], np.array(["a", "b"])) is None
 
 
@@ -179,12 +196,13 @@ def test_none_of_these_is_a_bucket_of_its_own(studio: Studio) -> None:
     assert rows["red-3.png"] == "red"
 
 
-def test_the_estimate_comes_from_left_out_labels(studio: Studio) -> None:
+def test_labels_are_left_out_in_the_background(studio: Studio) -> None:
     label_one_each(studio, shots=3)
-    wait_until(lambda: studio.estimate is not None and studio.estimate.asked == 9)
-    assert studio.estimate is not None
-    assert studio.estimate.right == 9
-    assert studio.estimate.low < 1 == studio.estimate.high
+    wait_until(lambda: studio.left_out == LeftOut(right=9, asked=9))
+    state = views.state(studio)
+    assert state["left_out"] == {"right": 9, "asked": 9}
+    others = [item["top"][0][1] for item in state["items"] if "label" not in item]
+    assert state["expected"]["accuracy"] == pytest.approx(np.mean(others), abs=1e-3)
 
 
 def test_undo_changes_answers_back(studio: Studio) -> None:

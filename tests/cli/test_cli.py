@@ -697,12 +697,24 @@ def test_tuning_on_base_classes_writes_the_default_for_this_release(fewcal, tmp_
         (["classify", "--support", "a", "--query", "b", "--out", "c.txt"], 2),
         (["train", "nowhere", "--out", "x"], 2),
         (["extract", "nowhere", "--out", "x"], 2),
+        (["classify", "--support", "empty", "--query", "empty"], 2),
+        (["classify", "--support", "t.txt", "--query", "t.txt"], 2),
+        (["classify", "--support", "empty", "--query", "empty", "--reject", "2"], 2),
+        (["classify", "--support", "empty", "--query", "empty", "--reject", "0.05"], 2),
+        (["classify", "--support", "empty", "--query", "empty", "--batch", "0"], 2),
+        (["fit", "--support", "empty", "--out", "x.fewcal"], 2),
+        (["serve", "nowhere.fewcal"], 2),
+        (["model", "info", "nowhere.fewcal"], 2),
+        (["studio", "t.txt"], 2),
+        (["studio", "empty", "--bank", "nowhere"], 2),
     ],
     ids=str,
 )
 def test_help_and_errors_that_need_no_tensors_load_neither_torch_nor_rich(
     arguments: list[str], code: int, tmp_path: Path
 ) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "t.txt").write_text("one\ntwo\n", encoding="utf-8")
     script = (
         "import sys, fewcal.cli\n"
         "try:\n    fewcal.cli.main(sys.argv[1:])\n"

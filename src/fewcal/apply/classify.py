@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fewcal._utils.types import Progress, StrPath
+from fewcal._utils.types import JSON, Progress, StrPath
 from fewcal.apply.contact_sheet import contact_sheet
 from fewcal.apply.predict import (
     NONE_OF_THESE,
@@ -28,11 +28,13 @@ from fewcal.apply.predict import (
 )
 from fewcal.bank import BaseBank
 from fewcal.errors import FewcalWarning, InputError
-from fewcal.features.extract import embed, find_items
+from fewcal.features.extract import embed
 from fewcal.features.extractors import Embed, Extractor, as_extractor
+from fewcal.features.sources.find import find_items, labelled_items
 from fewcal.features.sources.items import Items
-from fewcal.features.sources.kinds import DEFAULT_EXTRACTORS, default_extractor
+from fewcal.features.sources.kinds import default_extractor
 from fewcal.features.sources.texts import Texts
+from fewcal.presets import get_preset
 
 if TYPE_CHECKING:
     from fewcal.estimators.few_shot import FewShotClassifier
@@ -101,6 +103,17 @@ class Answers:
         found = [str(p) for p in self.table["prediction"]]
         return {name: found.count(name) for name in names if name in self.support.classes or name in found}
 
+    def facts(self) -> dict[str, JSON]:
+        """How many items got which answers, and how they were made."""
+        return {
+            "items": len(self),
+            "answers": dict(self.counts()),
+            "accuracy": self.accuracy,
+            "method": self.method,
+            "rejected": self.rejected,
+            "extractor": self.extractor.stamp,
+        }
+
     def rows(self) -> list[AnswerRow]:
         """For each query: item, prediction, its probability, the next class, its probability."""
         return answer_rows(self.table)
@@ -112,6 +125,14 @@ class Answers:
     def write_html(self, path: StrPath) -> None:
         """A contact sheet to look at: every query under its answer, the doubtful ones last."""
         contact_sheet(self).write(path)
+
+    def write(self, table: StrPath | None, sheet: StrPath | None, raw: bool = False) -> list[str]:
+        """Both, or those that are asked for; the files."""
+        if table is not None:
+            self.write_csv(table, raw)
+        if sheet is not None:
+            self.write_html(sheet)
+        return [str(path) for path in (table, sheet) if path is not None]
 
 
 def classify(
@@ -151,12 +172,11 @@ def classify(
     if reject is not None and bank is None:
         raise InputError("'none of these' is judged against base classes: --reject needs --bank")
     changes = gdc_settings(settings)
+    get_preset(preset)  # an unknown one is told before anything is read
     if extractor is None:
-        extractor = (
-            DEFAULT_EXTRACTORS[support.kind] if isinstance(support, Items) else default_extractor(support, columns[0])
-        )
+        extractor = default_extractor(support, columns[0])
     model = as_extractor(extractor, device=device, allow_download=allow_download)
-    known = labelled_items(support, model, columns)
+    known = labelled_items(support, model.kind, columns)
     asked = query if isinstance(query, Items) else find_items(query, model.kind, False, *columns)
     loaded = bank if bank is None or isinstance(bank, BaseBank) else BaseBank.load(bank)
     if loaded is not None:
@@ -205,18 +225,6 @@ def plain_settings(bank: BaseBank | None, extractor: Extractor, preset: str = "d
     if bank is not None:
         return {}
     return {"preset": "whitened" if preset == "default" else preset, "beta": extractor.beta, "l2": True}
-
-
-def labelled_items(source: StrPath | Items, model: Extractor, columns: tuple[str, str] = ("text", "label")) -> Items:
-    """Examples for an extractor: items with classes, of which there are at least two."""
-    items = source if isinstance(source, Items) else find_items(source, model.kind, True, *columns)
-    if items.labels is None:
-        raise InputError(f"{items.source} has no labels; every example needs a class")
-    if len(items.classes) < 2:
-        raise InputError(
-            f"{items.source} has one class only, {items.classes[0]!r}; give examples of at least two classes"
-        )
-    return items
 
 
 def check_same_extractor(bank: BaseBank, extractor: Extractor) -> None:

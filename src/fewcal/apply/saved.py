@@ -8,17 +8,20 @@ from pathlib import Path
 import numpy as np
 
 from fewcal._utils.types import JSON, Progress, StrPath
-from fewcal.apply.classify import check_same_extractor, labelled_items, plain_settings
+from fewcal.apply.classify import check_same_extractor, plain_settings
 from fewcal.apply.predict import Columns, Setting, predict_features
 from fewcal.bank import BaseBank
 from fewcal.errors import InputError
 from fewcal.estimators.few_shot import FewShotClassifier
 from fewcal.estimators.saved import read_fit
 from fewcal.features import load_split
-from fewcal.features.extract import embed, find_items
+from fewcal.features.extract import embed
 from fewcal.features.extractors import Extractor, get_extractor
+from fewcal.features.sources.find import find_items, labelled_items
+from fewcal.features.sources.items import Items
 from fewcal.features.sources.kinds import default_extractor, kind_of
 from fewcal.features.sources.texts import Texts
+from fewcal.presets import get_preset
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class Reading:
 
 
 def fit_model(
-    support: StrPath,
+    support: StrPath | Items,
     *,
     extractor: str | None = None,
     bank: BaseBank | None = None,
@@ -47,8 +50,9 @@ def fit_model(
     """A classifier from labelled pictures, texts or features, that knows its extractor (`extractor_`)."""
     how = reading or Reading()
     changes = settings or {}
+    get_preset(preset)  # an unknown one is told before anything is read
     classifier = FewShotClassifier(bank=bank, preset=preset, device=how.device, random_state=seed)
-    if extractor is None and kind_of(support, how.columns[0]) == "features":
+    if not isinstance(support, Items) and extractor is None and kind_of(support, how.columns[0]) == "features":
         rows = load_split(support, labelled=True)
         names = np.array(rows.classes if rows.named else [int(c) for c in rows.classes])[rows.require_labels()]
         return classifier.set_params(**changes).fit(rows.float32(), names)
@@ -56,7 +60,7 @@ def fit_model(
     model = get_extractor(name, how.device, how.allow_download)
     if bank is not None:
         check_same_extractor(bank, model)
-    items = labelled_items(support, model, how.columns)
+    items = labelled_items(support, model.kind, how.columns)
     x, kept = embed(items, model, batch=how.batch, workers=how.workers, skip_bad=how.skip_bad, progress=how.progress)
     classifier.set_params(**(plain_settings(bank, model, preset) | changes)).fit(x, np.array(kept.labels))
     classifier.extractor_ = model.stamp

@@ -62,8 +62,8 @@ ListExtractors = Annotated[
     bool,
     typer.Option("--list-extractors", help="Show all extractors.", callback=show_extractors, is_eager=True),
 ]
-Batch = Annotated[int, typer.Option(help="Items computed at once.")]
-Workers = Annotated[int | None, typer.Option(help="Threads that read and decode; as many as cores, up to 8.")]
+Batch = Annotated[int, typer.Option(help="Items computed at once.", min=1)]
+Workers = Annotated[int | None, typer.Option(help="Threads that read and decode; as many as cores, up to 8.", min=1)]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave out what cannot be read instead of stopping.")]
 Download = Annotated[
     bool, typer.Option("--allow-download", help="Let timm and Hugging Face fetch weights that are not here.")
@@ -135,7 +135,10 @@ def classify(
     extractor: UsualExtractor = None,
     list_extractors: ListExtractors = False,
     bank: Annotated[
-        Path | None, typer.Option(help="Bank of base classes from the same extractor; without it a plain classifier.")
+        Path | None,
+        typer.Option(
+            help="Bank of base classes from the same extractor; without it a plain classifier.", callback=existing
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write all answers here (.csv or .parquet).")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a contact sheet to look at (.html).")] = None,
@@ -157,30 +160,30 @@ def classify(
     """Classify pictures or texts from a few examples of each."""
     if out is not None and out.suffix not in (".csv", ".parquet"):
         raise InputError(f"{out}: predictions are written as .parquet or .csv")
-    from fewcal._utils.terminal import ProgressBar
-    from fewcal.apply.classify import classify as run
-    from fewcal.apply.predict import by_doubt
+    if reject is not None and bank is None:
+        raise InputError("'none of these' is judged against base classes: --reject needs --bank")
+    from fewcal.features.sources.find import found_ahead
 
-    reading = partial(run, batch=batch, workers=workers, skip_bad=skip_bad, columns=(text_column, label_column))
-    start = partial(reading, preset=preset or "default", settings=set_ or [], reject=reject, seed=seed)
-    with ProgressBar("items", quiet) as report:
-        answers = start(
-            support, query, extractor, bank=bank, device=device, allow_download=allow_download, progress=report
-        )
+    columns = (text_column, label_column)
+    with found_ahead(support, query, extractor, columns, workers) as (known, asked):
+        from fewcal._utils.terminal import ProgressBar
+        from fewcal.apply.classify import classify as run
+        from fewcal.apply.predict import by_doubt
+
+        reading = partial(run, batch=batch, workers=workers, skip_bad=skip_bad, columns=columns)
+        start = partial(reading, preset=preset or "default", settings=set_ or [], reject=reject, seed=seed)
+        with ProgressBar("items", quiet) as report:
+            answers = start(
+                known, asked, extractor, bank=bank, device=device, allow_download=allow_download, progress=report
+            )
     if not quiet:
         print_answers(answers.query.kind, by_doubt(answers.rows()), kept=out is not None)
         for line in answers.in_words():
             print(line)
-    if out is not None:
-        answers.write_csv(out, raw)
-    if html is not None:
-        answers.write_html(html)
-    written = [str(p) for p in (out, html) if p is not None]
+    written = answers.write(out, html, raw)
     if written and not quiet:
         print(f"written to {' and '.join(written)}")
-    facts = {"items": len(answers), "answers": answers.counts(), "accuracy": answers.accuracy, "method": answers.method}
-    facts |= {"rejected": answers.rejected, "extractor": answers.extractor.stamp, "files": written}
-    write_json(json_file, facts)
+    write_json(json_file, answers.facts() | {"files": written})
 
 
 def print_answers(kind: str, rows: Sequence[tuple[str, str, float, str, float]], kept: bool) -> None:

@@ -1,5 +1,6 @@
 """`fewcal fit`, `fewcal model info`, `fewcal serve`: classifiers in files."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -51,22 +52,28 @@ def fit(
     quiet: Quiet = False,
 ) -> None:
     """Fit a classifier on a few examples of each class and save it."""
-    from fewcal._utils.terminal import ProgressBar
-    from fewcal.apply.predict import gdc_settings
-    from fewcal.apply.saved import Reading, fit_model, model_facts
-    from fewcal.bank import BaseBank
+    from fewcal.features.sources.find import found_ahead
+    from fewcal.features.sources.kinds import kind_of
 
-    with ProgressBar("examples", quiet) as report:
-        columns = (text_column, label_column)
-        classifier = fit_model(
-            support,
-            extractor=extractor,
-            bank=None if bank is None else BaseBank.load(bank),
-            preset=preset or "default",
-            settings=gdc_settings(set_ or []),
-            seed=seed,
-            reading=Reading(columns, batch, workers, skip_bad, device, allow_download, report),
-        )
+    columns = (text_column, label_column)
+    features = extractor is None and kind_of(support, text_column) == "features"
+    ahead = nullcontext((support, None)) if features else found_ahead(support, None, extractor, columns, workers)
+    with ahead as (examples, _):
+        from fewcal._utils.terminal import ProgressBar
+        from fewcal.apply.predict import gdc_settings
+        from fewcal.apply.saved import Reading, fit_model, model_facts
+        from fewcal.bank import BaseBank
+
+        with ProgressBar("examples", quiet) as report:
+            classifier = fit_model(
+                examples,
+                extractor=extractor,
+                bank=None if bank is None else BaseBank.load(bank),
+                preset=preset or "default",
+                settings=gdc_settings(set_ or []),
+                seed=seed,
+                reading=Reading(columns, batch, workers, skip_bad, device, allow_download, report),
+            )
     classifier.save(out, keep_bank=keep_bank)
     facts = model_facts(out)
     write_json(json_file, facts)
@@ -94,12 +101,10 @@ def serve(
     quiet: Quiet = False,
 ) -> None:
     """Serve a saved classifier over HTTP, with a page of docs."""
-    from fewcal.apply.predict import check_reject
     from fewcal.apply.serve.server import serve_model
 
     def opened(address: str) -> None:
         if not quiet:
             print(f"fewcal serve: {address} (interface: {address}/docs); Ctrl-C stops", flush=True)
 
-    check_reject(reject)
     serve_model(file, host=host, port=port, reject=reject, device=device, opened=opened)

@@ -32,6 +32,13 @@ def existing(given: Given) -> Given:
     return given
 
 
+def share(given: float | None) -> float | None:
+    """Refuse a level that is no share: at once, as `existing` does."""
+    if given is not None and not 0 < given < 1:
+        raise InputError(f"--reject {given} must lie between 0 and 1, e.g. 0.05")
+    return given
+
+
 Json = Annotated[Path | None, typer.Option("--json", help="Write the result as JSON to this file.", metavar="FILE")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no table: files and exit code only.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, … or auto.")]
@@ -62,5 +69,6 @@ Reject = Annotated[
         "--reject",
         help="With --bank: answer 'none of these' where more than this share of base-class examples look as much like "
         "your classes (e.g. 0.05).",
+        callback=share,
     ),
 ]

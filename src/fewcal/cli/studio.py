@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from fewcal.cli.options import Preset, Quiet
+from fewcal.cli.options import Preset, Quiet, existing
+from fewcal.errors import InputError
 
 
 def register(app: typer.Typer) -> None:
@@ -13,17 +14,30 @@ def register(app: typer.Typer) -> None:
     app.command()(studio)
 
 
+def no_file(folder: Path | None) -> Path | None:
+    """Refuse a file where a folder is wanted."""
+    if folder is not None and folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is no folder; give the folder that holds the pictures or texts")
+    return folder
+
+
 def studio(
     folder: Annotated[
-        Path | None, typer.Argument(help="Folder with pictures or texts; labels are kept in it. Made where missing.")
+        Path | None,
+        typer.Argument(
+            help="Folder with pictures or texts; labels are kept in it. Made where missing.", callback=no_file
+        ),
     ] = None,
     extractor: Annotated[
         str | None,
         typer.Option("--extractor", "-e", help="As of `fewcal extract`; efficientnet-lite0 or minilm by default."),
     ] = None,
-    bank: Annotated[Path | None, typer.Option(help="Bank of base classes from the same extractor.")] = None,
+    bank: Annotated[
+        Path | None, typer.Option(help="Bank of base classes from the same extractor.", callback=existing)
+    ] = None,
     base_pictures: Annotated[
-        Path | None, typer.Option(help="Folder with a folder of pictures for each base class, to look at.")
+        Path | None,
+        typer.Option(help="Folder with a folder of pictures for each base class, to look at.", callback=existing),
     ] = None,
     preset: Preset = None,
     demo: Annotated[bool, typer.Option("--demo", help="Letters of unseen scripts to try it on.")] = False,

@@ -28,20 +28,15 @@ from fewcal.errors import FewcalWarning, InputError
 from fewcal.features.extractors import Extractor
 from fewcal.features.featureset import SPLITS, FeatureSplit
 from fewcal.features.part_file import PartFile, check_identity
+from fewcal.features.sources.find import find_items
 from fewcal.features.sources.items import Items, decoded, refuse_bad
-from fewcal.features.sources.pictures import class_folders, find_pictures
-from fewcal.features.sources.texts import find_texts
+from fewcal.features.sources.pictures import class_folders
 
 # Seconds between the moments from which a killed run can go on.
 SAVE_EVERY = 5.0
 
 
 # ---- sources --------------------------------------------------------------------------------------------------------
-
-
-def find_items(source: StrPath, kind: str, labelled: bool = True, text: str = "text", label: str = "label") -> Items:
-    """The pictures or texts of one source; see `find_pictures` and `find_texts`."""
-    return find_pictures(source, labelled) if kind == "picture" else find_texts(source, labelled, text, label)
 
 
 def find_splits(

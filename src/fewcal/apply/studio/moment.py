@@ -10,9 +10,11 @@ import numpy as np
 from fewcal.apply.predict import NONE_OF_THESE
 from fewcal.apply.studio.answers import (
     MOST_PAIRED,
-    Estimate,
+    Expected,
+    LeftOut,
     Recipe,
     doubt,
+    expected_accuracy,
     fitted,
     label_next,
     similarities,
@@ -35,7 +37,7 @@ class Moment:
     classes : names by id, "none of these" among them
     labels : class ids by item
     history : in words, what undo and redo would do
-    estimate : the accuracy to expect, for the labels of a moment ago
+    left_out : how examples were answered that were left out, for the labels of a moment ago
     """
 
     revision: int
@@ -49,7 +51,7 @@ class Moment:
     reject: float | None
     extractor: str | None
     progress: Progress
-    estimate: Estimate | None
+    left_out: LeftOut | None
 
     def support(self) -> tuple[np.ndarray, np.ndarray, dict[int, int]]:
         """Features and class names of the labelled items that have features, and their labels by item."""
@@ -99,6 +101,12 @@ class Answered:
         if self.outliers is not None and level is not None and self.outliers[n] >= level:
             return NONE_CLASS
         return self.columns[int(self.probabilities[n].argmax())]
+
+    def expected(self) -> Expected | None:
+        """The accuracy to expect; None before there are answers, and where nothing is left to answer."""
+        if self.probabilities is None:
+            return None
+        return expected_accuracy(self.probabilities, np.array([i in self.moment.labels for i in self.moment.ids]))
 
 
 def answered(moment: Moment, last: Answered | None = None) -> Answered:

@@ -13,7 +13,7 @@ import numpy as np
 
 from fewcal.apply.classify import check_same_extractor
 from fewcal.apply.predict import NONE_OF_THESE
-from fewcal.apply.studio.answers import Estimate, Recipe, fitted, leave_one_out
+from fewcal.apply.studio.answers import LeftOut, Recipe, expected_accuracy, fitted, leave_one_out
 from fewcal.apply.studio.embedder import Embedder, Progress
 from fewcal.apply.studio.intake import (
     Limits,
@@ -32,7 +32,7 @@ from fewcal.errors import InputError
 from fewcal.features.extractors import Extractor, as_extractor
 from fewcal.features.sources.kinds import DEFAULT_EXTRACTORS
 
-QUIET_S = 0.4  # without a change before the accuracy is estimated
+QUIET_S = 0.4  # without a change before examples are left out
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,11 +72,11 @@ class Studio:
         self.lock, self._fitting, self._intake = threading.RLock(), threading.Lock(), threading.Lock()
         self._answered: Answered | None = None
         self._features: tuple[list[int], np.ndarray] | None = None
-        self._estimate: tuple[dict[int, int], Estimate | None] | None = None
-        self._estimating = threading.Event()
+        self._left_out: tuple[dict[int, int], LeftOut | None] | None = None
+        self._something_new = threading.Event()
         self._started = self._stop = False
         self._embedder = Embedder(self.store, folder, self._make_extractor, self._keep, self._changed)
-        self._estimator = threading.Thread(target=self._estimate_loop, name="fewcal-estimate", daemon=True)
+        self._leave_out_thread = threading.Thread(target=self._leave_out_loop, name="fewcal-leave-out", daemon=True)
 
     def start(self) -> None:
         """Look through the folder and begin to work in the background, unless that has been done."""
@@ -91,16 +91,16 @@ class Studio:
                 self.store.forget_features()
         self.rescan()
         self._embedder.start()
-        self._estimator.start()
-        self._estimating.set()
+        self._leave_out_thread.start()
+        self._something_new.set()
 
     def close(self) -> None:
         """Finish what is at hand and close the file."""
         self._stop = True
-        self._estimating.set()
+        self._something_new.set()
         self._embedder.stop()
-        if self._estimator.is_alive():
-            self._estimator.join(timeout=30)
+        if self._leave_out_thread.is_alive():
+            self._leave_out_thread.join(timeout=30)
         self.store.close()
 
     # ---- items ----------------------------------------------------------------------------------------------------
@@ -283,7 +283,7 @@ class Studio:
             check_same_extractor(self.settings.bank, extractor)
         with self.lock:
             if self.store.use_extractor(extractor.stamp, extractor.beta):
-                self._features = self._estimate = None
+                self._features = self._left_out = None
             self._changed()
         return extractor
 
@@ -296,7 +296,7 @@ class Studio:
     def _changed(self) -> None:
         with self.lock:
             self.revision += 1
-        self._estimating.set()
+        self._something_new.set()
         for listener in list(self.listeners):
             listener()
 
@@ -307,27 +307,28 @@ class Studio:
         with catch_warnings():
             simplefilter("ignore")
             fitted(self.recipe, rows, np.array(["a", "b"]))
+            expected_accuracy(np.eye(2), np.array([True, False]))  # which imports SciPy
 
-    def _estimate_loop(self) -> None:
+    def _leave_out_loop(self) -> None:
         """Leave-one-out takes as many fits as there are labels: answers do not wait for it."""
         self._warm_up()
         while True:
-            self._estimating.wait()
+            self._something_new.wait()
             # While somebody labels, the answers have the processor to themselves.
-            while self._estimating.is_set() and not self._stop:
-                self._estimating.clear()
-                self._estimating.wait(QUIET_S)
+            while self._something_new.is_set() and not self._stop:
+                self._something_new.clear()
+                self._something_new.wait(QUIET_S)
             if self._stop:
                 return
             x, names, labels = self.moment().support()
-            known = self._estimate
+            known = self._left_out
             if known is not None and known[0] == labels:
                 continue
-            estimate = leave_one_out(self.recipe, x, names, self._estimating.is_set) if len(names) else None
-            if self._estimating.is_set():
+            found = leave_one_out(self.recipe, x, names, self._something_new.is_set) if len(names) else None
+            if self._something_new.is_set():
                 continue
             with self.lock:
-                self._estimate = (labels, estimate)
+                self._left_out = (labels, found)
                 self.revision += 1
             for listener in list(self.listeners):
                 listener()
@@ -355,7 +356,7 @@ class Studio:
                 self.reject,
                 self.store.meta("extractor"),
                 self.progress(),
-                self.estimate,
+                self.left_out,
             )
 
     def answers(self) -> Answered:
@@ -377,6 +378,6 @@ class Studio:
         return self._embedder.progress()
 
     @property
-    def estimate(self) -> Estimate | None:
-        """The accuracy to expect, for the labels of a moment ago."""
-        return None if self._estimate is None else self._estimate[1]
+    def left_out(self) -> LeftOut | None:
+        """How examples were answered that were left out, for the labels of a moment ago."""
+        return None if self._left_out is None else self._left_out[1]

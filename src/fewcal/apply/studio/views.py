@@ -24,6 +24,7 @@ def state(studio: Studio) -> dict[str, Json]:
     answered = studio.answers()
     moment = answered.moment
     counts = list(moment.labels.values())
+    expected = answered.expected()
     undo, redo = moment.history
     return {
         "revision": moment.revision,
@@ -37,7 +38,8 @@ def state(studio: Studio) -> dict[str, Json]:
         "items": _items(answered),
         "next": list(answered.suggested),
         "progress": asdict(moment.progress),
-        "estimate": None if moment.estimate is None else asdict(moment.estimate),
+        "expected": None if expected is None else asdict(expected),
+        "left_out": None if moment.left_out is None else asdict(moment.left_out),
         "undo": undo,
         "redo": redo,
     }

@@ -10,10 +10,16 @@ import numpy as np
 from fewcal._utils.text import one_line
 from fewcal._utils.types import StrPath
 from fewcal.errors import FileFormatError, InputError
+from fewcal.features.sources.items import Items
 from fewcal.features.sources.pictures import is_picture, picture_files
 
 # The extractor that is taken where none is named.
 DEFAULT_EXTRACTORS = {"picture": "efficientnet-lite0", "text": "minilm"}
+# Side of the square that an extractor takes, and the share of the shorter side of a picture that it shows. It stands
+# here and not with the networks, which need torch: pictures can be read while that is imported.
+SQUARES = {f"efficientnet-lite{n}": (size, size / (size + 32)) for n, size in enumerate((224, 240, 260))}
+# What extractors take, those of which this is known without torch.
+EXTRACTOR_KINDS = dict.fromkeys((*SQUARES, "glyphs"), "picture") | {"minilm": "text", "wordllama": "text"}
 
 
 def kind_of(source: StrPath, text: str = "text") -> str:
@@ -46,8 +52,10 @@ def kind_of(source: StrPath, text: str = "text") -> str:
     return "features"
 
 
-def default_extractor(source: StrPath, text: str = "text") -> str:
+def default_extractor(source: StrPath | Items, text: str = "text") -> str:
     """The extractor for a source where none is named."""
+    if isinstance(source, Items):
+        return DEFAULT_EXTRACTORS[source.kind]
     kind = kind_of(source, text)
     if kind == "features" and Path(source).suffix.lower() == ".csv":
         columns = ", ".join(sorted(_header(Path(source))))

@@ -44,12 +44,16 @@ function verdict(state, item) {
   if (item.state === "waiting") return el("span", { class: "verdict quiet" }, "…", unseen("no features yet"));
   const id = item.label ?? item.answer;
   if (id === undefined) return el("span", { class: "verdict quiet" }, "?", unseen("no answer yet"));
-  const own = item.top?.find(([c]) => c === id);
   const labelled = item.label !== undefined;
-  const share = labelled ? el("span", { class: "share", "aria-hidden": "true" }, "✓")
-    : el("span", { class: "share" }, own ? percent(own[1]) : "");
   return el("span", { class: `verdict ${colour(state, id)}${labelled ? " labelled" : ""}` }, el("span", { class: "dot" }),
-    unseen(labelled ? "labelled" : "answer"), el("span", { class: "what" }, name(state, id)), share);
+    unseen(labelled ? "labelled" : "answer"), el("span", { class: "what" }, name(state, id)));
+}
+
+// The probability of the answer. What is set aside because it resembles no class is not the most probable one: it has none.
+function share(item) {
+  if (item.label !== undefined) return el("span", { class: "share good", "aria-hidden": "true" }, "✓");
+  if (!item.top || item.answer !== item.top[0][0]) return null;
+  return el("span", { class: "share" }, percent(item.top[0][1]));
 }
 
 export function card(state, item) {
@@ -60,8 +64,8 @@ export function card(state, item) {
   const button = el("button", {
     type: "button", class: "card", draggable: "true", title: item.name, "aria-pressed": "false",
     data: { id: String(item.id) },
-  }, body, verdict(state, item));
-  if (item.text === undefined) button.append(el("span", { class: "name" }, short));
+  }, body, verdict(state, item),
+  el("span", { class: "foot" }, el("span", { class: "name" }, item.text === undefined ? short : ""), share(item)));
   return el("li", {}, button);
 }
 

@@ -15,6 +15,9 @@ export function el(tag, attributes = {}, ...children) {
   return node;
 }
 
+// A name that may be broken after what joins its parts: a_b, a-b, a.b, a/b.
+export const breakable = (name) => name.split(/(?<=[_\-./])/).flatMap((part, n) => (n ? [el("wbr"), part] : [part]));
+
 export const percent = (p) => `${Math.round(100 * p)}%`;
 
 export function say(text) {

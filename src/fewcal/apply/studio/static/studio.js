@@ -2,7 +2,7 @@
 
 import { get, listen, send } from "./api.js";
 import { PAGE, colour, fill, filtered, name } from "./cards.js";
-import { $, duration, el, percent, picture, place, problem, say } from "./dom.js";
+import { $, breakable, duration, el, percent, picture, place, problem, say } from "./dom.js";
 import { dragItems, takeFiles, target } from "./drop.js";
 import { keys } from "./keys.js";
 import { explain } from "./why.js";
@@ -145,15 +145,19 @@ function drawWork() {
   if (error) problem(error);
 }
 
+const classesInUse = () => new Set(state.items.map((i) => i.label).filter((l) => l !== undefined)).size;
+
+// What to do next, or how good the answers are.
 function drawEstimate() {
-  const e = state.estimate;
-  const labels = state.items.filter((i) => i.label !== undefined).length;
-  const used = new Set(state.items.map((i) => i.label).filter((l) => l !== undefined));
-  if (used.size < 2) $("estimate").textContent = "Give two classes an example each: all others are answered at once.";
-  else if (!e) $("estimate").textContent = `${labels} labels. A second example of a class lets the accuracy be estimated.`;
-  else $("estimate").textContent =
-    `Expect about ${percent(e.right / e.asked)} right or more (95% interval ${percent(e.low)} to ${percent(e.high)}): ` +
-    `${e.right} of ${e.asked} left-out examples were answered rightly.`;
+  const { expected, left_out } = state;
+  const [first, more] =
+    !state.items.length ? ["Begin with pictures or texts.", "Drop files anywhere on this page."]
+    : state.classes.length < 2 ? ["Name your classes.", "Type a name, Add, and again for the next one."]
+    : classesInUse() < 2 ? ["Give two classes an example each.", "Select an item, then click its class: all others are answered at once."]
+    : !expected ? ["All items have labels.", ""]
+    : [`About ${percent(expected.accuracy)} right`, `(${percent(expected.low)} to ${percent(expected.high)}), by the probabilities of the answers.` +
+      (left_out ? ` Of the examples, harder than most, ${left_out.right} of ${left_out.asked} are answered rightly when left out.` : "")];
+  $("estimate").replaceChildren(el("strong", {}, first), " ", el("span", { class: "quiet" }, more));
 }
 
 function classRow(c, key, examples) {
@@ -161,7 +165,7 @@ function classRow(c, key, examples) {
     el("button", {
       type: "button", class: "give", onclick: () => (selected.size ? assign([...selected], c.id) : say("Select an item first.")),
       title: "Give the selected items this class",
-    }, el("span", { class: "dot" }), el("span", { class: "what" }, c.name), el("span", { class: "share" }, String(c.count),
+    }, el("span", { class: "dot" }), el("span", { class: "what" }, breakable(c.name)), el("span", { class: "share" }, String(c.count),
       el("span", { class: "hidden" }, c.count === 1 ? " example" : " examples")), key ? el("kbd", { "aria-hidden": "true" }, key) : null),
     c.id !== 0 ? el("details", { class: "menu" }, el("summary", { "aria-label": `Change the class ${c.name}` }, "⋯"),
       el("ul", {}, el("li", {}, el("button", { type: "button", onclick: () => rename(c) }, "Rename")),
@@ -296,6 +300,19 @@ function wire() {
   $("redo").addEventListener("click", () => step("redo"));
   $("help").addEventListener("click", () => $("keys").showModal());
   $("close-why").addEventListener("click", why);
+  for (const link of $("export").querySelectorAll("a")) link.addEventListener("click", (event) => {
+    $("export").open = false;
+    if (classesInUse() >= Number(link.dataset.classes ?? 0)) { problem(""); return; }
+    event.preventDefault();
+    problem(link.dataset.classes === "1" ? "Nothing is labelled yet: give a class an example." : "There is no classifier yet: give two classes an example each.");
+  });
+  // Menus close where one clicks elsewhere, and by Escape.
+  const closeMenus = (except) => { for (const menu of document.querySelectorAll(".menu[open]")) if (menu !== except) menu.open = false; };
+  document.addEventListener("click", (event) => closeMenus(event.target.closest(".menu")));
+  document.addEventListener("keydown", (event) => {
+    const menu = event.key === "Escape" && event.target.closest(".menu[open]");
+    if (menu) { menu.open = false; menu.querySelector("summary").focus(); }
+  });
   for (const id of ["zoom", "keys"]) $(`close-${id}`).addEventListener("click", () => $(id).close());
   target(document.body, undefined, assign);
   theme();

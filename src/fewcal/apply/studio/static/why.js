@@ -1,13 +1,13 @@
 // The panel that says what speaks for an answer.
 
 import { get } from "./api.js";
-import { $, el, percent, picture } from "./dom.js";
+import { $, breakable, el, percent, picture } from "./dom.js";
 
 function bars(pairs, label) {
   return el("ul", { class: "bars", "aria-label": label }, pairs.map(([name, share]) => {
     const bar = el("span", { class: "fill" });
     bar.style.width = `${100 * Math.min(1, share)}%`;
-    return el("li", {}, el("span", { class: "what" }, name), el("span", { class: "track", "aria-hidden": "true" }, bar),
+    return el("li", {}, el("span", { class: "what" }, breakable(name)), el("span", { class: "track", "aria-hidden": "true" }, bar),
       el("span", { class: "share" }, percent(share)));
   }));
 }
@@ -35,10 +35,10 @@ export async function explain(item, state) {
   if (story.probabilities.length) parts.push(el("h3", {}, "Probabilities"), bars(story.probabilities, "Probabilities"));
   else parts.push(el("p", {}, "Answers come with examples of two classes."));
   if (story.outlier !== null)
-    parts.push(el("p", { class: "quiet" }, `${percent(story.outlier)} of examples of other classes fit as well as this one.`));
+    parts.push(el("p", { class: "quiet" }, `${percent(story.outlier)} of the base examples, which are of other classes, fit as well as this.`));
   if (story.nearest.length) {
     parts.push(el("h3", {}, "Most similar examples"), el("ul", { class: "near" }, story.nearest.map((near) =>
-      el("li", {}, shown(near.id, state), el("span", {}, `${near.class}, similarity ${near.similarity}`)))));
+      el("li", {}, shown(near.id, state), el("span", {}, breakable(near.class), `, similarity ${near.similarity.toFixed(2)}`)))));
   }
   if (story.bases.length) {
     parts.push(el("h3", {}, `Base classes that shape ${story.answer}`), el("ul", { class: "near" }, story.bases.map((base) =>
