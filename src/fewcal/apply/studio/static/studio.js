@@ -283,15 +283,15 @@ function wire() {
       if (id) dragItems(event, selected.has(id) ? [...selected] : [id]);
     });
   }
-  $("new-class").addEventListener("submit", (event) => {
+  // The field is free for the next one at once; what was refused comes back, unless something else stands there.
+  const taken = (field, act) => async (event) => {
     event.preventDefault();
-    const name = $("class-name").value;
-    change("POST", "/api/classes", { name }, `Class ${name} added`).then((done) => { if (done) $("class-name").value = ""; });
-  });
-  $("new-text").addEventListener("submit", (event) => {
-    event.preventDefault();
-    change("POST", "/api/texts", { text: $("text").value }, "Texts added").then((done) => { if (done) $("text").value = ""; });
-  });
+    const given = field.value;
+    field.value = "";
+    if (!(await act(given)) && !field.value) field.value = given;
+  };
+  $("new-class").addEventListener("submit", taken($("class-name"), (name) => change("POST", "/api/classes", { name }, `Class ${name} added`)));
+  $("new-text").addEventListener("submit", taken($("text"), (text) => change("POST", "/api/texts", { text }, "Texts added")));
   $("files").addEventListener("change", (event) => takeFiles(event.target.files, assign).then(() => { event.target.value = ""; }));
   for (const id of ["filter", "show", "of", "order"]) $(id).addEventListener("input", () => { most = PAGE; drawItems(); });
   $("more").addEventListener("click", () => { most += PAGE; drawItems(); });
