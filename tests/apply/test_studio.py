@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import csv
 import io
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -55,6 +56,24 @@ def label_one_each(studio: Studio, shots: int = 1) -> dict[str, int]:
 
 
 # ---- the store ------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_that_cannot_be_written_is_told_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("here", encoding="utf-8")
+    with pytest.raises(InputError, match=r"cannot write into .*file/photos.*; choose another folder"):
+        Studio(tmp_path / "file" / "photos")
+    (tmp_path / "a" / ".fewcal" / "studio.sqlite").mkdir(parents=True)
+    with pytest.raises(InputError, match=r"cannot open .*studio\.sqlite .*; choose another folder"):
+        Studio(tmp_path / "a")
+    ProjectStore(tmp_path / "b").close()
+    connect = sqlite3.connect
+
+    def read_only(path: Path, **how: object) -> sqlite3.Connection:
+        return connect(f"file:{path}?mode=ro", uri=True, isolation_level=None)
+
+    monkeypatch.setattr(sqlite3, "connect", read_only)
+    with pytest.raises(InputError, match=r"cannot write .*sqlite .*; choose a folder that you may write into"):
+        Studio(tmp_path / "b")
 
 
 def test_edits_are_undone_and_redone_in_order(tmp_path: Path) -> None:

@@ -65,7 +65,6 @@ class Studio:
 
     def __init__(self, folder: Path, settings: StudioSettings | None = None) -> None:
         self.folder, self.settings = folder, settings or StudioSettings()
-        folder.mkdir(parents=True, exist_ok=True)
         self.store = ProjectStore(folder)
         self.listeners: list[Callable[[], None]] = []
         self.revision = self.started = time.time_ns() // 1_000_000

@@ -98,7 +98,10 @@ class ProjectStore:
             raise InputError(f"cannot write into {folder}: {error.strerror}; choose another folder") from error
         self.path = home / FILE
         self._lock = threading.RLock()
-        self._db = sqlite3.connect(self.path, timeout=0.5, check_same_thread=False, isolation_level=None)
+        try:
+            self._db = sqlite3.connect(self.path, timeout=0.5, check_same_thread=False, isolation_level=None)
+        except sqlite3.OperationalError as error:
+            raise InputError(f"cannot open {self.path} ({error}); choose another folder") from error
         try:
             # Held for as long as the process lives: two servers on one folder would not see each other's changes.
             self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
@@ -108,9 +111,12 @@ class ProjectStore:
                 for statement in _TABLES.split(";"):
                     self._db.execute(statement)
                 self._check_schema()
-        except sqlite3.OperationalError as error:
+        except (sqlite3.OperationalError, InputError) as error:
             self._db.close()
-            raise InputError(f"{folder} is open in another studio ({error}); close that one first") from error
+            reason = error.__cause__ or error
+            if "locked" in str(reason):
+                raise InputError(f"{folder} is open in another studio ({reason}); close that one first") from error
+            raise InputError(f"cannot write {self.path} ({reason}); choose a folder that you may write into") from error
         except sqlite3.DatabaseError as error:
             self._db.close()
             raise FileFormatError(f"{self.path} is no studio project ({error}); move it away to begin anew") from error
