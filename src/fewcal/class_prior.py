@@ -130,6 +130,11 @@ class ClassPrior:
         worth = 1 / torch.lerp(self.psi.min(), self.psi, say) + say * strength
         return worth, k / (k + worth), (average + worth) / (average + worth + 1)
 
+    @cached_property
+    def _spectrum_and_ones(self) -> Tensor:
+        """`(D, 2)`, for two sums in one product."""
+        return torch.stack([self.spectrum, torch.ones_like(self.spectrum)], dim=1)
+
     def domain_match(self, x: Tensor) -> Tensor:
         """How far points `x (*B, D)` less the origin lie along the directions in which base classes differ, `(*B)`.
 
@@ -137,10 +142,8 @@ class ClassPrior:
         rows that know nothing of these directions. C classes span C directions, of which those of another class know a
         share that rises with C, and so does the unit.
         """
-        unit = self.alignment * self.say
-        spectrum = self._memo.get("spectrum", lambda: self.spectrum / unit)
-        aligned = torch.linalg.vecdot(x * spectrum, x) / torch.linalg.vecdot(x, x).clamp_(min=1e-30)
-        return aligned - 1 / unit
+        aligned, squares = (x.square() @ self._spectrum_and_ones).unbind(dim=-1)
+        return (aligned / squares.clamp(min=1e-30) - 1) / (self.alignment * self.say)
 
     def to(self, device: torch.device | str) -> ClassPrior:
         """The same on another device."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -123,9 +124,11 @@ def class_shots(labels: Tensor, n_classes: int, dtype: torch.dtype) -> ClassShot
     >>> shots.counts.tolist(), shots.least, shots.most, shots.even
     ([[2.0, 1.0]], 1, 2, False)
     """
-    counts = labels.new_zeros(len(labels), n_classes, dtype=dtype).scatter_(1, labels, 1.0, reduce="add")
-    least, most = counts.aminmax()
-    return ClassShots(labels, counts, int(least), int(most))
+    # On the host, where the smallest and the largest are wanted: a GPU is waited for once, and NumPy is quick.
+    at = labels.cpu().numpy() + n_classes * np.arange(len(labels))[:, None]
+    counts = np.bincount(at.ravel(), minlength=len(labels) * n_classes).reshape(-1, n_classes)
+    on_device = torch.from_numpy(counts).to(device=labels.device, dtype=dtype)
+    return ClassShots(labels, on_device, int(counts.min()), int(counts.max()))
 
 
 def minus_one_hot(probabilities: Tensor, labels: Tensor) -> Tensor:
