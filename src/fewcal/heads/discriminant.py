@@ -47,6 +47,13 @@ def oas_ridge(trace: Tensor, square: Tensor, rows: Tensor, dim: int) -> Tensor:
     return share / (1 - share) * rows * t1 / dim
 
 
+class Fitted(NamedTuple):
+    """A classifier `head`, and the scores of each support row without it, `left_out (T, S, N)`, where there are any."""
+
+    head: LinearHead
+    left_out: Tensor | None
+
+
 class RowProducts(NamedTuple):
     """aᵀPb of the class means m and of what belongs to each support row.
 
@@ -95,15 +102,20 @@ class Discriminant:
 
     def head(self, guess: Tensor | float, shots: ClassShots | None = None) -> LinearHead:
         """The classifier; `guess (T,)` or a number is the prior guess of γ, `shots` what is known of the labels."""
+        return self.fitted(guess, shots).head
+
+    def fitted(self, guess: Tensor | float, shots: ClassShots | None = None) -> Fitted:
+        """The classifier, and what it says of support rows that were left out."""
         n, dtype = self.means.shape[1], self.means.dtype
         shots = class_shots(self.labels, n, dtype) if shots is None else shots
         gamma = guess if isinstance(guess, Tensor) else self.means.new_full((len(self.means),), guess)
         if shots.most <= 1:
             directions = self.means * self.metric
-            return _linear(directions, torch.linalg.vecdot(directions, self.means), gamma)
+            return Fitted(_linear(directions, torch.linalg.vecdot(directions, self.means), gamma), None)
         solve = self._in_rows if self.support.shape[1] <= self.support.shape[2] else self._in_features
         directions, nu, found = solve(membership(self.labels, n, dtype), shots)
         noise = self._noise(nu, found, shots) if self.unbiased else None
+        left_out = None
         if shots.most > 2 or self.unbiased:
             scores, rows = self.left_out(nu, found, shots, noise), shots.of_rows
             if self.unbiased:
@@ -113,7 +125,8 @@ class Discriminant:
                 # The mean of the others is noisier; of two rows, beside what a prior tells, one says nothing.
                 counts = (rows - 2).clamp(min=0) / (rows - 1).clamp(min=1)
             gamma = fit_gamma(scores, self.labels, counts, gamma)
-        return _linear(directions, found.mm if noise is None else found.mm - noise, gamma)
+            left_out = gamma[:, None, None] * scores
+        return Fitted(_linear(directions, found.mm if noise is None else found.mm - noise, gamma), left_out)
 
     def _noise(self, nu: Tensor, found: RowProducts, shots: ClassShots) -> Tensor:
         """tr(PS)/K `(T, N)`, by which μᵀPμ is too large; S is judged by rows that P has not seen."""

@@ -18,6 +18,7 @@ from fewcal.heads.base import Head
 from fewcal.heads.discriminant import (
     COSINE_GAP,
     Discriminant,
+    Fitted,
     cosine_variance,
     one_shot_log_odds,
     squared_separation,
@@ -82,17 +83,24 @@ def bankless_head(support: Tensor, labels: Tensor, n_classes: int, gap: float = 
 
     `gap` is by how much cosines within a class exceed others, where a bank tells.
     """
+    return fit_bankless(support, labels, n_classes, gap)[0]
+
+
+def fit_bankless(
+    support: Tensor, labels: Tensor, n_classes: int, gap: float = COSINE_GAP
+) -> tuple[Head, Tensor | None]:
+    """`bankless_head`, and what its discriminant says of each support row without it, `(T, S, N)`; None at one shot."""
     with torch.no_grad():
         if support.shape[2] < _EMBEDDING:  # rows of any length: the same at every scale
             scale = support.abs().amax(dim=(1, 2), keepdim=True).clamp(min=1e-30)
-            head = _discriminant_and_logistic(support / scale, labels, n_classes)
-            return LinearHead(head.weight / scale, head.bias)
+            head, left_out = _discriminant_and_logistic(support / scale, labels, n_classes)
+            return LinearHead(head.weight / scale, head.bias), left_out
         if support.shape[1] == n_classes:
-            return _one_shot(support, labels, n_classes, gap)
+            return _one_shot(support, labels, n_classes, gap), None
         return _discriminant_and_logistic(support, labels, n_classes)
 
 
-def _discriminant_and_logistic(support: Tensor, labels: Tensor, n_classes: int) -> LinearHead:
+def _discriminant_and_logistic(support: Tensor, labels: Tensor, n_classes: int) -> Fitted:
     means = class_means(support, labels, n_classes)
     log_odds = _log_odds(means, support.shape[1] / n_classes)
     # Neither classifier depends on the origin, but rounding does: of rows that are all much alike, as those of many
@@ -103,7 +111,7 @@ def _discriminant_and_logistic(support: Tensor, labels: Tensor, n_classes: int) 
     scaled, means = support / length, (means - centre) / length
     one = means.new_ones(means.shape[2])
     parts = Discriminant(scaled, labels, means, one, 0 * one, RIDGE, unbiased=True)
-    discriminant = parts.head(log_odds / squared_separation(means))
+    discriminant, left_out = parts.fitted(log_odds / squared_separation(means))
     discriminant = LinearHead(discriminant.weight / length, discriminant.bias)
     larger = (_LEAST_LENGTH / length).clamp(min=1)
     logistic = bankless_logistic(larger * support, labels, n_classes)
@@ -111,7 +119,7 @@ def _discriminant_and_logistic(support: Tensor, labels: Tensor, n_classes: int) 
     counts = membership(labels, n_classes, means.dtype).sum(dim=1).clamp(min=1)
     even = LinearHead(larger * logistic.weight, logistic.bias - (counts / counts.amax(dim=1, keepdim=True)).log())
     head = _average(discriminant, even)
-    return LinearHead(head.weight, head.bias - (head.weight @ centre.mT).squeeze(-1))
+    return Fitted(LinearHead(head.weight, head.bias - (head.weight @ centre.mT).squeeze(-1)), left_out)
 
 
 def _log_odds(means: Tensor, shots: float) -> Tensor | float:

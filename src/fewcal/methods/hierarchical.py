@@ -10,7 +10,7 @@ r"""GDC as a hierarchical Gaussian model, the `default`: everything that it need
 How far the base classes are trusted is judged before: a bank whose means are noise is not used at all
 (`fewcal.methods.bankless` answers). Few base classes have less of a say as neighbours, and little else than their
 covariance is left of them; and where they are few, or the task does not lie along the directions in which they differ,
-the two classifiers share the answer.
+the two classifiers share the answer, unless support rows that are left out show that the model knows them better.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from fewcal.class_prior import (
     posterior,
     prior_bank,
     reliability,
+    say_with_evidence,
     say_with_shots,
     why_ignored,
     why_partly_used,
@@ -40,9 +41,9 @@ from fewcal.domain_match import Trust
 from fewcal.errors import FewcalWarning
 from fewcal.gaussianize import Gaussianization
 from fewcal.heads.base import Head
-from fewcal.heads.discriminant import COSINE_GAP, Discriminant, cosine_variance, one_shot_log_odds
+from fewcal.heads.discriminant import COSINE_GAP, Discriminant, Fitted, cosine_variance, one_shot_log_odds
 from fewcal.heads.linear import ClassShots, LinearHead, class_shots, class_sizes
-from fewcal.methods.bankless import UnitRows, bankless_head
+from fewcal.methods.bankless import UnitRows, bankless_head, fit_bankless
 from fewcal.methods.base import Method, RowMap, TaskBatch
 from fewcal.params import GDCParams
 
@@ -144,7 +145,15 @@ class HierarchicalGDC(Method):
         return torch.cat([self.prior.domain_match(self._centred(part)) for part in z.split(_AT_ONCE)])[:, None]
 
     def trust(self, batch: TaskBatch) -> Trust:
-        """The say of the base classes in each task."""
+        """The say of the base classes in each task, as `fit` uses it."""
+        before = self._trust_before(batch)
+        if before.out_of_domain is None or bool((before.share == 1).all()):
+            return before
+        share = self._fit(batch, before).trust
+        return Trust(share, share <= 0)
+
+    def _trust_before(self, batch: TaskBatch) -> Trust:
+        """The same before rows are left out: by the number of base classes, and by where the task lies."""
         p = self.params
         if p.trust != "auto":
             return Trust(batch.support.new_full((len(batch.support),), float(p.trust)), None)
@@ -173,17 +182,19 @@ class HierarchicalGDC(Method):
         return Calibration(index, every.gather(-1, index), top / (1 - share), found.mean + self.prior.origin)
 
     def fit(self, batch: TaskBatch) -> Head:
-        p = self.params
         if self.unused is not None:
             return bankless_head(batch.support, batch.labels, batch.n_classes)
+        return self._fit(batch, self._trust_before(batch))
+
+    def _fit(self, batch: TaskBatch, before: Trust) -> BlendedHead:
+        p = self.params
         with torch.no_grad():
             support = self._centred(batch.support)
             shots = class_shots(batch.labels, batch.n_classes, support.dtype)
             own = shots.means(support)
-            trust = self.trust(batch).share
             found = posterior(self.prior, own, shots.each, say=self.say, **self._weights)
             parts = Discriminant(support, batch.labels, found.mean, found.precision, found.worth, p.scatter)
-            return blended(parts.head(self._gamma(own, shots, found), shots), batch, trust, self.cosine_gap)
+            return blended(parts.fitted(self._gamma(own, shots, found), shots), batch, before, self.cosine_gap)
 
     @property
     def _weights(self) -> dict[str, float]:
@@ -294,10 +305,34 @@ class BlendedHead(Head):
         return BlendedHead(self.head.to(device), self.plain and self.plain.to(device), self.trust.to(device))
 
 
-def blended(head: LinearHead, batch: TaskBatch, trust: Tensor, gap: float) -> BlendedHead:
-    """The head of the base classes and that of the support alone, each with its say."""
+def blended(model: Fitted, batch: TaskBatch, before: Trust, gap: float) -> BlendedHead:
+    """The head of the base classes and that of the support alone, each with its say.
+
+    Where the say follows from the data, rows that were left out can raise it.
+    """
+    trust = before.share
+    if bool((trust == 1).all()):
+        return BlendedHead(model.head, None, trust)
     d = batch.support.shape[-1] // 2
-    plain = None
-    if bool((trust < 1).any()):
-        plain = bankless_head(batch.support[..., d:], batch.labels, batch.n_classes, gap)
-    return BlendedHead(head, plain, trust)
+    plain, left_out = fit_bankless(batch.support[..., d:], batch.labels, batch.n_classes, gap)
+    if before.out_of_domain is not None and model.left_out is not None and left_out is not None:
+        trust = say_with_evidence(trust, left_out_gain(model.left_out, left_out, batch.labels))
+    return BlendedHead(model.head, plain, trust)
+
+
+def left_out_gain(model: Tensor, plain: Tensor, labels: Tensor) -> Tensor:
+    """By how much `model` knows the rows of a class better than `plain`, on average less its standard error, `(T,)`.
+
+    Both score each support row as if it had not been there, `(T, S, N)`; the gain is in log-likelihood. Of two rows of
+    a class, or of the only one, nothing is said.
+
+    >>> sure, unsure, labels = torch.tensor([[[9.0, 0.0]] * 3]), torch.zeros(1, 3, 2), torch.tensor([[0, 0, 0]])
+    >>> left_out_gain(sure, unsure, labels), left_out_gain(sure[:, :2], unsure[:, :2], labels[:, :2])
+    (tensor([0.5198]), tensor([0.]))
+    """
+    own = labels[..., None]
+    more = (torch.log_softmax(model, dim=-1) - torch.log_softmax(plain, dim=-1)).gather(2, own).squeeze(-1)
+    rows = class_sizes(labels)
+    more = more * ((rows - 2).clamp(min=0) / (rows - 1).clamp(min=1))
+    error = torch.linalg.vector_norm(more - more.mean(dim=1, keepdim=True), dim=1)
+    return (more.sum(dim=1) - error) / model.shape[2]
