@@ -146,23 +146,20 @@ class HierarchicalGDC(Method):
 
     def trust(self, batch: TaskBatch) -> Trust:
         """The say of the base classes in each task, as `fit` uses it."""
-        before = self._trust_before(batch)
-        if before.out_of_domain is None or bool((before.share == 1).all()):
-            return before
-        share = self._fit(batch, before).trust
-        return Trust(share, share <= 0)
+        share = self._fit(batch).trust
+        return Trust(share, share <= 0 if self.params.trust == "auto" else None)
 
-    def _trust_before(self, batch: TaskBatch) -> Trust:
-        """The same before rows are left out: by the number of base classes, and by where the task lies."""
+    def _trust_before(self, batch: TaskBatch) -> Tensor:
+        """The share `(T,)` before rows are left out: by the number of base classes, and by where the task lies."""
         p = self.params
         if p.trust != "auto":
-            return Trust(batch.support.new_full((len(batch.support),), float(p.trust)), None)
+            return batch.support.new_full((len(batch.support),), float(p.trust))
         if batch.precomputed is None:
             match = self.prior.domain_match(self._centred(batch.support))
         else:
             match = batch.precomputed[..., 0]
         share = ((match.mean(dim=1) - UNLIKE) / (LIKE - UNLIKE)).clamp(0, 1)
-        return Trust(self.say_at(batch.support.shape[1] / batch.n_classes) * share, share <= 0)
+        return self.say_at(batch.support.shape[1] / batch.n_classes) * share
 
     def calibration(self, batch: TaskBatch) -> Calibration:
         """What the prior does to each support point, in the terms of eq. 5: its nearest base classes and their shares.
@@ -184,17 +181,19 @@ class HierarchicalGDC(Method):
     def fit(self, batch: TaskBatch) -> Head:
         if self.unused is not None:
             return bankless_head(batch.support, batch.labels, batch.n_classes)
-        return self._fit(batch, self._trust_before(batch))
+        return self._fit(batch)
 
-    def _fit(self, batch: TaskBatch, before: Trust) -> BlendedHead:
+    def _fit(self, batch: TaskBatch) -> BlendedHead:
         p = self.params
         with torch.no_grad():
             support = self._centred(batch.support)
             shots = class_shots(batch.labels, batch.n_classes, support.dtype)
             own = shots.means(support)
+            trust = self._trust_before(batch)
             found = posterior(self.prior, own, shots.each, say=self.say, **self._weights)
             parts = Discriminant(support, batch.labels, found.mean, found.precision, found.worth, p.scatter)
-            return blended(parts.fitted(self._gamma(own, shots, found), shots), batch, before, self.cosine_gap)
+            model = parts.fitted(self._gamma(own, shots, found), shots)
+            return blended(model, batch, trust, self.cosine_gap, judged=p.trust == "auto")
 
     @property
     def _weights(self) -> dict[str, float]:
@@ -305,17 +304,16 @@ class BlendedHead(Head):
         return BlendedHead(self.head.to(device), self.plain and self.plain.to(device), self.trust.to(device))
 
 
-def blended(model: Fitted, batch: TaskBatch, before: Trust, gap: float) -> BlendedHead:
+def blended(model: Fitted, batch: TaskBatch, trust: Tensor, gap: float, judged: bool) -> BlendedHead:
     """The head of the base classes and that of the support alone, each with its say.
 
-    Where the say follows from the data, rows that were left out can raise it.
+    Where trust `(T,)` is `judged`, rather than given, rows that were left out can raise it.
     """
-    trust = before.share
-    if bool((trust == 1).all()):
-        return BlendedHead(model.head, None, trust)
-    d = batch.support.shape[-1] // 2
-    plain, left_out = fit_bankless(batch.support[..., d:], batch.labels, batch.n_classes, gap)
-    if before.out_of_domain is not None and model.left_out is not None and left_out is not None:
+    plain = left_out = None
+    if bool((trust < 1).any()):
+        d = batch.support.shape[-1] // 2
+        plain, left_out = fit_bankless(batch.support[..., d:], batch.labels, batch.n_classes, gap)
+    if judged and model.left_out is not None and left_out is not None:
         trust = say_with_evidence(trust, left_out_gain(model.left_out, left_out, batch.labels))
     return BlendedHead(model.head, plain, trust)
 
