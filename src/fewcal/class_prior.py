@@ -43,9 +43,9 @@ _COLLAPSED = 0.25
 _MOST_OUTSIDE = 0.15
 # Ridges that the whitening is an average over, as multiples of the one asked for.
 RIDGES = (0.25, 1.0, 4.0)
-# What the share of chance in S_w is multiplied by in the share of λ, and the least share: rows of new classes vary a
-# little where those of base classes do not at all.
-_NOISE, _LEAST_RIDGE = 20.0, 0.005
+# What the share of chance in S_w is multiplied by in the share of λ, below which unevenness directions are taken for
+# alike, and the least share: rows of new classes vary a little where those of base classes do not at all.
+_NOISE, _ALIKE, _LEAST_RIDGE = 20.0, 0.2, 0.0005
 # How fast the say of base classes rises with the evidence of left-out rows, and the odds from which it can rise.
 _PER_NAT, _LEAST_ODDS = 4.0, 0.05
 # Of the alignment of base rows, at least: where base classes differ as much in all directions, nothing can be told.
@@ -169,9 +169,9 @@ def reliability(bank: BaseBank) -> float:
 def ridge_share(values: Tensor, freedom: int) -> float:
     r"""The share of the largest ridge that the whitening needs, from the eigenvalues e `(D,)` of S_w.
 
-        (N₁/N₂ − 1)³ + (20·N₁/f)²,   N₁ = exp(−Σ p log p),   N₂ = 1/Σp²,   p = e/Σe
+        v³·min(1, (v/0.2)⁶) + (20·N₁/f)³,   v = N₁/N₂ − 1,   N₁ = exp(−Σ p log p),   N₂ = 1/Σp²,   p = e/Σe
 
-    and at least 0.005, at most 1; f are the degrees of freedom of S_w. A ridge keeps directions of little variance from
+    and at least 0.0005, at most 1; f are the degrees of freedom of S_w. A ridge keeps directions of little variance from
     being taken for directions of much information. N₁ and N₂ both count the directions in which rows vary (Hill,
     Ecology 1973): they are equal where rows vary as much in each of these, whatever the number of others in which they
     do not vary, and apart where a few directions have most of the variance. Features behind a narrow layer, or one
@@ -180,15 +180,16 @@ def ridge_share(values: Tensor, freedom: int) -> float:
 
     >>> uneven = torch.tensor([9.0, 3.0, 1.0])
     >>> round(ridge_share(uneven, 10**6), 3), ridge_share(uneven, 10)
-    (0.007, 1.0)
+    (0.004, 1.0)
     >>> round(ridge_share(torch.cat([uneven, torch.zeros(9)]), 10**6), 3)
-    0.007
+    0.004
     """
     p = values.double().clamp(min=0)
     p = p / p.sum().clamp(min=1e-30)
     directions = float(torch.special.entr(p).sum().exp())
     uneven = directions * float(p.square().sum()) - 1
-    return min(1.0, max(_LEAST_RIDGE, uneven**3 + (_NOISE * directions / max(freedom, 1)) ** 2))
+    uneven = uneven**3 * min(1.0, (uneven / _ALIKE) ** 6)
+    return min(1.0, max(_LEAST_RIDGE, uneven + (_NOISE * directions / max(freedom, 1)) ** 3))
 
 
 def transferable_ratio(between: Tensor, within: Tensor, classes: int, floor: float) -> Tensor:

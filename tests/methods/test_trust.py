@@ -98,7 +98,7 @@ def test_with_many_shots_the_support_knows_that_the_covariance_is_right(method: 
 
 
 def test_the_support_overrules_a_domain_that_does_not_match() -> None:
-    loud = NOISE * np.where(np.arange(DIM) < 30, 1.5, 1.0)  # rows hardly lie along the directions of base classes
+    loud = NOISE * np.where(np.arange(DIM) < 30, 2.5, 1.0)  # rows hardly lie along the directions of base classes
     found = HierarchicalGDC(get_preset("default")).prepare(BaseBank().fit(*rows(CLASSES, 100, seed=0, noise=loud)))
     assert isinstance(found, HierarchicalGDC)
     for shot, low, high in ((1, 0.0, 0.0), (20, 0.99, 1.0)):
