@@ -171,7 +171,7 @@ def ridge_share(values: Tensor, freedom: int) -> float:
 
         v³·min(1, (v/0.2)⁶) + (20·N₁/f)³,   v = N₁/N₂ − 1,   N₁ = exp(−Σ p log p),   N₂ = 1/Σp²,   p = e/Σe
 
-    and at least 0.0005, at most 1; f are the degrees of freedom of S_w. A ridge keeps directions of little variance from
+    and from 0.0005 to 1; f are the degrees of freedom of S_w. A ridge keeps directions of little variance from
     being taken for directions of much information. N₁ and N₂ both count the directions in which rows vary (Hill,
     Ecology 1973): they are equal where rows vary as much in each of these, whatever the number of others in which they
     do not vary, and apart where a few directions have most of the variance. Features behind a narrow layer, or one
