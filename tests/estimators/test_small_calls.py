@@ -15,7 +15,7 @@ from fewcal.class_prior import fit_class_prior, posterior
 from fewcal.errors import FewcalWarning
 from fewcal.estimators.inputs import class_codes
 from fewcal.features.synthetic import make_features
-from fewcal.heads.linear import class_means, class_shots
+from fewcal.heads.linear import LinearHead, class_means, class_shots
 from fewcal.methods.hierarchical import own_log_odds
 
 
@@ -121,3 +121,13 @@ def test_classes_of_plain_labels_are_those_of_numpy(y: np.ndarray) -> None:
     assert classes.dtype == expected.dtype
     assert classes.tolist() == expected.tolist()
     assert codes.tolist() == positions.tolist()
+
+
+def test_one_task_scores_as_it_does_among_others() -> None:
+    head = LinearHead(torch.randn(3, 4, 6), torch.randn(3, 4))
+    x = torch.randn(3, 7, 6)
+    together = head.logits(x)
+    for t in range(3):
+        alone = LinearHead(head.weight[t : t + 1], head.bias[t : t + 1]).logits(x[t : t + 1])
+        torch.testing.assert_close(alone[0], together[t])
+        torch.testing.assert_close(alone[0], x[t] @ head.weight[t].T + head.bias[t])
