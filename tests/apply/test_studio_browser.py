@@ -244,6 +244,58 @@ def test_files_that_are_no_pictures_are_told_beside_those_that_are(
     page.close()
 
 
+def test_a_picture_that_cannot_be_read_says_why(browser: Browser, folder: Path) -> None:
+    (folder / "broken.png").write_bytes(b"nothing")
+    server = Server(folder)
+    page = opened(browser, server)
+    assert page.text("#count") == ["15 of 16, 1 unreadable"]
+    page.js("document.querySelector('#show').value = 'failed'")
+    page.js("document.querySelector('#show').dispatchEvent(new Event('input'))")
+    page.wait_for("document.querySelectorAll('#items .card').length === 1")
+    reason = "broken.png cannot be read as a picture"
+    assert reason in page.text("#items .text")[0]
+    page.click("#items .card")
+    key(page, "w")
+    page.wait_for(f"document.querySelector('#why-body').textContent.includes('{reason}')")
+    key(page, "z")
+    page.wait_for(f"document.querySelector('#zoom-body').textContent.includes('{reason}')")
+    assert page.images()[1] == []
+    page.close()
+    server.stop()
+
+
+def test_exports_that_there_is_nothing_for_say_what_is_missing(browser: Browser, server: Server) -> None:
+    page = opened(browser, server)
+    page.click("#export summary")
+    page.click("#export a[href$='.fewcal']")
+    page.wait_for("document.querySelector('#problem').textContent.startsWith('There is no classifier yet')")
+    assert not page.js("document.querySelector('#export').open")
+    page.click("#export summary")
+    page.press("Escape")
+    page.wait_for("!document.querySelector('#export').open")
+    label_colours(page)
+    assert page.js("document.querySelector('#problem').hidden")
+    assert page.text("#estimate")[0].startswith("About ")
+    page.close()
+
+
+def test_a_name_that_is_typed_before_the_last_one_is_answered_stays(browser: Browser, server: Server) -> None:
+    page = opened(browser, server)
+    page.call(
+        "Network.emulateNetworkConditions", offline=False, latency=400, downloadThroughput=-1, uploadThroughput=-1
+    )
+    for name in ("red", "blue"):  # the second one while the first is under way
+        key(page, "c") if name == "red" else None
+        page.call("Input.insertText", text=name)
+        page.press("Enter")
+    page.wait_for("document.querySelectorAll('#classes > li').length === 3")
+    page.call("Input.insertText", text="red")
+    page.press("Enter")  # refused, so it comes back
+    page.wait_for("document.querySelector('#problem').textContent.includes('already')")
+    assert page.js("document.querySelector('#class-name').value") == "red"
+    page.close()
+
+
 def test_a_kill_loses_nothing(browser: Browser, server: Server, folder: Path) -> None:
     page = opened(browser, server)
     label_colours(page)

@@ -75,7 +75,7 @@ def why(studio: Studio, number: int) -> dict[str, Json]:
     ids, names = answered.moment.ids, answered.moment.classes
     item = studio.store.item(number)
     if number not in ids:
-        raise InputError(f"{item.name} has no features yet")
+        raise InputError(item.error or f"{item.name} has no features yet")
     n = ids.index(number)
     answer = answered.answer(n)
     p = answered.probabilities

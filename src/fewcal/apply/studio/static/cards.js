@@ -58,14 +58,17 @@ function share(item) {
 
 export function card(state, item) {
   const short = item.name.split("/").pop();
-  const body = item.text !== undefined
-    ? el("span", { class: "text" }, item.text)
+  const body = item.text !== undefined ? el("span", { class: "text" }, item.text)
+    : item.state === "failed" ? el("span", { class: "text" }, item.error)
     : el("img", { src: picture(state, item.id, "thumbnail"), alt: "", loading: "lazy", decoding: "async", draggable: "false" });
   const button = el("button", {
     type: "button", class: "card", draggable: "true", title: item.name, "aria-pressed": "false",
     data: { id: String(item.id) },
-  }, body, verdict(state, item),
-  el("span", { class: "foot" }, el("span", { class: "name" }, item.text === undefined ? short : ""), share(item)));
+  }, body);
+  const answer = verdict(state, item);
+  const last = item.text !== undefined ? answer : el("span", { class: "foot" }, el("span", { class: "name" }, short));
+  last.append(share(item) ?? "");
+  button.append(...new Set([answer, last]));
   return el("li", {}, button);
 }
 

@@ -172,7 +172,7 @@ function classRow(c, key, examples) {
         el("li", {}, el("button", { type: "button", onclick: () => change("DELETE", `/api/classes/${c.id}`, {}, `${c.name} removed`) }, "Remove")))) : null,
     examples.length ? el("ul", { class: "examples", "aria-label": `Examples of ${c.name}` }, examples.map((i) => el("li", {}, el("button", {
       type: "button", title: `${i.name}: take the label away`, onclick: () => assign([i.id], null),
-    }, el("span", { class: "hidden" }, `Take the label from ${i.text === undefined ? i.name : ""} `), i.text === undefined ? el("img", { src: picture(state, i.id, "thumbnail"), alt: "", loading: "lazy" }) : i.text.slice(0, 24))))) : null);
+    }, el("span", { class: "hidden" }, `Take the label from ${i.text === undefined ? i.name : ""} `), i.text === undefined ? el("img", { src: picture(state, i.id, "thumbnail"), alt: "", loading: "lazy" }) : i.text.length > 24 ? `${i.text.slice(0, 23)}…` : i.text)))) : null);
   target(row, c.id, assign);
   return row;
 }
@@ -226,7 +226,8 @@ function drawItems() {
   $("next").hidden = !next.length;
   fill($("next-items"), state, next);
   fill($("items"), state, shown.slice(0, most));
-  $("count").textContent = `${shown.length} of ${state.items.length}`;
+  const failed = state.items.filter((i) => i.state === "failed").length;
+  $("count").textContent = `${shown.length} of ${state.items.length}${failed ? `, ${failed} unreadable` : ""}`;
   $("more").hidden = shown.length <= most;
   $("empty").hidden = shown.length > 0;
   $("empty").textContent = state.items.length ? "Nothing here: change the filters." : "Drop pictures or a file of texts here to begin.";
@@ -261,7 +262,7 @@ function zoom() {
   const one = item();
   if (!one) return;
   $("zoom-title").textContent = one.name;
-  $("zoom-body").replaceChildren(one.text !== undefined ? el("p", {}, one.text)
+  $("zoom-body").replaceChildren(one.text !== undefined || one.state === "failed" ? el("p", {}, one.text ?? one.error)
     : el("img", { src: picture(state, one.id, "zoomed"), alt: one.name }));
   $("zoom").showModal();
 }
