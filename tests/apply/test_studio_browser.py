@@ -281,11 +281,10 @@ def test_exports_that_there_is_nothing_for_say_what_is_missing(browser: Browser,
 
 def test_a_name_that_is_typed_before_the_last_one_is_answered_stays(browser: Browser, server: Server) -> None:
     page = opened(browser, server)
-    page.call(
-        "Network.emulateNetworkConditions", offline=False, latency=400, downloadThroughput=-1, uploadThroughput=-1
-    )
+    slow = {"latency": 400, "downloadThroughput": -1, "uploadThroughput": -1}
+    page.call("Network.emulateNetworkConditions", offline=False, **slow)
+    key(page, "c")
     for name in ("red", "blue"):  # the second one while the first is under way
-        key(page, "c") if name == "red" else None
         page.call("Input.insertText", text=name)
         page.press("Enter")
     page.wait_for("document.querySelectorAll('#classes > li').length === 3")
