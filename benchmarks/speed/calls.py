@@ -62,6 +62,43 @@ def start(runs: int, folder: Path) -> None:
     processes("fewcal classify, 10 examples and 1 picture", [*fewcal, *one], runs)
     ten = ["classify", "--support", support, "--query", query, "-q"]
     processes("fewcal classify, 10 examples and 10 pictures", [*fewcal, *ten], runs)
+    parts(runs, support, query)
+
+
+# What `fewcal classify` does, step by step, with the time of each; pictures are read while torch is imported.
+STEPS = """
+import gc, sys, time
+told = [time.perf_counter()]
+step = lambda: told.append(time.perf_counter())
+gc.set_threshold(5_000, 10, 10)
+support, query = sys.argv[1:]
+import fewcal.cli.extract
+from fewcal.features.sources.find import found_ahead
+with found_ahead(support, query) as (known, asked):
+    step()
+    import torch
+    step()
+    import fewcal.apply.classify, fewcal.estimators.few_shot
+    from fewcal.features.extract import embed
+    step()
+    from fewcal.features.extractors import get_extractor
+    extractor = get_extractor("efficientnet-lite0")
+    step()
+    (x, known), (z, asked) = embed(known, extractor), embed(asked, extractor)
+    step()
+print(*(b - a for a, b in zip(told, told[1:])))
+"""
+
+
+def parts(runs: int, support: str, query: str) -> None:
+    """Where the time of the first `classify` goes."""
+    times = []
+    for _ in range(runs):
+        done = subprocess.run([sys.executable, "-c", STEPS, support, query], capture_output=True, text=True, check=True)
+        times.append([float(t) for t in done.stdout.split()])
+    names = ("command line, sources", "import torch", "other imports", "weights", "network")
+    for name, taken in zip(names, zip(*times, strict=True), strict=True):
+        print(f"  {name:42s} {statistics.median(taken):6.2f} s")
 
 
 def one_task(bank: BaseBank, x: np.ndarray, y: np.ndarray, asked: np.ndarray) -> np.ndarray:
