@@ -85,6 +85,9 @@ class ClassPrior:
         The say of the base classes by their number (`enough_classes`).
     ridge_share : float
         The share of its ridge that the whitening needs: 0 where S_w is known well.
+    leverage : float
+        How much a row weighs in the metric that it is measured with, for each unit of its squared whitened deviation
+        from its class mean: rᵀ(S_w + λ'·I)⁻¹r / df, averaged over λ', is this times ‖rW‖².
     """
 
     transform: Gaussianization
@@ -100,14 +103,15 @@ class ClassPrior:
     gap: float
     say: float
     ridge_share: float
+    leverage: float
 
     @cached_property
     def _memo(self) -> Memo:
         """What follows from the prior and a few numbers: a small task would spend most of its time on these."""
         return Memo()
 
-    def neighbours(self, x: Tensor, sharpness: float) -> Tensor:
-        """w `(*B, C)` of points `x (*B, D)` less the origin."""
+    def neighbours(self, x: Tensor, sharpness: float, without: Tensor | None = None) -> Tensor:
+        """w `(*B, C)` of points `x (*B, D)` less the origin; `without (*B)` is a base class that is no neighbour."""
 
         def make() -> tuple[Tensor, Tensor]:
             scale = 2 * sharpness / self.unit
@@ -115,7 +119,10 @@ class ClassPrior:
             return -scale / 2 * torch.linalg.vecdot(self.means, self.means), (scale * self.means.T).contiguous()
 
         shift, scaled = self._memo.get(("neighbours", sharpness), make)
-        return torch.softmax(torch.addmm(shift, x.flatten(0, -2), scaled), dim=-1).unflatten(0, x.shape[:-1])
+        scores = torch.addmm(shift, x.flatten(0, -2), scaled)
+        if without is not None:
+            scores = scores.scatter(1, without.reshape(-1, 1), -torch.inf)
+        return torch.softmax(scores, dim=-1).unflatten(0, x.shape[:-1])
 
     def weights(self, shots: float | Tensor, strength: float, say: float) -> tuple[Tensor, Tensor, Tensor]:
         """For classes with `shots` K, all of them or `(T, N)`, the parts of `posterior` in each direction.
@@ -242,13 +249,14 @@ def fit_class_prior(bank: BaseBank, ridge: float, floor: float) -> ClassPrior:
         Of ψ, in units of its mean on base classes.
     """
     values, vectors = (t.double() for t in bank.pooled_eigen())
-    needed = ridge_share(values, bank.moments.degrees_of_freedom)
+    freedom = bank.moments.degrees_of_freedom
+    needed = ridge_share(values, freedom)
     inverses = [1 / (values + times * needed * ridge * values.mean()).clamp(min=1e-30) for times in RIDGES]
     gain = sum((v / (v @ values).clamp(min=1e-30) for v in inverses), torch.zeros_like(values)).sqrt()
     counts = bank.counts.double()
     moved, scattered = bank.means.double() @ (vectors * gain), values * gain.square()
     # Rows become unit vectors one by one; what that does to their moments is known on average.
-    share = bank.moments.degrees_of_freedom / counts.sum()
+    share = freedom / counts.sum()
     length = (scattered.sum() * share + (counts / counts.sum()) @ moved.square().sum(dim=1)).sqrt()
     moved, scattered = moved / length, scattered / length.square()
     within, d = max(float(scattered.sum()), 1e-30), bank.dim
@@ -278,6 +286,7 @@ def fit_class_prior(bank: BaseBank, ridge: float, floor: float) -> ClassPrior:
         gap=max(float(between.sum()) / len(bank) - noise, 1e-6),
         say=enough_classes(len(bank)),
         ridge_share=needed,
+        leverage=float(sum((v @ values for v in inverses), values.new_zeros(()))) / (len(RIDGES) ** 2 * freedom),
     )
 
 
@@ -301,7 +310,14 @@ class Posterior:
 
 
 def posterior(
-    prior: ClassPrior, means: Tensor, shots: Tensor | float, *, sharpness: float, strength: float, say: float = 1.0
+    prior: ClassPrior,
+    means: Tensor,
+    shots: Tensor | float,
+    *,
+    sharpness: float,
+    strength: float,
+    say: float = 1.0,
+    without: Tensor | None = None,
 ) -> Posterior:
     """The posterior of class means, given those of their examples.
 
@@ -316,9 +332,11 @@ def posterior(
     say : float
         What p, κ0 and the differences of ψ between directions are multiplied by. With 0, of the base classes only the
         within-class covariance is left.
+    without : Tensor (T, N) or None
+        For each class a base class that is not to be its neighbour: itself, where it is one.
     """
     worth, share, precision = prior.weights(shots, strength, say)
-    near = prior.neighbours(means, sharpness) @ prior.means
+    near = prior.neighbours(means, sharpness, without) @ prior.means
     return Posterior(torch.lerp(near if say == 1 else say * near, means, share), precision, worth)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from numbers import Integral
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +18,16 @@ from fewcal.gaussianize import Gaussianization
 from fewcal.power_choice import PowerChoice
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16}
+
+
+class OneShotScale(NamedTuple):
+    """How sure one example a class makes in tasks of base classes (`fewcal.methods.base_tasks`).
+
+    `gamma` is the scale of the hierarchical model, `log_odds` those of an example without base classes.
+    """
+
+    gamma: float
+    log_odds: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +48,8 @@ class BankParts:
         Where the rows came from.
     power : PowerChoice or None
         How β of the transform was chosen, where it was.
+    one_shot : OneShotScale or None
+        Of a bank without rows, what these told when they were there.
     """
 
     rank: int | None = None
@@ -48,6 +61,7 @@ class BankParts:
     factors: FactorStore | None = None
     source: str | None = None
     power: PowerChoice | None = None
+    one_shot: OneShotScale | None = None
 
     def __post_init__(self) -> None:
         rank, dtype = self.rank, self.dtype
@@ -124,7 +138,7 @@ def join(own: BankParts, other: BankParts) -> BankParts:
     elif own.rows is not None and other.rows is not None:
         rows = own.rows.extended(other.rows, places, size)
     moments = own.moments.joined(other.moments, at, size)
-    return replace(own, classes=classes, moments=moments, rows=rows, factors=factors)
+    return replace(own, classes=classes, moments=moments, rows=rows, factors=factors, one_shot=None)
 
 
 def check_complete(parts: BankParts) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from fewcal._utils.safetensors_io import checksum, read_tensors, write_tensors
 from fewcal._version import __version__
-from fewcal.bank.build import BankParts
+from fewcal.bank.build import BankParts, OneShotScale
 from fewcal.bank.moments import Moments
 from fewcal.bank.storage import FactorStore, RowCheck, RowStore
 from fewcal.errors import FileFormatError, InputError
@@ -58,6 +59,7 @@ def described(parts: BankParts, known_as: str) -> tuple[dict[str, object], dict[
         "source": parts.source,
         "transform": None,
         "power": None if parts.power is None else [parts.power.beta, list(parts.power.kurtosis.items())],
+        "one_shot": None if parts.one_shot is None else list(parts.one_shot),
     }
     if parts.transform is not None:
         meta["transform"] = parts.transform.settings()
@@ -122,7 +124,16 @@ def restored(meta: Mapping[str, Any], tensors: Mapping[str, Tensor], check: RowC
         transform = Gaussianization(s["kind"], s["beta"], s["eps"], mean, s["l2"], whitening)
     power = meta.get("power")  # banks of version 0.1 have none
     chosen = None if power is None else PowerChoice(float(power[0]), {float(b): float(k) for b, k in power[1]})
-    return BankParts(rank, meta["dtype"], transform, classes, moments, rows, factors, meta["source"], chosen)
+    scale = meta.get("one_shot")  # banks of version 0.2 have none
+    one_shot = None if scale is None else _one_shot(*scale)
+    return BankParts(rank, meta["dtype"], transform, classes, moments, rows, factors, meta["source"], chosen, one_shot)
+
+
+def _one_shot(gamma: float, log_odds: float) -> OneShotScale:
+    scale = OneShotScale(float(gamma), float(log_odds))
+    if not all(math.isfinite(v) and v > 0 for v in scale):
+        raise ValueError(f"one_shot is {scale}")
+    return scale
 
 
 class _RowCheck:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
+from warnings import catch_warnings, simplefilter
 
 import numpy as np
 import torch
@@ -21,8 +22,10 @@ from fewcal._utils.safetensors_io import read_tensors, write_tensors
 from fewcal._utils.types import JSON, StrPath
 from fewcal._version import __version__
 from fewcal.bank import BaseBank
+from fewcal.bank.build import OneShotScale
 from fewcal.bank.io import described, label_from_json, label_to_json, restored
-from fewcal.errors import FewcalError, FileFormatError, InputError
+from fewcal.errors import FewcalError, FewcalWarning, FileFormatError, InputError
+from fewcal.methods.hierarchical import HierarchicalGDC
 from fewcal.params import GDCParams
 
 FORMAT = "fewcal-classifier"
@@ -57,10 +60,23 @@ class SavedFit:
 
 
 def moments_only(bank: BaseBank, params: GDCParams) -> BaseBank:
-    """What is left of a bank when it has been seen through the transform of `params`: means and pooled covariance."""
+    """What is left of a bank when it has been seen through the transform of `params`: means and pooled covariance.
+
+    And what its rows tell of one example a class.
+    """
     p = params
     space = bank.transformed(beta=float(p.beta), kind=p.kind, center=p.center, l2=p.l2, eps=p.eps, moments=True)
-    return BaseBank.from_parts(replace(space.parts, rank=0, rows=None, factors=None))
+    return BaseBank.from_parts(replace(space.parts, rank=0, rows=None, factors=None, one_shot=_one_shot(bank, params)))
+
+
+def _one_shot(bank: BaseBank, params: GDCParams) -> OneShotScale | None:
+    if params.model != "hierarchical":
+        return None
+    method = HierarchicalGDC(params)
+    with catch_warnings():
+        simplefilter("ignore", FewcalWarning)  # told by `fit`
+        method.prepare(bank)
+    return method.one_shot
 
 
 def write_fit(fit: SavedFit, path: StrPath) -> Path:

@@ -7,7 +7,7 @@ the support (`fewcal.heads.discriminant`) and logistic regression. Neither prefe
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +17,7 @@ from fewcal.gaussianize import Gaussianization, l2_normalise
 from fewcal.heads.base import Head
 from fewcal.heads.discriminant import (
     COSINE_GAP,
+    MOST_LOG_ODDS,
     Discriminant,
     Fitted,
     cosine_variance,
@@ -78,25 +79,26 @@ class UnitRows:
         return self if self.before is None else UnitRows(self.before.to(device))
 
 
-def bankless_head(support: Tensor, labels: Tensor, n_classes: int, gap: float = COSINE_GAP) -> Head:
-    """The classifier for support rows `(T, S, D)` of `UnitRows` with labels `(T, S)`.
-
-    `gap` is by how much cosines within a class exceed others, where a bank tells.
-    """
-    return fit_bankless(support, labels, n_classes, gap)[0]
+def bankless_head(support: Tensor, labels: Tensor, n_classes: int) -> Head:
+    """The classifier for support rows `(T, S, D)` of `UnitRows` with labels `(T, S)`."""
+    return fit_bankless(support, labels, n_classes)[0]
 
 
 def fit_bankless(
-    support: Tensor, labels: Tensor, n_classes: int, gap: float = COSINE_GAP
+    support: Tensor, labels: Tensor, n_classes: int, gap: float = COSINE_GAP, most: float = MOST_LOG_ODDS
 ) -> tuple[Head, Tensor | None]:
-    """`bankless_head`, and what its discriminant says of each support row without it, `(T, S, N)`; None at one shot."""
+    """`bankless_head`, and what its discriminant says of each support row without it, `(T, S, N)`; None at one shot.
+
+    `gap` is by how much cosines within a class exceed others, and `most` what the log-odds of one example are at most,
+    where a bank tells.
+    """
     with torch.no_grad():
         if support.shape[2] < _EMBEDDING:  # rows of any length: the same at every scale
             scale = support.abs().amax(dim=(1, 2), keepdim=True).clamp(min=1e-30)
             head, left_out = _discriminant_and_logistic(support / scale, labels, n_classes)
             return LinearHead(head.weight / scale, head.bias), left_out
         if support.shape[1] == n_classes:
-            return _one_shot(support, labels, n_classes, gap), None
+            return one_shot_head(support, labels, n_classes, lambda v: one_shot_log_odds(v, gap).clamp(max=most)), None
         return _discriminant_and_logistic(support, labels, n_classes)
 
 
@@ -179,10 +181,11 @@ class CentredHead(Head):
         return CentredHead(self.head.to(device), self.centre.to(device))
 
 
-def _one_shot(support: Tensor, labels: Tensor, n_classes: int, gap: float) -> CentredHead:
+def one_shot_head(support: Tensor, labels: Tensor, n_classes: int, log_odds: Callable[[Tensor], Tensor]) -> CentredHead:
+    """The nearest of one example a class; `log_odds` of an example, `(T,)`, by the variance of their cosines."""
     centre = common_part(support)
     means = class_means(l2_normalise(support - centre), labels, n_classes)
-    gamma = (one_shot_log_odds(cosine_variance(means), gap) / squared_separation(means))[:, None]
+    gamma = (log_odds(cosine_variance(means)) / squared_separation(means))[:, None]
     head = LinearHead(2 * gamma[..., None] * means, -gamma * torch.linalg.vecdot(means, means))
     return CentredHead(head, centre)
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
+from typing import TypedDict
 from warnings import warn
 
 import torch
@@ -24,6 +25,7 @@ from torch import Tensor
 
 from fewcal._utils.types import JSON
 from fewcal.bank import BaseBank
+from fewcal.bank.build import OneShotScale
 from fewcal.calibrate import Calibration, distances
 from fewcal.class_prior import (
     ClassPrior,
@@ -41,10 +43,18 @@ from fewcal.domain_match import Trust
 from fewcal.errors import FewcalWarning
 from fewcal.gaussianize import Gaussianization
 from fewcal.heads.base import Head
-from fewcal.heads.discriminant import COSINE_GAP, Discriminant, Fitted, cosine_variance, one_shot_log_odds
+from fewcal.heads.discriminant import (
+    COSINE_GAP,
+    MOST_LOG_ODDS,
+    Discriminant,
+    Fitted,
+    cosine_variance,
+    one_shot_log_odds,
+)
 from fewcal.heads.linear import ClassShots, LinearHead, class_shots, class_sizes
 from fewcal.methods.bankless import UnitRows, bankless_head, fit_bankless
 from fewcal.methods.base import Method, RowMap, TaskBatch
+from fewcal.methods.base_tasks import one_shot_scale
 from fewcal.params import GDCParams
 
 # Match of the support with the domain of the bank up to which base classes have no say, and from which they have all.
@@ -55,8 +65,18 @@ LITTLE_SAY = 0.5
 _AT_ONCE = 2048
 # The share of the gap of cosines of base classes that new classes have, at one shot: fitted to validation classes.
 _GAP_KEPT = 0.8
+# γ in units of that of one-shot tasks of base classes, at most, times K^(1/4) with K examples: chosen on validation
+# classes.
+_OF_BASE_TASKS = 1.1
 # Base classes that an explanation names for a support point, at most.
 _EXPLAINED = 16
+
+
+class _Weights(TypedDict):
+    """τ and κ0, as `posterior` takes them."""
+
+    sharpness: float
+    strength: float
 
 
 class HierarchicalGDC(Method):
@@ -68,6 +88,8 @@ class HierarchicalGDC(Method):
     name = "gdc"
     needs_bank = True
     prior: ClassPrior
+    # What tasks of base classes tell of one example a class, where the bank keeps rows.
+    one_shot: OneShotScale | None = None
     _centred_space: BaseBank
     # Why the bank is not used, where it is not; then the method is the bank-less classifier.
     unused: str | None = None
@@ -95,6 +117,10 @@ class HierarchicalGDC(Method):
         ridge = float(p.whiten) / max(share, 0.01) ** 2  # where base means are noisy, so is much of their covariance
         self.prior = space.memo.get(key, lambda: fit_class_prior(space, ridge, p.floor))
         self._centred_space = space
+        self.one_shot = space.memo.get(
+            ("one-shot scale", *key, p.sharpness, p.strength, self.say),
+            lambda: one_shot_scale(bank, space, self.prior, self.confidence, say=self.say, **self._weights),
+        )
         if self.say < LITTLE_SAY:
             words = f"{self.partly_used}; at one shot they have a say of {self.say:.0%} beside your examples"
             warn(words, FewcalWarning, stacklevel=2)
@@ -193,11 +219,11 @@ class HierarchicalGDC(Method):
             found = posterior(self.prior, own, shots.each, say=self.say, **self._weights)
             parts = Discriminant(support, batch.labels, found.mean, found.precision, found.worth, p.scatter)
             model = parts.fitted(self._gamma(own, shots, found), shots)
-            return blended(model, batch, trust, self.cosine_gap, judged=p.trust == "auto")
+            most = MOST_LOG_ODDS if self.one_shot is None else self.one_shot.log_odds
+            return blended(model, batch, trust, self.cosine_gap, most, judged=p.trust == "auto")
 
     @property
-    def _weights(self) -> dict[str, float]:
-        """τ and κ0, as `posterior` takes them."""
+    def _weights(self) -> _Weights:
         return {"sharpness": self.params.sharpness, "strength": self.params.strength}
 
     def _gamma(self, own: Tensor, shots: ClassShots, found: Posterior) -> Tensor | float:
@@ -205,21 +231,24 @@ class HierarchicalGDC(Method):
 
         `confidence` is that of a bank of many classes. With fewer the log-odds of an example stay the same, and at one
         shot they are, by the say of the base classes, those of examples without base classes. At one shot they cannot
-        exceed what the cosines of examples of different classes allow.
+        exceed what the cosines of examples of different classes allow. Where rows of base classes are known, tasks of
+        these tell the most that γ can be, and of many base classes nothing else is asked.
         """
-        one_shot = shots.most <= 1
-        if self.say == 1 and not one_shot and self.cosine_gap >= COSINE_GAP:
-            return self.confidence
+        one_shot, most = shots.most <= 1, torch.inf
+        if self.one_shot is not None:
+            most = _OF_BASE_TASKS * self.one_shot.gamma * shots.average**0.25
+        if self.say == 1 and (self.one_shot is not None or (not one_shot and self.cosine_gap >= COSINE_GAP)):
+            return min(self.confidence, most)
         apart = own_log_odds(own, found)
         if self.say == 1:
-            most = shots.average**0.5 * self.cosine_gap
-            return (most / (cosine_variance(own) * apart)).clamp(max=self.confidence)
+            odds = shots.average**0.5 * self.cosine_gap / cosine_variance(own)
+            return (odds / apart).clamp(max=self.confidence)
         odds = self.confidence * own_log_odds(own, posterior(self.prior, own, shots.each, **self._weights))
         if one_shot:
             variance, gap = cosine_variance(own), self.cosine_gap
             full, none = torch.minimum(odds, gap / variance), one_shot_log_odds(variance, gap)
             odds = full**self.say * none ** (1 - self.say)
-        return odds / apart
+        return (odds / apart).clamp(max=most)
 
     @property
     def cosine_gap(self) -> float:
@@ -304,7 +333,7 @@ class BlendedHead(Head):
         return BlendedHead(self.head.to(device), self.plain and self.plain.to(device), self.trust.to(device))
 
 
-def blended(model: Fitted, batch: TaskBatch, trust: Tensor, gap: float, judged: bool) -> BlendedHead:
+def blended(model: Fitted, batch: TaskBatch, trust: Tensor, gap: float, most: float, judged: bool) -> BlendedHead:
     """The head of the base classes and that of the support alone, each with its say.
 
     Where trust `(T,)` is `judged`, rather than given, rows that were left out can raise it.
@@ -312,7 +341,7 @@ def blended(model: Fitted, batch: TaskBatch, trust: Tensor, gap: float, judged: 
     plain = left_out = None
     if bool((trust < 1).any()):
         d = batch.support.shape[-1] // 2
-        plain, left_out = fit_bankless(batch.support[..., d:], batch.labels, batch.n_classes, gap)
+        plain, left_out = fit_bankless(batch.support[..., d:], batch.labels, batch.n_classes, gap, most)
     if judged and model.left_out is not None and left_out is not None:
         trust = say_with_evidence(trust, left_out_gain(model.left_out, left_out, batch.labels))
     return BlendedHead(model.head, plain, trust)
