@@ -219,7 +219,7 @@ class HierarchicalGDC(Method):
             found = posterior(self.prior, own, shots.each, say=self.say, **self._weights)
             parts = Discriminant(support, batch.labels, found.mean, found.precision, found.worth, p.scatter)
             model = parts.fitted(self._gamma(own, shots, found), shots)
-            most = MOST_LOG_ODDS if self.one_shot is None else self.one_shot.log_odds
+            most = MOST_LOG_ODDS if self.one_shot is None else self._leeway * self.one_shot.log_odds
             return blended(model, batch, trust, self.cosine_gap, most, judged=p.trust == "auto")
 
     @property
@@ -236,7 +236,7 @@ class HierarchicalGDC(Method):
         """
         one_shot, most = shots.most <= 1, torch.inf
         if self.one_shot is not None:
-            most = _OF_BASE_TASKS * self.one_shot.gamma * shots.average**0.25
+            most = _OF_BASE_TASKS * self._leeway * self.one_shot.gamma * shots.average**0.25
         if self.say == 1 and (self.one_shot is not None or (not one_shot and self.cosine_gap >= COSINE_GAP)):
             return min(self.confidence, most)
         apart = own_log_odds(own, found)
@@ -249,6 +249,11 @@ class HierarchicalGDC(Method):
             full, none = torch.minimum(odds, gap / variance), one_shot_log_odds(variance, gap)
             odds = full**self.say * none ** (1 - self.say)
         return (odds / apart).clamp(max=most)
+
+    @property
+    def _leeway(self) -> float:
+        """What a limit by tasks of few base classes, which may be coarser than new ones, is multiplied by."""
+        return 1 + (1 - self.say) / 4
 
     @property
     def cosine_gap(self) -> float:
