@@ -111,7 +111,7 @@ def expected_accuracy(probabilities: np.ndarray, labelled: np.ndarray) -> Expect
     >>> p = np.array([[0.9, 0.1], [0.7, 0.3], [1.0, 0.0], [0.0, 1.0]])
     >>> found = expected_accuracy(p, np.array([False, False, True, True]))
     >>> round(found.accuracy, 2), round(found.low, 2), round(found.high, 2)
-    (0.8, 0.24, 1.0)
+    (0.8, 0.19, 0.99)
     """
     from scipy.special import betaincinv
 
