@@ -259,9 +259,12 @@ class HierarchicalGDC(Method):
     def cosine_gap(self) -> float:
         """By how much the cosine of two rows of a new class exceeds that of rows of two, at most.
 
-        That of base classes, where the extractor never saw them, or as much as is usual where it learnt to tell them
-        apart. Of few base classes, which may be coarser or finer than new ones, by their say.
+        As much as is usual where rows tell more (`one_shot`), or where the extractor learnt to tell base classes apart;
+        where it never saw them, as much as that of theirs. Of few base classes, which may be coarser or finer than new
+        ones, by their say.
         """
+        if self.one_shot is not None:
+            return COSINE_GAP
         known = min(COSINE_GAP, _GAP_KEPT * self.prior.gap)
         return COSINE_GAP ** (1 - self.say) * known**self.say
 
