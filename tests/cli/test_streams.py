@@ -115,6 +115,29 @@ def test_ctrl_c_is_one_line_at_any_moment(features: Path, moment: float) -> None
     assert b"Traceback" not in errors
 
 
+def test_ctrl_c_is_told_once_where_a_terminal_is_slow() -> None:
+    """An import takes it for a fault of its own; what still waits for the end of imports falls into the telling."""
+    script = f"""
+import io, os, sys, time
+class Interrupted:
+    def find_spec(self, name, *_):
+        if name == "fewcal.cli.features":
+            os.kill(os.getpid(), {int(signal.SIGINT)})
+            raise ImportError("of another cause")
+class Slow(io.TextIOBase):
+    def write(self, text):
+        os.write(2, text.encode())
+        time.sleep(0.05)
+        return len(text)
+sys.meta_path.insert(0, Interrupted())
+from fewcal.__main__ import main
+sys.stderr = Slow()
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", script, "features"], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (130, b"fewcal: interrupted\n")
+
+
 @pytest.mark.parametrize("module", ["fewcal._utils.interrupt", "signal", "fewcal.cli", "typer", "fewcal.cli.features"])
 def test_ctrl_c_while_a_module_is_loaded_is_one_line(module: str) -> None:
     script = f"""

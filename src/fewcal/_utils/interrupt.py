@@ -29,16 +29,20 @@ def interrupted() -> bool:
 def raise_pending() -> None:
     """Raise `KeyboardInterrupt` now where Ctrl-C fell into an import, before somebody else handles signals."""
     if interrupted():
-        if _CAN_WAIT:
-            signal.setitimer(signal.ITIMER_REAL, 0)
+        forget_pending()
         raise KeyboardInterrupt
+
+
+def forget_pending() -> None:
+    """Ctrl-C is being told: what still waits for the end of an import would be told once more."""
+    if _CAN_WAIT:
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def leave_to_system() -> None:
     """When all is done: Ctrl-C ends the process at once, without a traceback of what Python still clears up."""
     if _ours():
-        if _CAN_WAIT:
-            signal.setitimer(signal.ITIMER_REAL, 0)
+        forget_pending()
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from fewcal._utils.interrupt import interrupted, listen
+from fewcal._utils.interrupt import forget_pending, interrupted, listen
 from fewcal._utils.memory import LEAST_ADDRESS_SPACE, address_space
 from fewcal._utils.text import printable
 from fewcal._version import __version__
@@ -118,6 +118,7 @@ def main(argv: list[str] | None = None) -> None:
         else:
             _fail(*_told(error.__context__ if isinstance(error.__context__, EOFError) else error))
     if code == 130:  # typer's own answer to Ctrl-C
+        forget_pending()
         kept = bool(RESUMABLE & set(arguments[:2])) and any(a == "--out" or a.startswith("--out=") for a in arguments)
         _fail("interrupted" + ("; continue with the same command and --resume" if kept else ""), 130)
     if (lost := flush_streams()) is not None:
