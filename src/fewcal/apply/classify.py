@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fewcal._utils.types import JSON, Progress, StrPath
+from fewcal.apply.checks import check_reject_has_bank, checked_reject
 from fewcal.apply.contact_sheet import contact_sheet
 from fewcal.apply.predict import (
     NONE_OF_THESE,
     AnswerRow,
     answer_rows,
-    check_reject,
     gdc_settings,
     predict_features,
     rejected,
@@ -168,9 +168,7 @@ def classify(
     """
     from fewcal.estimators.few_shot import FewShotClassifier
 
-    check_reject(reject)
-    if reject is not None and bank is None:
-        raise InputError("'none of these' is judged against base classes: --reject needs --bank")
+    check_reject_has_bank(checked_reject(reject), bank)
     changes = gdc_settings(settings)
     get_preset(preset)  # an unknown one is told before anything is read
     if extractor is None:

@@ -15,6 +15,7 @@ from fewcal._utils.names import nearest_names
 from fewcal._utils.parameters import current_names
 from fewcal._utils.text import csv_text, storable
 from fewcal._utils.types import StrPath
+from fewcal.apply.checks import checked_reject, checked_table_file
 from fewcal.bank import BaseBank
 from fewcal.errors import InputError
 from fewcal.features import FeatureSplit, load_split
@@ -83,7 +84,7 @@ def fit_from_files(
 
 def predict_rows(classifier: FewShotClassifier, query: StrPath, reject: float | None = None) -> Columns:
     """Predictions for a file of rows, as columns; see `predict_features`."""
-    check_reject(reject)
+    checked_reject(reject)
     rows = load_split(query)
     if rows.dimension != classifier.n_features_in_:
         raise InputError(
@@ -91,12 +92,6 @@ def predict_rows(classifier: FewShotClassifier, query: StrPath, reject: float | 
             "both must come from the same feature extractor"
         )
     return predict_features(classifier, rows.float32(), reject)
-
-
-def check_reject(reject: float | None) -> None:
-    """Refuse a level of rejection that is no share."""
-    if reject is not None and not 0 < reject < 1:
-        raise InputError(f"--reject {reject} must lie between 0 and 1, e.g. 0.05")
 
 
 def rejected(table: Columns) -> int | None:
@@ -130,7 +125,7 @@ def predict_features(classifier: Classifier, x: np.ndarray, reject: float | None
     """
     from fewcal.estimators.few_shot import FewShotClassifier
 
-    check_reject(reject)
+    checked_reject(reject)
     probabilities = classifier.predict_proba(x)
     best = probabilities.argmax(axis=1)
     answers = classifier.classes_[best].astype(object)
@@ -151,7 +146,7 @@ def write_predictions(table: Columns, path: StrPath, raw: bool = False) -> None:
 
     In CSV a text that a spreadsheet would take for a formula begins with an apostrophe, unless `raw`.
     """
-    target = Path(path)
+    target = Path(checked_table_file(path))
     cell = storable if raw else lambda text: csv_text(storable(text))
     if target.suffix == ".csv":
         with atomic_path(target) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
@@ -160,8 +155,6 @@ def write_predictions(table: Columns, path: StrPath, raw: bool = False) -> None:
             for row in zip(*table.values(), strict=True):
                 writer.writerow([cell(value) if isinstance(value, str) else value for value in row])
         return
-    if target.suffix != ".parquet":
-        raise InputError(f"{target}: predictions are written as .parquet or .csv")
     import pyarrow as pa
     import pyarrow.parquet as pq
 

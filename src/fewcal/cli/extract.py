@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from fewcal.apply.checks import check_reject_has_bank, checked_table_file
 from fewcal.cli.options import Device, Json, Preset, Quiet, Raw, Reject, Seed, Set, existing
 from fewcal.cli.printing import cell, table, write_json
 from fewcal.errors import InputError
@@ -140,7 +141,9 @@ def classify(
             help="Bank of base classes from the same extractor; without it a plain classifier.", callback=existing
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write all answers here (.csv or .parquet).")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write all answers here (.csv or .parquet).", callback=checked_table_file)
+    ] = None,
     html: Annotated[Path | None, typer.Option(help="Write a contact sheet to look at (.html).")] = None,
     raw: Raw = False,
     reject: Reject = None,
@@ -158,10 +161,7 @@ def classify(
     quiet: Quiet = False,
 ) -> None:
     """Classify pictures or texts from a few examples of each."""
-    if out is not None and out.suffix not in (".csv", ".parquet"):
-        raise InputError(f"{out}: predictions are written as .parquet or .csv")
-    if reject is not None and bank is None:
-        raise InputError("'none of these' is judged against base classes: --reject needs --bank")
+    check_reject_has_bank(reject, bank)
     from fewcal.features.sources.find import found_ahead
 
     columns = (text_column, label_column)

@@ -5,6 +5,7 @@ from typing import Annotated, TypeVar
 
 import typer
 
+from fewcal.apply.checks import checked_reject
 from fewcal.errors import InputError
 
 
@@ -29,13 +30,6 @@ def existing(given: Given) -> Given:
     for path in given if isinstance(given, list) else [given]:
         if path is not None and not path.exists():
             raise InputError(f"{path} does not exist; check the path")
-    return given
-
-
-def share(given: float | None) -> float | None:
-    """Refuse a level that is no share: at once, as `existing` does."""
-    if given is not None and not 0 < given < 1:
-        raise InputError(f"--reject {given} must lie between 0 and 1, e.g. 0.05")
     return given
 
 
@@ -69,6 +63,6 @@ Reject = Annotated[
         "--reject",
         help="With --bank: answer 'none of these' where more than this share of base-class examples look as much like "
         "your classes (e.g. 0.05).",
-        callback=share,
+        callback=checked_reject,
     ),
 ]

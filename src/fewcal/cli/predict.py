@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from fewcal.apply.checks import checked_table_file
 from fewcal.cli.extract import SkipBad, TextColumn, print_answers
 from fewcal.cli.options import Device, Json, Preset, Quiet, Raw, Reject, Seed, Set, Support, existing
 from fewcal.cli.printing import table, write_json
@@ -30,7 +31,9 @@ def predict(
         Path | None, typer.Option(help="Labelled examples of your classes (features).", callback=existing)
     ] = None,
     query: Annotated[Path | None, typer.Option(help="Rows to classify.", callback=existing)] = None,
-    out: Annotated[Path | None, typer.Option(help="Predictions (.parquet, or .csv).")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Predictions (.parquet, or .csv).", callback=checked_table_file)
+    ] = None,
     bank: Annotated[
         Path | None,
         typer.Option(help="Bank of base classes; without it a plain classifier is used.", callback=existing),
@@ -47,8 +50,6 @@ def predict(
     quiet: Quiet = False,
 ) -> None:
     """Classify with a saved classifier, or from labelled rows."""
-    if out is not None and out.suffix not in (".csv", ".parquet"):
-        raise InputError(f"{out}: predictions are written as .parquet or .csv")
     if model is not None and (source is None or support is not None or query is not None):
         raise InputError("--model takes what to classify as an argument: fewcal predict --model FILE NEW")
     if model is None and (source is not None or support is None or query is None or out is None):

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
+from fewcal.apply.checks import checked_project_folder
 from fewcal.cli.options import Preset, Quiet, existing
-from fewcal.errors import InputError
 
 
 def register(app: typer.Typer) -> None:
@@ -14,18 +14,12 @@ def register(app: typer.Typer) -> None:
     app.command()(studio)
 
 
-def no_file(folder: Path | None) -> Path | None:
-    """Refuse a file where a folder is wanted."""
-    if folder is not None and folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder} is no folder; give the folder that holds the pictures or texts")
-    return folder
-
-
 def studio(
     folder: Annotated[
         Path | None,
         typer.Argument(
-            help="Folder with pictures or texts; labels are kept in it. Made where missing.", callback=no_file
+            help="Folder with pictures or texts; labels are kept in it. Made where missing.",
+            callback=checked_project_folder,
         ),
     ] = None,
     extractor: Annotated[

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fewcal.bank import BaseBank
 from fewcal.bank.build import OneShotScale
+from fewcal.calibrate import spaced_indices
 from fewcal.class_prior import ClassPrior, posterior
 from fewcal.gaussianize import l2_normalise
 from fewcal.heads.base import Head
@@ -83,7 +84,7 @@ def _tasks(bank: BaseBank, space: BaseBank, rows: Tensor) -> tuple[Tensor, Tenso
     chosen = min(len(known), _MOST_CLASSES)
     g = max(1, round(chosen / _WAYS))
     n = chosen // g
-    classes = known[torch.linspace(0, len(known) - 1, g * n).long()].view(n, g).T
+    classes = known[spaced_indices(len(known), g * n, known.device)].view(n, g).T
     first = (counts.cumsum(dim=0) - counts)[classes][..., None]
     step = ((torch.arange(p, device=counts.device) + 0.5) * counts[classes][..., None] / p).long()
     x = rows[(first + step).flatten()].float()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from fewcal.apply.checks import checked_project_folder
 from fewcal.apply.studio.project import StudioSettings
 from fewcal.bank import BaseBank
 from fewcal.errors import InputError
@@ -24,8 +25,7 @@ def project_settings(
     device: str | None = None,
 ) -> StudioSettings:
     """Settings of a studio in `folder`; what cannot be is refused before anything is started."""
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder} is no folder; give the folder that holds the pictures or texts")
+    checked_project_folder(folder)
     if demo:
         if extractor or bank or base_pictures:
             raise InputError("--demo brings its own extractor and base classes; leave out -e, --bank, --base-pictures")
