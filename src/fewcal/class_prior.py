@@ -140,19 +140,19 @@ class ClassPrior:
         return worth, k / (k + worth), (average + worth) / (average + worth + 1)
 
     @cached_property
-    def _spectrum_and_ones(self) -> Tensor:
-        """`(D, 2)`, for two sums in one product."""
-        return torch.stack([self.spectrum, torch.ones_like(self.spectrum)], dim=1)
+    def _aligned_and_all(self) -> Tensor:
+        """`(D, 2)`: for the squares of a row, both sums of `domain_match` in one product."""
+        return torch.stack([(self.spectrum - 1) / (self.alignment * self.say), torch.ones_like(self.spectrum)], dim=1)
 
     def domain_match(self, x: Tensor) -> Tensor:
         """How far points `x (*B, D)` less the origin lie along the directions in which base classes differ, `(*B)`.
 
-        (Σ_j σ_j x_j² / Σ_j x_j² − 1) with the `spectrum` σ, in units of what rows of this domain show on average: 0 for
+        Σ_j (σ_j − 1) x_j² / Σ_j x_j² with the `spectrum` σ, in units of what rows of this domain show on average: 0 for
         rows that know nothing of these directions. C classes span C directions, of which those of another class know a
         share that rises with C, and so does the unit.
         """
-        aligned, squares = (x.square() @ self._spectrum_and_ones).unbind(dim=-1)
-        return (aligned / squares.clamp(min=1e-30) - 1) / (self.alignment * self.say)
+        aligned, squares = (x.square() @ self._aligned_and_all).unbind(dim=-1)
+        return aligned / squares.clamp(min=1e-30)
 
     def to(self, device: torch.device | str) -> ClassPrior:
         """The same on another device."""

@@ -169,13 +169,12 @@ class Gaussianization:
         z = self.power(x, name)
         if self.mean is not None:
             z = z - self.mean
-        if self.l2:
-            # In place where rows are not the caller's: memory that is taken anew costs as much as the division.
-            z = l2_normalise(z) if z is x else z.div_(_lengths(z))
-        if self.whitening is not None:
+        if self.whitening is not None:  # after which rows are of unit length, whatever length they had before
             z = z @ self.whitening
-            z.div_(_lengths(z))
-        return z
+        elif not self.l2:
+            return z
+        # In place where rows are not the caller's: memory that is taken anew costs as much as the division.
+        return l2_normalise(z) if z is x else z.div_(_lengths(z))
 
     def inverse(self, z: Tensor) -> Tensor:
         """Map points `(..., D)` back to raw features; lengths that L2 normalisation took away cannot be given back."""

@@ -9,6 +9,7 @@ from typing import TypeVar, cast
 from torch import Tensor
 
 T = TypeVar("T")
+_MISSING = object()
 
 
 class Memo:
@@ -33,9 +34,9 @@ class Memo:
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
         """The value under `key`, made now if it is not there; it becomes the last one used."""
         with self._lock:
-            value = cast(T, self._values.pop(key)) if key in self._values else make()
-            self._values[key] = value
-            return value
+            value = self._values.pop(key, _MISSING)
+            self._values[key] = value = make() if value is _MISSING else value
+            return cast(T, value)
 
     def forget(self, key: Hashable) -> None:
         """Drop a value; one that is not there is no error."""

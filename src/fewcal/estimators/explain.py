@@ -173,15 +173,19 @@ class SupportAnalysis:
     labels : Tensor (1, S)
     classes : list
         Names of the classes 0..N−1.
+    raw : Tensor (1, S, D)
+        The support as it was given.
     """
 
-    def __init__(self, method: Explainable, support: Tensor, labels: Tensor, classes: list[Hashable]) -> None:
-        self._method, self._support, self._labels, self._classes = method, support, labels, classes
+    def __init__(
+        self, method: Explainable, support: Tensor, labels: Tensor, classes: list[Hashable], raw: Tensor
+    ) -> None:
+        self._method, self._support, self._labels, self._classes, self._raw = method, support, labels, classes, raw
 
     @cached_property
     def explanation(self) -> Explanation:
         """What calibration did."""
-        return explain_calibration(self._method, self._support, self._labels, self._classes)
+        return explain_calibration(self._method, self._support, self._labels, self._classes, self._raw)
 
     @cached_property
     def outlier_test(self) -> OutlierTest:
@@ -204,9 +208,14 @@ class SupportAnalysis:
         return {"explanation": self.explanation, "outlier_test": self.outlier_test, "offset": self.offset}
 
 
-def explain_calibration(method: Explainable, support: Tensor, labels: Tensor, classes: list[Hashable]) -> Explanation:
-    """Explain a prepared method on the support `(1, S, D)` of one task, in its space, with `labels (1, S)`."""
-    batch = TaskBatch(support, labels, len(classes), TaskRandom(0))
+def explain_calibration(
+    method: Explainable, support: Tensor, labels: Tensor, classes: list[Hashable], raw: Tensor | None = None
+) -> Explanation:
+    """Explain a prepared method on the support `(1, S, D)` of one task, in its space, with `labels (1, S)`.
+
+    `raw` is the support as it was given, as `TaskBatch` has it.
+    """
+    batch = TaskBatch(support, labels, len(classes), TaskRandom(0), raw=raw)
     with torch.no_grad():
         found = method.calibration(batch)
         trust, outside = method.trust(batch)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from copy import copy
-from dataclasses import replace
 from typing import TYPE_CHECKING, Self, cast
 from warnings import WarningMessage, catch_warnings, simplefilter, warn
 
@@ -166,18 +165,19 @@ class FewShotClassifier(IncrementalMixin):
             if "k" not in given and isinstance(self.preset, str) and params.k > len(bank):
                 params = capped(params, len(bank), quiet=self.preset in ("default", "auto"), preset=self.preset)
             method = self._prepared(params, bank)
-        support, labels = method.row_map(x, "X")[None], torch.from_numpy(codes).to(x.device)[None]
+        transform = method.row_map
+        model = transform.of_model if isinstance(transform, PairedRows) else transform
+        support, labels = model(x, "X")[None], torch.from_numpy(codes).to(x.device)[None]
         random = TaskRandom(seed_from(self.random_state), device=x.device)
-        batch = TaskBatch(support, labels, len(self.classes_), random)
-        self._transform, self._head = method.row_map, method.fit(batch)
-        if isinstance(self._transform, PairedRows) and self._head.width is not None:
-            self._transform = replace(self._transform, paired=False)
+        batch = TaskBatch(support, labels, len(self.classes_), random, raw=x[None])
+        self._head = method.fit(batch)
+        self._transform = transform if self._head.width is None else model
         if x.device.type != "cpu":
             self._transform, self._head = self._transform.to("cpu"), self._head.to("cpu")
         if isinstance(method, Explainable):
             self.params_, self._unused = method.params, method.unused
         if isinstance(method, Explainable) and method.unused is None:
-            self._analysis = SupportAnalysis(method, support, labels, self.classes_.tolist())
+            self._analysis = SupportAnalysis(method, support, labels, self.classes_.tolist(), x[None])
             known = self._head.trust if isinstance(self._head, BlendedHead) else method.trust(batch).share
             share = float(known[0])
             if share < LITTLE_SAY and share < LITTLE_SAY * method.say_at(len(x) / len(self.classes_)):
@@ -237,7 +237,7 @@ class FewShotClassifier(IncrementalMixin):
             if x.device.type != "cpu":
                 transform, head = transform.to(x.device), head.to(x.device)
             out = head.logits(transform(x, "X")[None])[0]
-        return out.double().cpu().numpy()
+        return out.cpu().numpy().astype(np.float64)
 
     def decision_function(self, X: ArrayLike) -> np.ndarray:
         """Scores of query rows `X (Q, D)`: `(Q, n_classes)`, or `(Q,)` for two classes, > 0 for `classes_[1]`."""

@@ -72,6 +72,9 @@ class TaskBatch:
         What other methods computed on the same batch; a new one if there are none.
     precomputed : Tensor (T, S, K) or None
         What `Method.precompute` said of the support points.
+    raw : Tensor (T, S, D) or None
+        The support points as they were given: a method that may have to look at them in a second way need not be given
+        both in `support`.
     """
 
     support: Tensor
@@ -80,6 +83,7 @@ class TaskBatch:
     random: TaskRandom
     shared: Shared = field(default_factory=Shared)
     precomputed: Tensor | None = None
+    raw: Tensor | None = None
 
     @property
     def shots(self) -> float:

@@ -108,10 +108,10 @@ class Discriminant:
         """The classifier, and what it says of support rows that were left out."""
         n, dtype = self.means.shape[1], self.means.dtype
         shots = class_shots(self.labels, n, dtype) if shots is None else shots
-        gamma = guess if isinstance(guess, Tensor) else self.means.new_full((len(self.means),), guess)
         if shots.most <= 1:
             directions = self.means * self.metric
-            return Fitted(_linear(directions, torch.linalg.vecdot(directions, self.means), gamma), None)
+            return Fitted(_linear(directions, torch.linalg.vecdot(directions, self.means), guess), None)
+        gamma = guess if isinstance(guess, Tensor) else self.means.new_full((len(self.means),), guess)
         solve = self._in_rows if self.support.shape[1] <= self.support.shape[2] else self._in_features
         directions, nu, found = solve(membership(self.labels, n, dtype), shots)
         noise = self._noise(nu, found, shots) if self.unbiased else None
@@ -234,10 +234,11 @@ class Discriminant:
         return updated(2 * found.xm - squares[:, None], found.rm).scatter(2, self.labels[..., None], own)
 
 
-def _linear(directions: Tensor, squares: Tensor, gamma: Tensor) -> LinearHead:
-    """The classifier of Pμ `(T, N, D)`, μᵀPμ `(T, N)` and γ."""
-    gamma = gamma[:, None]
-    return LinearHead(directions * (2 * gamma)[..., None], -gamma * squares)
+def _linear(directions: Tensor, squares: Tensor, gamma: Tensor | float) -> LinearHead:
+    """The classifier of Pμ `(T, N, D)`, μᵀPμ `(T, N)` and γ, `(T,)` or a number."""
+    if isinstance(gamma, Tensor):
+        return LinearHead(directions * (2 * gamma)[:, None, None], -gamma[:, None] * squares)
+    return LinearHead(directions * (2 * gamma), squares * -gamma)
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:

@@ -82,7 +82,8 @@ class _Weights(TypedDict):
 class HierarchicalGDC(Method):
     """The hierarchical model with `GDCParams(model="hierarchical")`.
 
-    Rows in its space are those of the model, and behind them the same rows as the bank-less classifier sees them.
+    Rows in its space are those of the model, and behind them the same rows as the bank-less classifier sees them; in
+    support whose raw rows the batch has, those of the model alone are enough.
     """
 
     name = "gdc"
@@ -148,7 +149,8 @@ class HierarchicalGDC(Method):
         return self._centred(x) + self.prior.origin
 
     def _centred(self, x: Tensor) -> Tensor:
-        return x[..., : len(self.prior.origin)]
+        dim = self.prior.origin.shape[0]
+        return x if x.shape[-1] == dim else x[..., :dim]
 
     @property
     def partly_used(self) -> str | None:
@@ -184,8 +186,8 @@ class HierarchicalGDC(Method):
             match = self.prior.domain_match(self._centred(batch.support))
         else:
             match = batch.precomputed[..., 0]
-        share = ((match.mean(dim=1) - UNLIKE) / (LIKE - UNLIKE)).clamp(0, 1)
-        return self.say_at(batch.support.shape[1] / batch.n_classes) * share
+        most = self.say_at(batch.shots)
+        return ((match.mean(dim=1) - UNLIKE) * (most / (LIKE - UNLIKE))).clamp(0, most)
 
     def calibration(self, batch: TaskBatch) -> Calibration:
         """What the prior does to each support point, in the terms of eq. 5: its nearest base classes and their shares.
@@ -295,7 +297,7 @@ def own_log_odds(own: Tensor, found: Posterior) -> Tensor:
 class PairedRows:
     """Rows as the model sees them, less the origin, and behind them as the bank-less classifier does: `(R, 2D)`.
 
-    Without `paired` the model's alone, for a head that looks at no more.
+    Without `paired` those of the model alone, for a head that looks at no more.
     """
 
     model: Gaussianization
@@ -306,6 +308,11 @@ class PairedRows:
         """Map rows."""
         rows = self.model(x, name).sub_(self.origin)
         return torch.cat([rows, UnitRows()(x)], dim=-1) if self.paired else rows
+
+    @property
+    def of_model(self) -> PairedRows:
+        """The map without the second half."""
+        return PairedRows(self.model, self.origin, paired=False)
 
     def to(self, device: torch.device | str) -> PairedRows:
         """The same on `device`."""
@@ -347,9 +354,10 @@ def blended(model: Fitted, batch: TaskBatch, trust: Tensor, gap: float, most: fl
     Where trust `(T,)` is `judged`, rather than given, rows that were left out can raise it.
     """
     plain = left_out = None
-    if bool((trust < 1).any()):
-        d = batch.support.shape[-1] // 2
-        plain, left_out = fit_bankless(batch.support[..., d:], batch.labels, batch.n_classes, gap, most)
+    if float(trust.min()) < 1:
+        dim = model.head.weight.shape[-1]
+        rows = batch.support[..., dim:] if batch.raw is None else UnitRows()(batch.raw)
+        plain, left_out = fit_bankless(rows, batch.labels, batch.n_classes, gap, most)
     if judged and model.left_out is not None and left_out is not None:
         trust = say_with_evidence(trust, left_out_gain(model.left_out, left_out, batch.labels))
     return BlendedHead(model.head, plain, trust)
