@@ -100,7 +100,8 @@ def check_finite(t: Tensor, name: str, given: Tensor | None = None) -> None:
     `given` is what `t` was made from.
     """
     # NaN, infinity and large numbers show in the length of all, which is much cheaper than an elementwise test.
-    if float(torch.linalg.vector_norm(t, dtype=torch.promote_types(t.dtype, torch.float32))) < LARGEST:
+    wide = torch.float32 if t.dtype.itemsize < 4 else t.dtype
+    if float(torch.linalg.vector_norm(t, dtype=wide)) < LARGEST:
         return
     bad = ~(t.abs() < LARGEST).all(dim=1)
     if not bool(bad.any()):

@@ -25,6 +25,7 @@ from fewcal.estimators.incremental import IncrementalMixin
 from fewcal.estimators.inputs import (
     DEPRECATED,
     PLAIN,
+    as_rows,
     capped,
     check_fitted,
     check_rows,
@@ -156,9 +157,9 @@ class FewShotClassifier(IncrementalMixin):
         self.params_, self._analysis, self._unused = None, None, None
         method: Method
         if self.bank is None:
-            x, method = as_features(X, "X", device=pick_device(self.device), check=False), self._plain(X, given)
+            x, method = as_rows(X, pick_device(self.device)), self._plain(X, given)
         else:
-            bank = copy(resolve_bank(self.bank, self.device))  # as it is now, should it grow later
+            bank = resolve_bank(self.bank, self.device)
             x = as_features(X, "X", dim=bank.dim, device=bank.device, check=False)
             if words := off_scale(x, bank):
                 warn(words, FewcalWarning, stacklevel=3)
@@ -210,7 +211,7 @@ class FewShotClassifier(IncrementalMixin):
         def make() -> tuple[Method, list[WarningMessage]]:
             with catch_warnings(record=True) as told:
                 simplefilter("always", FewcalWarning)
-                return gdc_method(params).prepare(bank), told
+                return gdc_method(params).prepare(copy(bank)), told  # as it is now, should it grow later
 
         known = bank.memo.get("prepared methods", Memo)
         method, told = known.get(params, make)
@@ -231,8 +232,8 @@ class FewShotClassifier(IncrementalMixin):
     def _logits(self, X: ArrayLike) -> np.ndarray:
         check_fitted(self)
         rows = check_rows(self, X, reset=False)
-        x = as_features(rows, "X", device=pick_device(self.device), check=False)
-        with torch.no_grad():
+        x = as_rows(rows, pick_device(self.device))
+        with torch.inference_mode():
             transform, head = self._transform, self._head
             if x.device.type != "cpu":
                 transform, head = transform.to(x.device), head.to(x.device)
@@ -272,7 +273,7 @@ class FewShotClassifier(IncrementalMixin):
             why = f" in use ({self._unused})" if self._unused else "; give a bank"
             raise InputError(f"'none of these' is judged against base classes, and there are none{why}")
         test = self._analysis.outlier_test
-        x = as_features(check_rows(self, X, reset=False), "X", check=False)
+        x = as_rows(check_rows(self, X, reset=False), torch.device("cpu"))
         with torch.no_grad():
             return test.pvalue(self._analysis.in_bank(self._transform(x, "X"))).numpy()
 

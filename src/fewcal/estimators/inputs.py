@@ -130,8 +130,13 @@ def _check_targets(y: np.ndarray) -> None:
 
 def as_tensor(x: np.ndarray) -> torch.Tensor:
     """Rows as a tensor on the same memory, copied only where PyTorch cannot share it."""
-    shared = x.flags.writeable and x.dtype.isnative and all(stride >= 0 for stride in x.strides)
+    shared = x.flags.writeable and x.dtype.isnative and min(x.strides) >= 0
     return torch.from_numpy(x if shared else x.astype(x.dtype.newbyteorder("="), order="C"))
+
+
+def as_rows(x: np.ndarray, device: torch.device) -> torch.Tensor:
+    """Rows that were checked, in single precision on `device`."""
+    return as_tensor(x).to(device, torch.float32)
 
 
 def resolve_bank(bank: object, device: str | torch.device | None) -> BaseBank:
@@ -164,8 +169,9 @@ def _short(value: object) -> str:
 
 def given_params(estimator: object, names: Sequence[str] = FIELDS) -> dict[str, object]:
     """Parameters of GDC that an estimator has and was given: those that are not None, and old names in use."""
-    given = {name: value for name in names if (value := getattr(estimator, name, None)) is not None}
-    old = {name: getattr(estimator, name, DEPRECATED) for name in RENAMED}
+    has = vars(estimator)
+    given = {name: value for name in names if (value := has.get(name)) is not None}
+    old = {name: has.get(name, DEPRECATED) for name in RENAMED}
     return given | {k: v for k, v in old.items() if not (isinstance(v, str) and v == DEPRECATED)}
 
 
@@ -195,7 +201,7 @@ def capped(params: GDCParams, n_classes: int, *, quiet: bool, preset: object) ->
 
 def seed_from(random_state: object) -> int:
     """An integer seed from scikit-learn's `random_state`."""
-    if isinstance(random_state, Integral):
+    if type(random_state) is int or isinstance(random_state, Integral):
         return int(random_state)
     from sklearn.utils import check_random_state
 

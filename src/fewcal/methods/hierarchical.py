@@ -213,7 +213,7 @@ class HierarchicalGDC(Method):
 
     def _fit(self, batch: TaskBatch) -> BlendedHead:
         p = self.params
-        with torch.no_grad():
+        with torch.inference_mode():
             support = self._centred(batch.support)
             shots = class_shots(batch.labels, batch.n_classes, support.dtype)
             own = shots.means(support)
