@@ -595,6 +595,26 @@ def test_names_are_data_in_every_export(tmp_path: Path) -> None:
     studio.close()
 
 
+def test_what_cannot_be_read_is_no_example(tmp_path: Path) -> None:
+    folder = tmp_path / "photos"
+    for n, name in enumerate(("red", "blue")):
+        write_picture(folder / f"{name}.png", COLOURS[name], n)
+    (folder / "broken.png").write_bytes(b"nothing")
+    (folder / "broken-2.png").write_bytes(b"nothing")
+    studio = colour_studio(folder)
+    red, blue = studio.add_class("red"), studio.add_class("blue")
+    with pytest.raises(InputError, match="broken.png cannot be read"):
+        studio.assign(ids(studio, "broken.png"), red)
+    studio.assign(ids(studio, "broken") + ids(studio, "red"), red)  # those of several that can be read
+    studio.assign(ids(studio, "blue"), blue)
+    assert studio.store.labels() == {ids(studio, "red")[0]: red, ids(studio, "blue")[0]: blue}
+    # One that was labelled before it turned out to be unreadable is no part of the script.
+    studio.store.record(Edit("dropped on a class", {ids(studio, "broken.png")[0]: (None, red)}))
+    rows, _ = views.export_rows(studio.answers())
+    assert "broken" not in exports.python_snippet(rows, "mean colour", 1.0, None, "default")
+    studio.close()
+
+
 def test_folders_hold_every_answered_item(studio: Studio, tmp_path: Path) -> None:
     label_one_each(studio)
     exports.write_folders(tmp_path / "out.zip", studio.folder, views.export_rows(studio.answers())[0])

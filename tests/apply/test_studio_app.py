@@ -109,6 +109,8 @@ def test_exports_are_attachments(page: TestClient, studio: Studio) -> None:
 def test_wrong_requests_are_told_why(page: TestClient) -> None:
     for path, body in {
         "/api/labels": {"items": "all"},
+        "/api/labels?": {"items": [True], "class": None},  # no id, though Python calls it an integer
+        "/api/labels?class": {"items": [1], "class": False},
         "/api/classes": {"name": 3},
         "/api/texts": {"text": "a text among pictures"},
         "/api/settings": {"reject": 0.05},  # there is no bank
@@ -119,6 +121,11 @@ def test_wrong_requests_are_told_why(page: TestClient) -> None:
     for raw in (b"{", b"[" * 100_000, b'{"items": [' + b"9" * 30 + b'], "class": null}'):
         assert page.post("/api/labels", content=raw).status_code == 400, raw[:40]
     assert page.get(f"/api/items/{10**30}/thumbnail.jpg").status_code == 400
+    for answer in (page.delete("/api/classes/0"), page.patch("/api/classes/0", json={"name": "other"})):
+        assert (answer.status_code, "always there" in answer.json()["error"]) == (400, True)
+    assert page.get("/api/state").json()["undo"] is None
+    for name in ("snippet.py", "classifier.fewcal"):
+        assert "two classes an example each" in page.get(f"/api/export/{name}").json()["error"]
 
 
 def test_pasted_texts_are_split_as_files_are(tmp_path: Path) -> None:

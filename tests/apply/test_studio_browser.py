@@ -273,6 +273,35 @@ def test_a_picture_that_cannot_be_read_says_why(browser: Browser, folder: Path) 
     server.stop()
 
 
+def test_an_empty_project_begins_with_files(browser: Browser, tmp_path: Path) -> None:
+    server = Server(tmp_path / "new")
+    page = browser.open(server.link, width=400)
+    page.wait_for("document.documentElement.dataset.ready === 'yes'")
+    assert page.js("[...document.querySelectorAll('#begin, #list, #next')].map(e => e.hidden)") == [True, False, True]
+    page.upload("#first-files", [write_picture(tmp_path / "a.png", COLOURS["red"], 1)])
+    page.wait_for("document.querySelectorAll('#items .card').length === 1")
+    assert page.js("document.querySelector('#begin').hidden")
+    page.close()
+    server.stop()
+
+
+def test_what_is_wrong_stays_in_sight_and_panels_do_not_cover_each_other(browser: Browser, server: Server) -> None:
+    page = opened(browser, server, width=400)
+    choose_card(page)
+    assert "Take label away" not in page.text("#actions button")
+    key(page, "w")
+    page.wait_for("!document.querySelector('#why').hidden")
+    box = "(id => document.querySelector(id).getBoundingClientRect())"
+    assert page.js(f"{box}('#why').bottom <= {box}('#actions').top")
+    server.process.kill()
+    server.process.join(PATIENCE)
+    page.wait_for("!document.querySelector('#problem').hidden")
+    page.js("scrollTo(0, document.body.scrollHeight)")
+    page.wait_for(f"scrollY > 0 && {box}('#problem').top >= 0")
+    assert "open the link that it prints" in page.text("#problem")[0]
+    page.close()
+
+
 def test_exports_that_there_is_nothing_for_say_what_is_missing(browser: Browser, server: Server) -> None:
     page = opened(browser, server)
     page.click("#export summary")

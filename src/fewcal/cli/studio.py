@@ -53,10 +53,14 @@ def studio(
         print(f"fewcal studio: {link}", flush=True)
         if not quiet:
             print("the link holds the key to this project; Ctrl-C stops", flush=True)
+        if demo and not quiet:
+            print("six letters in 20 drawings each: name a class for every letter and give it an example", flush=True)
         if browser:
             webbrowser.open(link)
 
     with TemporaryDirectory(prefix="fewcal-studio-") as temporary:
+        if demo and not quiet:
+            print("drawing letters …", flush=True)
         place = folder if folder is not None else Path(temporary) / "letters" if demo else Path()
         settings = project_settings(
             place, demo=demo, extractor=extractor, bank=bank, base_pictures=base_pictures, preset=preset, device=device

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import TypeGuard
 from urllib.parse import unquote
 
 from starlette.applications import Starlette
@@ -32,6 +33,7 @@ STATIC = Path(__file__).parent / "static"
 THUMBNAIL, ZOOMED = 240, 1600
 # A proxy or a sleeping laptop cuts silent connections: something is said at least this often.
 KEEP_ALIVE_S = 15.0
+NO_CLASSIFIER = "there is no classifier yet; give two classes an example each"
 
 
 class Broadcast:
@@ -117,11 +119,11 @@ def _routes(studio: Studio, news: Broadcast) -> list[Route]:
 
     def assign(_: Request, body: dict[str, views.Json]) -> None:
         items, label = body.get("items"), body.get("class")
-        if not isinstance(items, list) or not all(isinstance(i, int) for i in items) or not items:
+        if not isinstance(items, list) or not all(_is_id(i) for i in items) or not items:
             raise InputError("'items' must be a list of item ids")
-        if label is not None and not isinstance(label, int):
+        if label is not None and not _is_id(label):
             raise InputError("'class' must be a class id, 0 or null")
-        studio.assign([i for i in items if isinstance(i, int)], label)
+        studio.assign([i for i in items if _is_id(i)], label)
 
     return [
         Route("/api/state", lambda request: JSONResponse(views.state(studio))),
@@ -158,6 +160,10 @@ async def _json(request: Request) -> dict[str, views.Json]:
     if not isinstance(body, dict):
         raise InputError("the request must be a JSON object")
     return body
+
+
+def _is_id(value: views.Json) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _text(body: dict[str, views.Json], key: str) -> str:
@@ -252,15 +258,15 @@ def _classifier(studio: Studio) -> Response:
     answered = studio.answers()
     classifier, stamp = answered.classifier, answered.moment.extractor
     if classifier is None:
-        raise InputError("there is no classifier yet; give two classes an example each")
+        raise InputError(NO_CLASSIFIER)
     return _downloaded("classifier.fewcal", lambda target: classifier.save(target, extractor=stamp))
 
 
 def _snippet(studio: Studio) -> Response:
     answered = studio.answers()
     recipe, stamp = answered.moment.recipe, answered.moment.extractor
-    if stamp is None or not answered.moment.labels:
-        raise InputError("nothing is labelled yet")
+    if stamp is None or answered.classifier is None:
+        raise InputError(NO_CLASSIFIER)
     rows, _ = views.export_rows(answered)
     text = exports.python_snippet(rows, stamp.partition("@")[0], recipe.beta, studio.settings.bank_path, recipe.preset)
     return PlainTextResponse(text, headers=_attached("classifier.py"))

@@ -87,8 +87,12 @@ def write_folders(target: Path, folder: Path, rows: Sequence[Row]) -> None:
 
 
 def python_snippet(rows: Sequence[Row], extractor: str, beta: float, bank: str | None, preset: str) -> str:
-    """A script that fits the same classifier from the same examples, run from inside the folder."""
-    support = [(row.text if row.text is not None else row.name, row.answer) for row in rows if row.labelled]
+    """A script that fits the same classifier from the same examples, run from inside the folder.
+
+    An example that could not be read has no probabilities and is no part of the classifier.
+    """
+    used = [row for row in rows if row.labelled and row.probabilities is not None]
+    support = [(row.text if row.text is not None else row.name, row.answer) for row in used]
     texts = any(row.text is not None for row in rows)
     listed = "\n".join(f"    ({item!r}, {name!r})," for item, name in support)
     given = f"preset='whitened', beta={beta!r}, l2=True" if bank is None else f"bank={bank!r}, preset={preset!r}"

@@ -207,7 +207,7 @@ class Studio:
 
     def rename_class(self, number: int, name: str) -> None:
         with self.lock:
-            before = self._class(number)
+            before = self._own_class(number)
             others = [n for i, n in self.store.classes().items() if i != number]
             name = checked_class_name(name, others, NONE_OF_THESE)
             if name != before:
@@ -216,7 +216,7 @@ class Studio:
     def remove_class(self, number: int) -> None:
         """Remove a class; its items lose their labels."""
         with self.lock:
-            name = self._class(number)
+            name = self._own_class(number)
             labels: dict[int, tuple[int | None, int | None]]
             labels = {item: (number, None) for item, label in self.store.labels().items() if label == number}
             self._record(Edit(f"class {name} removed", labels, {number: (name, None)}))
@@ -227,6 +227,11 @@ class Studio:
             name = "no class" if number is None else self._class(number)
             labels = self.store.labels()
             shown = [self.store.item(i) for i in items]
+            if number is not None:
+                unreadable = [i for i in shown if i.state == "failed"]
+                shown = [i for i in shown if i.state != "failed"]
+                if unreadable and not shown:
+                    raise InputError(f"{unreadable[0].name} cannot be read, so it cannot be an example")
             changes = {i.id: (labels.get(i.id), number) for i in shown if labels.get(i.id) != number}
             if changes:
                 what = shown[0].name if len(shown) == 1 else f"{len(shown)} items"
@@ -239,6 +244,12 @@ class Studio:
             return self.store.classes()[number]
         except KeyError:
             raise InputError(f"there is no class {number}; it may have been removed in another window") from None
+
+    def _own_class(self, number: int) -> str:
+        """The name of a class that a person made."""
+        if number == NONE_CLASS:
+            raise InputError(f"{NONE_OF_THESE!r} is always there; take its labels away instead")
+        return self._class(number)
 
     def _record(self, edit: Edit) -> None:
         self.store.record(edit)

@@ -5,7 +5,7 @@ async function asked(path, options = {}) {
   try {
     response = await fetch(path, { credentials: "same-origin", ...options });
   } catch {
-    throw new Error("The server does not answer; start fewcal studio again and reload this page.");
+    throw new Error("The server does not answer. Start fewcal studio again and open the link that it prints.");
   }
   const body = await response.json().catch(() => ({}));
   if (!response.ok) throw new Error(body.error || `The server answered ${response.status}.`);

@@ -46,7 +46,7 @@ function verdict(state, item) {
   if (id === undefined) return el("span", { class: "verdict quiet" }, "?", unseen("no answer yet"));
   const labelled = item.label !== undefined;
   return el("span", { class: `verdict ${colour(state, id)}${labelled ? " labelled" : ""}` }, el("span", { class: "dot" }),
-    unseen(labelled ? "labelled" : "answer"), el("span", { class: "what" }, name(state, id)));
+    unseen(labelled ? "labelled" : "answer"), el("span", { class: "what", title: name(state, id) }, name(state, id)));
 }
 
 // The probability of the answer. What is set aside because it resembles no class is not the most probable one: it has none.

@@ -11,6 +11,7 @@ let state = null;
 let selected = new Set();
 let current = null; // the item that keys move from
 let most = PAGE;
+const LONG_NAME = 28; // characters; on a small screen such a class has a line to itself
 
 // ---- changes --------------------------------------------------------------------------------------------------------
 
@@ -129,6 +130,7 @@ function draw(fresh) {
     $(way).title = state[way] ?? "";
   }
   $("new-text").hidden = state.kind === "picture";
+  $("class-name").placeholder = state.kind === "text" ? "e.g. praise" : "e.g. robin";
   $("reject-box").hidden = state.base_classes === null;
   $("reject").checked = state.reject !== null;
   drawClasses();
@@ -145,7 +147,8 @@ function drawWork() {
   if (error) problem(error);
 }
 
-const classesInUse = () => new Set(state.items.map((i) => i.label).filter((l) => l !== undefined)).size;
+// Examples count once they have features: what waits or is unreadable teaches nothing.
+const classesInUse = () => new Set(state.items.filter((i) => i.state === "ready").map((i) => i.label).filter((l) => l !== undefined)).size;
 
 // What to do next, or how good the answers are.
 function drawEstimate() {
@@ -153,15 +156,17 @@ function drawEstimate() {
   const [first, more] =
     !state.items.length ? ["Begin with pictures or texts.", "Drop files anywhere on this page."]
     : state.classes.length < 2 ? ["Name your classes.", "Type a name, Add, and again for the next one."]
+    : classesInUse() < 2 && state.items.some((i) => i.label !== undefined && i.state === "waiting")
+      ? ["Computing the features of your examples.", "Answers follow."]
     : classesInUse() < 2 ? ["Give two classes an example each.", "Select an item, then click its class: all others are answered at once."]
     : !expected ? ["All items have labels.", ""]
-    : [`About ${percent(expected.accuracy)} right`, `(${percent(expected.low)} to ${percent(expected.high)}), by the probabilities of the answers.` +
-      (left_out ? ` Of the examples, harder than most, ${left_out.right} of ${left_out.asked} are answered rightly when left out.` : "")];
+    : [`About ${percent(expected.accuracy)} correct`, `(95% interval ${percent(expected.low)} to ${percent(expected.high)}), from the probabilities of the answers.` +
+      (left_out ? ` Left out one at a time, ${left_out.right} of ${left_out.asked} examples are answered correctly; examples are harder than most items.` : "")];
   $("estimate").replaceChildren(el("strong", {}, first), " ", el("span", { class: "quiet" }, more));
 }
 
 function classRow(c, key, examples) {
-  const row = el("li", { class: `class ${colour(state, c.id)}`, data: { id: String(c.id) } },
+  const row = el("li", { class: `class ${colour(state, c.id)}${c.name.length > LONG_NAME ? " long" : ""}`, data: { id: String(c.id) } },
     el("button", {
       type: "button", class: "give", onclick: () => (selected.size ? assign([...selected], c.id) : say("Select an item first.")),
       title: "Give the selected items this class",
@@ -229,8 +234,10 @@ function drawItems() {
   const failed = state.items.filter((i) => i.state === "failed").length;
   $("count").textContent = `${shown.length} of ${state.items.length}${failed ? `, ${failed} unreadable` : ""}`;
   $("more").hidden = shown.length <= most;
-  $("empty").hidden = shown.length > 0;
-  $("empty").textContent = state.items.length ? "Nothing here: change the filters." : "Drop pictures or a file of texts here to begin.";
+  $("nothing").hidden = shown.length > 0 || !state.items.length;
+  $("begin").hidden = state.items.length > 0;
+  $("list").hidden = !state.items.length;
+  $("next-why").textContent = state.expected ? "Labelling these helps most: many doubtful items resemble them." : "Begin with these: many items resemble them.";
   if (kept && !document.activeElement?.classList.contains("card")) $(kept[1]).querySelector(`[data-id="${kept[0]}"]`)?.focus();
   mark();
 }
@@ -241,15 +248,16 @@ function drawActions() {
   if (!selected.size) return;
   const one = selected.size === 1 && item();
   // Drawn anew only where it changes: a click on a button that is replaced meanwhile would be lost.
-  const shows = JSON.stringify([[...selected], state.classes.map((c) => [c.id, c.name]), one && one.id]);
+  const labelled = state.items.some((i) => selected.has(i.id) && i.label !== undefined);
+  const shows = JSON.stringify([[...selected], state.classes.map((c) => [c.id, c.name]), one && one.id, labelled]);
   if (bar.dataset.shows === shows) return;
   bar.dataset.shows = shows;
   bar.replaceChildren(
     el("span", { class: "what" }, one ? one.text ?? one.name : `${selected.size} items`),
     ...state.classes.filter((c) => c.id !== 0).concat(state.classes.filter((c) => c.id === 0)).map((c) =>
       el("button", { type: "button", class: `chip ${colour(state, c.id)}`, onclick: () => assign([...selected], c.id) },
-        el("span", { class: "dot" }), c.name)),
-    el("button", { type: "button", onclick: () => assign([...selected], null) }, "No label"),
+        el("span", { class: "dot" }), el("span", { class: "what", title: c.name }, c.name))),
+    labelled ? el("button", { type: "button", onclick: () => assign([...selected], null) }, "Take label away") : "",
     ...(one ? [el("button", { type: "button", onclick: why }, "Why"), el("button", { type: "button", onclick: zoom }, "Zoom")] : []));
 }
 
@@ -293,7 +301,8 @@ function wire() {
   };
   $("new-class").addEventListener("submit", taken($("class-name"), (name) => change("POST", "/api/classes", { name }, `Class ${name} added`)));
   $("new-text").addEventListener("submit", taken($("text"), (text) => change("POST", "/api/texts", { text }, "Texts added")));
-  $("files").addEventListener("change", (event) => takeFiles(event.target.files, assign).then(() => { event.target.value = ""; }));
+  for (const input of document.querySelectorAll("input[type=file]"))
+    input.addEventListener("change", () => takeFiles(input.files, assign).then(() => { input.value = ""; }));
   for (const id of ["filter", "show", "of", "order"]) $(id).addEventListener("input", () => { most = PAGE; drawItems(); });
   $("more").addEventListener("click", () => { most += PAGE; drawItems(); });
   $("reject").addEventListener("change", () => change("POST", "/api/settings", { reject: $("reject").checked ? 0.05 : null }));
@@ -336,7 +345,10 @@ function wire() {
 function theme() {
   const root = document.documentElement;
   const dark = () => (root.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
-  const told = () => { $("theme").textContent = dark() ? "Light" : "Dark"; };
+  const told = () => {
+    $("theme").textContent = dark() ? "Light" : "Dark";
+    $("theme").title = $("theme").ariaLabel = `${$("theme").textContent} colours`;
+  };
   const kept = localStorage.getItem("fewcal-theme");
   if (kept === "dark" || kept === "light") root.dataset.theme = kept;
   $("theme").addEventListener("click", () => {
@@ -354,7 +366,7 @@ if (state) {
   drawItems();
   document.documentElement.dataset.ready = "yes";
   // Features come in batches: no more than two redraws a second.
-  const silent = "The server does not answer; changes are not saved until it is back.";
+  const silent = "The server does not answer; changes are not saved. If it was stopped, start fewcal studio again and open the link that it prints.";
   listen(
     (revision) => {
       if ($("problem").textContent === silent) problem("");

@@ -35,10 +35,10 @@ export async function explain(item, state) {
   if (story.probabilities.length) parts.push(el("h3", {}, "Probabilities"), bars(story.probabilities, "Probabilities"));
   else parts.push(el("p", {}, "Answers come with examples of two classes."));
   if (story.outlier !== null)
-    parts.push(el("p", { class: "quiet" }, `${percent(story.outlier)} of the base examples, which are of other classes, fit as well as this.`));
+    parts.push(el("p", { class: "quiet" }, `${percent(story.outlier)} of the base examples, which belong to none of your classes, fit them as well as this item does; from ${percent(state.reject ?? 0.05)} on it is set aside.`));
   if (story.nearest.length) {
     parts.push(el("h3", {}, "Most similar examples"), el("ul", { class: "near" }, story.nearest.map((near) =>
-      el("li", {}, shown(near.id, state), el("span", {}, breakable(near.class), `, similarity ${near.similarity.toFixed(2)}`)))));
+      el("li", {}, shown(near.id, state), el("span", {}, breakable(near.class), `, similarity ${near.similarity.toFixed(2).replace("-", "−")}`)))));
   }
   if (story.bases.length) {
     parts.push(el("h3", {}, `Base classes that shape ${story.answer}`), el("ul", { class: "near" }, story.bases.map((base) =>
