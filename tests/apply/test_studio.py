@@ -603,7 +603,7 @@ def test_what_cannot_be_read_is_no_example(tmp_path: Path) -> None:
     (folder / "broken-2.png").write_bytes(b"nothing")
     studio = colour_studio(folder)
     red, blue = studio.add_class("red"), studio.add_class("blue")
-    with pytest.raises(InputError, match="broken.png cannot be read"):
+    with pytest.raises(InputError, match=r"broken\.png cannot be read"):
         studio.assign(ids(studio, "broken.png"), red)
     studio.assign(ids(studio, "broken") + ids(studio, "red"), red)  # those of several that can be read
     studio.assign(ids(studio, "blue"), blue)
