@@ -513,6 +513,18 @@ def test_lines_in_a_pipe_come_now_and_then(capsys: pytest.CaptureFixture[str], m
     ]
 
 
+def test_a_few_items_after_a_large_batch_make_no_rate(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr("fewcal._utils.terminal.time.monotonic", lambda: now[0])
+    with ProgressBar("pictures") as report:
+        report(32, 36)
+        now[0] += 0.001
+        report(36, 36)
+    assert capsys.readouterr().err.splitlines() == ["32/36 pictures", "36/36 pictures"]
+
+
 def test_a_terminal_gets_a_bar_that_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:

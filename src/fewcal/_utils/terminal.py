@@ -41,7 +41,9 @@ class ProgressBar:
         if self.first is None:
             self.first = (now, done)  # work of an earlier start does not count into the rate
         spent = now - self.first[0]
-        rate = (done - self.first[1]) / spent if spent > 0 else 0.0
+        seen = done - self.first[1]
+        # The last few items after one large batch take no time that could be measured.
+        rate = seen / spent if spent >= 1 or (spent > 0 and 2 * seen >= total) else 0.0
         text = f"{rate:{'.0f' if rate >= 100 else '.3g'}} {self.unit}/s" if rate else ""
         if self.bar is not None:
             if self.task is None:
