@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 # A sheet with more pictures than this is slow to open and nobody looks through it.
 MOST_ON_SHEET = 600
 DOUBTFUL = 0.5
+_COLUMNS = ["answer", "probability %", "second best", "second best %"]
 
 
 def contact_sheet(answers: Answers) -> Page:
@@ -51,7 +52,7 @@ def _texts(page: Page, answers: Answers) -> None:
         wrong = bool(truth) and truth[0] != answer and answer != NONE_OF_THESE
         shown = Cell(f"⚠ {answer}" if wrong else answer, mark="warn" if wrong or p < DOUBTFUL else "")
         rows.append([item, shown, _percent(p), second, _percent(q), *truth])
-    page.table(["text", "answer", "%", "next", "%", *known], rows)
+    page.table(["text", *_COLUMNS, *known], rows)
     page.heading("Examples")
     page.table(["text", "class"], [[str(support.load(i)), c] for i, c in enumerate(support.labels or [])])
 
@@ -74,7 +75,7 @@ def _pictures(page: Page, answers: Answers, counts: dict[str, int], examples: di
         page.gallery([(_thumbnail(query, i), rows[i][0], _caption(answers, rows[i], i)) for i in mine])
     page.heading("Table")
     page.table(
-        ["picture", "answer", "%", "next", "%"],
+        ["picture", *_COLUMNS],
         [
             [r[0], Cell(r[1], mark="warn" if r[2] < DOUBTFUL else ""), _percent(r[2]), r[3], _percent(r[4])]
             for r in rows

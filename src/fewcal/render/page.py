@@ -251,7 +251,8 @@ def _mime(data: bytes) -> str:
 def _figure(image: Image, alt: str, caption: str = "") -> str:
     if not alt.strip():
         raise InputError("every picture needs an alternative text that says what it shows")
-    below = f"<figcaption>{_inline(caption)}</figcaption>" if caption else ""
+    # Names of files have no other place to break at.
+    below = f"<figcaption>{_inline(caption).replace('_', '_<wbr>')}</figcaption>" if caption else ""
     chart = ' class="chart"' if _is_figure(image) else ""
     return f'<figure><img{chart} src="{image_uri(image)}" alt="{escape(alt)}">{below}</figure>'
 

@@ -29,10 +29,12 @@ _ANSWERS: JSON = {
 }
 _ERRORS = {
     "400": "The request cannot be used; `error` says why.",
+    "403": "Another name of the server, or a page of another site.",
     "413": "The body is too large.",
     "503": "Too much waits already; try again in a moment.",
     "504": "The answer took too long.",
 }
+_EXAMPLE = '{"predictions": [{"class": "robin", "probability": 0.93, "probabilities": {"robin": 0.93, "wren": 0.07}}]}'
 
 
 def openapi(model: ServedModel) -> dict[str, JSON]:
@@ -101,6 +103,7 @@ def docs_page(model: ServedModel, address: str) -> str:
     page.table(["request", "what it is"], rows, sortable=False)
     page.heading("Answers")
     page.text("One entry of `predictions` for each item: its class, its probability, those of all classes.")
+    page.text(f"`{_EXAMPLE}`")
     page.table(["status", "meaning"], [[code, text] for code, text in _ERRORS.items()], sortable=False)
     page.heading("Try it")
     if model.kind == "picture":
