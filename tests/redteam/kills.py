@@ -12,6 +12,7 @@ import os
 import random
 import shutil
 import signal
+import sys
 import tempfile
 import time
 import warnings
@@ -156,6 +157,9 @@ def _started(work: Callable[[], object]) -> int:
         os.dup2(nowhere, 1)
         os.dup2(nowhere, 2)
         warnings.simplefilter("ignore")
+        # Dask keeps a thread once it was used, and a fork does not take it along: a child would wait for it forever.
+        for name in [name for name in sys.modules if name.partition(".")[0] == "distributed"]:
+            del sys.modules[name]
         work()
         code = 0
     except FewcalError:
