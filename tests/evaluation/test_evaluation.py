@@ -201,11 +201,11 @@ def test_two_heads_see_the_same_samples(features: FeatureSet, monkeypatch: pytes
         true = getattr(module, head)
         monkeypatch.setattr(module, head, lambda *a, _true=true, **k: noted_head(*a, _true=_true, **k))
     both = {"a": GDC(SAMPLED), "b": GDC(SAMPLED.with_changes(head="sgd"))}
-    evaluate(both, features, Protocol(tasks=5, query=4))
+    evaluate(both, features, Protocol(tasks=1, query=4))
     assert len(made) == 1
     assert len(seen) == 2
     assert seen[0] is seen[1]
-    evaluate(both | {"c": GDC(SAMPLED.with_changes(alpha1=1.0))}, features, Protocol(tasks=5, query=4))
+    evaluate(both | {"c": GDC(SAMPLED.with_changes(alpha1=1.0))}, features, Protocol(tasks=1, query=4))
     assert len(made) == 3, "another covariance needs samples of its own"
 
 
@@ -401,9 +401,9 @@ def test_shared_work_is_charged_to_each_method(features: FeatureSet, monkeypatch
     monkeypatch.setattr(calibrated, "augment", slow_augment)
     monkeypatch.setattr(engine_module.time, "perf_counter", lambda: now[0])
     both = {"a": GDC(SAMPLED), "b": GDC(SAMPLED.with_changes(C=2.0)), "ncm": make_method("ncm")}
-    results = evaluate(both, features, Protocol(tasks=5, query=4))
+    results = evaluate(both, features, Protocol(tasks=1, query=4))
     assert results.seconds == {"a": 1.0, "b": 1.0, "ncm": 0.0}
-    assert results.summary().methods["b"].tasks_per_second == 5.0
+    assert results.summary().methods["b"].tasks_per_second == 1.0
     assert math.isnan(results.summary().methods["ncm"].tasks_per_second)
 
 
@@ -472,6 +472,20 @@ def test_methods_of_a_single_batch_stand_side_by_side(features: FeatureSet) -> N
     ready = Engine(job(features, methods={"a": Waiting(), "b": Waiting()}))
     ready.threads = 2
     found = ready.run(0, 1).correct
+    np.testing.assert_array_equal(found["a"], found["b"])
+
+
+def test_tasks_of_a_short_block_stand_side_by_side(features: FeatureSet) -> None:
+    both = threading.Barrier(2, timeout=PATIENCE)
+
+    class Waiting(NearestCentroid):
+        def fit(self, batch: TaskBatch):
+            both.wait()
+            return super().fit(batch)
+
+    ready = Engine(job(features, methods={"a": Waiting(), "b": NearestCentroid()}, batches={"a": 25, "b": 1}))
+    ready.threads = 2
+    found = ready.run(0, 2).correct
     np.testing.assert_array_equal(found["a"], found["b"])
 
 

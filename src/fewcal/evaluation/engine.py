@@ -186,10 +186,15 @@ class Engine:
         return list(groups.values())
 
     def _pieces(self, tasks: int) -> list[tuple[list[str], slice]]:
-        """Batches of a block of so many tasks: methods that share work, and places in the block."""
+        """Batches of a block of so many tasks: methods that share work, and places in the block.
+
+        On a CPU a block of fewer tasks has as many batches, of fewer tasks each: every batch has one core.
+        """
         out = []
         for group in self._groups():
             size = self.job.batches.get(group[0], self.block_tasks)
+            if self.device.type == "cpu":
+                size = min(size, -(-size * tasks // self.block_tasks))
             out += [(group, slice(low, min(low + size, tasks))) for low in range(0, tasks, size)]
         return out
 
