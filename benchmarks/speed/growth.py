@@ -2,6 +2,7 @@
 
     python benchmarks/speed/growth.py                  the table
     python benchmarks/speed/growth.py --out FOLDER     also growth.svg, growth.png and growth.json
+    python benchmarks/speed/growth.py --parts          where the time of L-BFGS goes with 5 to 100 ways
 
 One size is varied at a time around a base point. Times are CPU seconds of one thread for a batch of tasks, so that
 other work on the machine does not disturb them; memory is the peak of resident memory above what was there before.
@@ -12,8 +13,10 @@ little as it can while each point is compared with each class.
 from __future__ import annotations
 
 import argparse
+import cProfile
 import ctypes
 import json
+import pstats
 import time
 import warnings
 from pathlib import Path
@@ -43,6 +46,15 @@ MEANING = {
     "K": "shots",
     "n": "points sampled for a class",
 }
+# What L-BFGS of one task consists of, by the functions that do it, and the ways at which it is looked at.
+PARTS = {
+    "points": "augment",
+    "forward": "_forward",
+    "back": "gradient",
+    "looks": "search",
+    "recursion": "direction",
+}
+PARTS_WAYS = (5, 20, 50, 100)
 QUERIES = 15
 TASKS = 4
 
@@ -78,7 +90,9 @@ def measured(work: Any) -> tuple[float, float]:
     return best, peak
 
 
-def point(size: dict[str, int], names: list[str]) -> dict[str, dict[str, float]]:
+def point(
+    size: dict[str, int], names: list[str], profile: cProfile.Profile | None = None
+) -> dict[str, dict[str, float]]:
     """Time and memory of each kind at one size; of the bank's preparation as well."""
     c, d, p, n_way, shot = (size[a] for a in "CDPNK")
     random = torch.Generator().manual_seed(0)
@@ -111,7 +125,21 @@ def point(size: dict[str, int], names: list[str]) -> dict[str, dict[str, float]]
         work()  # what is derived from the bank is derived once
         seconds, megabytes = measured(work)
         out[name] = {"seconds": seconds / TASKS, "megabytes": megabytes / TASKS}
+        if profile is not None:
+            profile.runcall(work)
     return out
+
+
+def show_parts() -> None:
+    """Milliseconds of a task by L-BFGS, of its parts, and how many gradients it took."""
+    print("ways   in all  " + "  ".join(f"{name:>9s}" for name in PARTS) + "  gradients")
+    for ways in PARTS_WAYS:
+        profile = cProfile.Profile(time.process_time)
+        seconds = point(BASE | {"N": ways}, ["L-BFGS"], profile)["L-BFGS"]["seconds"]
+        stats = pstats.Stats(profile).get_stats_profile().func_profiles
+        parts = "  ".join(f"{1e3 * stats[name].cumtime / TASKS:9.1f}" for name in PARTS.values())
+        # Tasks that are worked on together have their gradients together.
+        print(f"{ways:4d} {1e3 * seconds:8.1f}  {parts}  {stats['gradient'].ncalls:>9s}", flush=True)
 
 
 def exponent(sizes: list[int], values: list[float]) -> float:
@@ -157,9 +185,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--axes", nargs="+", choices=list(AXES), default=list(AXES))
+    parser.add_argument("--parts", action="store_true", help="Where the time of L-BFGS goes, and nothing else.")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    if options.parts:
+        return show_parts()
     names = ["build bank", "whitened", "closed form", "L-BFGS", "products"]
     print(
         "around " + ", ".join(f"{a}={v}" for a, v in BASE.items()) + "; milliseconds a task [exponent of time, memory]"
@@ -179,6 +210,7 @@ def main() -> None:
     if options.out:
         plot(found, options.out)
         (options.out / "growth.json").write_text(json.dumps(found, indent=1))
+    return None
 
 
 if __name__ == "__main__":
