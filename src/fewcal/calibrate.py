@@ -16,13 +16,14 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from numbers import Real
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-import torch
-from torch import Tensor
-
+from fewcal._utils.lazy_torch import torch
 from fewcal.bank import BaseBank
 from fewcal.errors import FewcalWarning, InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 DISTANCE_SCALES = ("bank", "one")
 # Ridge of the class covariances under Mahalanobis, as a share of their mean variance: with fewer rows than features
@@ -58,7 +59,7 @@ class MetricOptions:
     mahalanobis_shift: bool = True
 
 
-DistanceFunction = Callable[[Tensor, BaseBank, MetricOptions], Tensor]
+DistanceFunction: TypeAlias = "Callable[[Tensor, BaseBank, MetricOptions], Tensor]"
 
 
 @dataclass(frozen=True)
@@ -366,7 +367,7 @@ class Calibrator:
         where it is.
         """
         nearest, index = self.neighbours(x)
-        weights = self.weights(nearest) * (strength[..., None] if isinstance(strength, Tensor) else strength)
+        weights = self.weights(nearest) * (strength[..., None] if isinstance(strength, torch.Tensor) else strength)
         return Calibration(index, nearest, weights, self.mean(x, weights, index))
 
     def to(self, device: str | torch.device) -> Calibrator:

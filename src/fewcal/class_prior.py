@@ -23,15 +23,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
+from fewcal._utils.lazy_torch import torch
 from fewcal._utils.memo import Memo
 from fewcal.bank import BaseBank
 from fewcal.bank.build import BankParts
 from fewcal.bank.moments import Moments
 from fewcal.gaussianize import Gaussianization
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Below this reliability the base means are taken for noise and the bank is not used.
 LEAST_RELIABILITY = 0.25

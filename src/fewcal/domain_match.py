@@ -18,15 +18,16 @@ The constants were chosen on validation classes of four image feature sets; none
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-from torch import Tensor
-
+from fewcal._utils.lazy_torch import torch
 from fewcal.bank import BaseBank
 from fewcal.calibrate import spaced_indices
 from fewcal.errors import InputError
 from fewcal.gaussianize import l2_normalise
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 NEAREST = 4
 _LOW, _HIGH = 0.9, 1.1

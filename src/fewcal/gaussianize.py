@@ -8,12 +8,13 @@ choice. One fitted `Gaussianization` maps base rows, support and query alike.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import torch
-from torch import Tensor
-
+from fewcal._utils.lazy_torch import torch
 from fewcal.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Kind = Literal["tukey", "yeo-johnson", "none"]
 KINDS = ("auto", "tukey", "yeo-johnson", "none")
@@ -264,12 +265,12 @@ class GaussianizationFitter:
         }
         return self
 
-    def finish(self, dtype: torch.dtype = torch.float32) -> Gaussianization:
-        """The fitted map, its mean in `dtype`."""
+    def finish(self, dtype: torch.dtype | None = None) -> Gaussianization:
+        """The fitted map, its mean in `dtype`, float32 by default."""
         if not self.rows:
             raise InputError("no base rows were given; the transform is fitted on base data")
         kind = self._candidates()[-1]
-        mean = (self._sums[kind] / self.rows).to(dtype) if self.center else None
+        mean = (self._sums[kind] / self.rows).to(dtype or torch.float32) if self.center else None
         return Gaussianization(kind, self.beta, self.eps, mean=mean, l2=self.l2)
 
     def _settings(self) -> dict[str, object]:

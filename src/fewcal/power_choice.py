@@ -14,12 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
+from fewcal._utils.lazy_torch import torch
 from fewcal.errors import InputError
 from fewcal.gaussianize import DEFAULT_EPS, fit_gaussianization
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 POWERS = (1.0, 0.75, 0.5)
 GAUSSIAN_KURTOSIS = 7.0

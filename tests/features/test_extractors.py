@@ -16,8 +16,8 @@ from torch import nn
 from fewcal.errors import FileFormatError, InputError
 from fewcal.features.backbones import make_backbone, save_checkpoint
 from fewcal.features.extractors import Extractor, as_extractor, fused, get_extractor, list_extractors
-from fewcal.features.extractors.efficientnet_lite import EfficientNetLite, FusedEfficientNetLite, SameConv2d
-from fewcal.features.extractors.minilm import MiniLM
+from fewcal.features.extractors.efficientnet_network import EfficientNetLite, FusedEfficientNetLite, SameConv2d
+from fewcal.features.extractors.minilm_network import MiniLM
 from fewcal.features.sources.texts import Texts
 
 PAIRS = [

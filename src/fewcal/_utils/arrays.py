@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from fewcal._utils.lazy_torch import torch
 from fewcal.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def pick_device(device: str | torch.device | None = None) -> torch.device:
@@ -38,10 +40,10 @@ def as_features(
     dim: int | None = None,
     against: str = "the bank",
     device: str | torch.device | None = None,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | None = None,
     check: bool = True,
 ) -> Tensor:
-    """Rows of numbers as a 2-D tensor `(R, D)` on `device`; anything else is refused with a reason.
+    """Rows of numbers as a 2-D tensor `(R, D)` on `device`, float32 by default; all else is refused with a reason.
 
     >>> as_features([[1, 2], [3, 4]]).dtype
     torch.float32
@@ -51,7 +53,7 @@ def as_features(
     fewcal.errors.InputError: support has NaN in row 0; drop or impute such rows first
     """
     where = pick_device(device)
-    if isinstance(x, Tensor):
+    if isinstance(x, torch.Tensor):
         t = x.detach()
         if t.is_complex():
             raise InputError(f"{name} has dtype {t.dtype}; pass real numbers (float32 is best)")
@@ -84,7 +86,7 @@ def as_features(
         raise InputError(
             f"{name} has {t.shape[1]} features, but {against} has {dim}; both must come from the same feature extractor"
         )
-    out = t.to(device=where, dtype=dtype)
+    out = t.to(device=where, dtype=dtype or torch.float32)
     if check:
         check_finite(out, name, t)
     return out
@@ -128,7 +130,7 @@ def encode_labels(y: Any, rows: int, name: str = "y") -> tuple[list[Hashable], n
     >>> encode_labels(["b", "a", "b"], rows=3)
     (['b', 'a'], array([0, 1, 0]))
     """
-    if isinstance(y, Tensor):
+    if isinstance(y, torch.Tensor):
         y = y.detach().cpu().numpy()
     if isinstance(y, np.ndarray) and y.ndim != 1:
         raise InputError(f"{name} has shape {y.shape}; expected one label per row")

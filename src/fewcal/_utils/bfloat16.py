@@ -8,9 +8,13 @@ for the factors they are drawn with, never for means, distances, covariances in 
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+from fewcal._utils.lazy_torch import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 # Below this many numbers the saving is not worth a conversion, and results stay those of float32.
 SMALLEST = 1 << 18

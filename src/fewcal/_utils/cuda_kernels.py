@@ -10,11 +10,15 @@ import ctypes
 import os
 from functools import cache
 from importlib import resources
+from typing import TYPE_CHECKING, TypeAlias
 
-import torch
-from torch import Tensor
+from fewcal._utils.lazy_torch import torch
 
-Argument = Tensor | int | float | None
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+Argument: TypeAlias = "Tensor | int | float | None"
 
 
 class Kernel:
@@ -37,7 +41,7 @@ class Kernel:
 def _c_value(a: Argument) -> ctypes.c_void_p | ctypes.c_int | ctypes.c_float:
     if a is None:
         return ctypes.c_void_p(None)
-    if isinstance(a, Tensor):
+    if isinstance(a, torch.Tensor):
         return ctypes.c_void_p(a.data_ptr())
     return ctypes.c_int(a) if isinstance(a, int) else ctypes.c_float(a)
 

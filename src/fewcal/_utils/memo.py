@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import TypeVar, cast
 
-from torch import Tensor
+from fewcal._utils.lazy_torch import torch
 
 T = TypeVar("T")
 _MISSING = object()
@@ -83,7 +83,7 @@ def tensor_bytes(values: Iterable[object]) -> int:
     storages: dict[int, int] = {}
 
     def visit(value: object) -> None:
-        if isinstance(value, Tensor):
+        if isinstance(value, torch.Tensor):
             storages[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
         elif isinstance(value, list | tuple):
             for part in value:

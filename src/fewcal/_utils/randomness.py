@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache, cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from fewcal._utils.cpu_kernels import number_kernels
+from fewcal._utils.lazy_torch import torch
 from fewcal._utils.splitmix import mix
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _SEED_BITS = (1 << 63) - 1
 # Below this many numbers PyTorch's own are as quick; it is fixed because it fixes the random stream.
@@ -106,9 +109,9 @@ class TaskRandom:
         out.tasks, out.generators = self.tasks[tasks], self.generators[tasks]
         return out
 
-    def normal(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Standard normal numbers `(T, *shape)`."""
-        return self.fill_normal(torch.empty(len(self), *shape, dtype=dtype, device=self.device))
+    def normal(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        """Standard normal numbers `(T, *shape)`, float32 unless another type is asked for."""
+        return self.fill_normal(torch.empty(len(self), *shape, dtype=dtype or torch.float32, device=self.device))
 
     def fill_normal(self, out: Tensor) -> Tensor:
         """Fill `out (T, ...)` with standard normal numbers, each task from its own stream."""
@@ -116,9 +119,9 @@ class TaskRandom:
             fill_normal(part, generator)
         return out
 
-    def uniform(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Numbers uniform on [0, 1), `(T, *shape)`."""
-        out = torch.empty(len(self), *shape, dtype=dtype, device=self.device)
+    def uniform(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        """Numbers uniform on [0, 1), `(T, *shape)`, float32 unless another type is asked for."""
+        out = torch.empty(len(self), *shape, dtype=dtype or torch.float32, device=self.device)
         for t, generator in enumerate(self.generators):
             out[t].uniform_(generator=generator)
         return out

@@ -6,15 +6,16 @@ import json
 import zlib
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from fewcal._utils.atomic import atomic_path
+from fewcal._utils.lazy_torch import torch
 from fewcal._utils.text import one_line
 from fewcal._utils.types import StrPath
 from fewcal.errors import FileFormatError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Where the checksums stand in the header. The metadata of a file have one entry alone: several have no fixed order.
 _SUMS = "checksums"

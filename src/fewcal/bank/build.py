@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from numbers import Integral
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from fewcal._utils.lazy_torch import torch
 from fewcal.bank.moments import Moments
 from fewcal.bank.storage import FactorStore, RowStore
 from fewcal.errors import InputError
 from fewcal.gaussianize import Gaussianization
 from fewcal.power_choice import PowerChoice
 
-DTYPES = {"float32": torch.float32, "float16": torch.float16}
+if TYPE_CHECKING:
+    from torch import Tensor
+
+DTYPES = ("float32", "float16")
 
 
 class OneShotScale(NamedTuple):
@@ -112,7 +114,7 @@ def from_rows(x: Tensor, classes: list[Hashable], codes: Tensor, settings: BankP
     if settings.rank is None:
         rows = RowStore.from_joined(x, moments.counts.tolist())
     elif settings.rank:
-        stored = DTYPES[settings.dtype or "float32"]
+        stored = storage_dtype(None, settings.dtype)
         factors = FactorStore.from_rows(x, codes, moments, settings.rank, stored)
     return replace(settings, classes=classes, moments=moments, rows=rows, factors=factors)
 
@@ -177,13 +179,12 @@ def _same_transform(a: Gaussianization | None, b: Gaussianization | None) -> boo
 
 def storage_dtype(x: object, dtype: str | None) -> torch.dtype:
     """How rows given as `x` are stored where `dtype` was asked for; `None` keeps float16 as it is."""
-    if dtype is not None:
-        return DTYPES[dtype]
-    return torch.float16 if str(getattr(x, "dtype", "")) in ("float16", "torch.float16") else torch.float32
+    half = dtype == "float16" if dtype else str(getattr(x, "dtype", "")) in ("float16", "torch.float16")
+    return torch.float16 if half else torch.float32
 
 
 def same_memory(x: Tensor, given: object) -> bool:
     """Whether the tensor made from what the caller gave is a view of it."""
-    if isinstance(given, Tensor):
+    if isinstance(given, torch.Tensor):
         return x.untyped_storage().data_ptr() == given.untyped_storage().data_ptr()
     return x.device.type == "cpu" and hasattr(given, "__array__") and np.may_share_memory(x.numpy(), np.asarray(given))

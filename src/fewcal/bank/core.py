@@ -1,8 +1,7 @@
 """BaseBank: what is known of the base classes, in one object that can be grown, merged, saved and memory-mapped.
 
 A bank holds class means, the pooled within-class scatter and, as chosen, the rows of each class, a low-rank factor of
-each class covariance, or neither. It is built in one go (`fit`), in chunks (`partial_fit`) or on many machines
-(`merge`), and gives the three covariances of `fewcal.covariance`: `joint`, `independent` and `pooled`.
+each class covariance, or neither. It is built at once (`fit`), in chunks (`partial_fit`) or on many machines (`merge`).
 """
 
 from __future__ import annotations
@@ -11,11 +10,10 @@ import os
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from pathlib import Path
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from fewcal._utils.arrays import as_features, encode_labels
+from fewcal._utils.lazy_torch import torch
 from fewcal._utils.memo import Memo, tensor_bytes
 from fewcal.bank.build import BankParts, check_complete, check_joinable, from_rows, join, same_memory, storage_dtype
 from fewcal.bank.io import fingerprint, read_bank, write_bank
@@ -25,6 +23,9 @@ from fewcal.errors import InputError
 from fewcal.gaussianize import DEFAULT_EPS, Gaussianization
 from fewcal.power_choice import PowerChoice, choose_power
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 class BaseBank:
     """Statistics of the base classes.
@@ -32,9 +33,8 @@ class BaseBank:
     Parameters
     ----------
     rank : int or None
-        `None` keeps every row (all covariances, any transform later). `r > 0` keeps the `r` strongest directions of
-        each class covariance instead. `0` keeps only means and the pooled scatter, which is all that the `default`
-        preset needs.
+        `None` keeps every row (all covariances, any transform later), `r > 0` the `r` strongest directions of each
+        class covariance, `0` only means and the pooled scatter, which is all that the `default` preset needs.
     dtype : {"float32", "float16"} or None
         How rows and factors are stored; `None` keeps float16 rows as they are and everything else as float32.
         Arithmetic is in float32 throughout.

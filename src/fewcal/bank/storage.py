@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
 
-import torch
-from torch import Tensor
-
+from fewcal._utils.lazy_torch import torch
 from fewcal.bank.moments import Moments
 from fewcal.power_choice import SAMPLED_CLASSES, SAMPLED_ROWS
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Classes decomposed together hold about this many numbers: 64 MB.
 _BATCH_NUMBERS = 1 << 24
@@ -17,7 +19,7 @@ _BATCH_NUMBERS = 1 << 24
 _SMALL = 256
 
 
-RowCheck = Callable[[int, Tensor], None]
+RowCheck: TypeAlias = "Callable[[int, Tensor], None]"
 
 
 class RowStore:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-import torch
-from torch import Tensor
-
+from fewcal._utils.lazy_torch import torch
 from fewcal.bank import BaseBank
 from fewcal.calibrate import scatter_dense
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Up to this many base classes their mutual products are computed once for the bank; beyond it, or where a batch of
 # tasks names few of them, for the classes that it names.

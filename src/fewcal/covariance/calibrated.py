@@ -16,10 +16,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
+from fewcal._utils.lazy_torch import torch
 from fewcal.bank import BaseBank
 from fewcal.calibrate import Calibration
 from fewcal.covariance.base import BaseClasses, CovarianceMode
@@ -27,6 +26,9 @@ from fewcal.covariance.independent import Independent
 from fewcal.covariance.joint import Joint
 from fewcal.covariance.pooled import Pooled
 from fewcal.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 COVARIANCES: dict[str, type[CovarianceMode]] = {mode.name: mode for mode in (Joint, Independent, Pooled)}
 OFF_DIAGONALS = ("pairs", "all")

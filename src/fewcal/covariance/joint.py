@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from functools import cached_property
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from fewcal.covariance.base import OfClasses
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Joint(OfClasses):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
+from fewcal._utils.lazy_torch import torch
 from fewcal.covariance.base import CovarianceMode
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Pooled(CovarianceMode):

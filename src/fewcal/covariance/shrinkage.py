@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from fewcal._utils.bfloat16 import exact_asked, half_pays
+from fewcal._utils.lazy_torch import torch
 from fewcal._utils.memo import Memo
 from fewcal._utils.randomness import TaskRandom
 from fewcal.covariance.calibrated import CalibratedCovariance
 from fewcal.covariance.independent import add_rooted
 from fewcal.errors import InputError
 from fewcal.factor_gaussian import FACTORS_AT_ONCE_CUDA, FactorGaussian, add_stacked, shrink
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 PSD = ("clip", "eigen")
 

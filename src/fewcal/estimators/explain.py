@@ -13,9 +13,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from fewcal._utils.lazy_torch import torch
 from fewcal._utils.randomness import TaskRandom
 from fewcal.bank import BaseBank
 from fewcal.calibrate import Calibration, nearest_class_distance
@@ -28,6 +27,7 @@ from fewcal.rejection import OutlierTest
 
 if TYPE_CHECKING:
     import pandas as pd
+    from torch import Tensor
 
 FAR_QUANTILE = 0.95
 LOW_SHARE = 0.05  # base classes that together weigh less than this change nothing one could see

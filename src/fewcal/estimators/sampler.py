@@ -11,16 +11,15 @@ missing 1/K. A single row gets the whole covariance, and many rows get little mo
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike
 from scipy.sparse import issparse
 from sklearn.utils.validation import validate_data
-from torch import Tensor
 
 from fewcal._utils.arrays import as_features, check_finite, pick_device
+from fewcal._utils.lazy_torch import torch
 from fewcal._utils.randomness import TaskRandom
 from fewcal.bank import BaseBank
 from fewcal.calibrate import Calibration
@@ -30,6 +29,9 @@ from fewcal.estimators.inputs import DEPRECATED, capped, given_params, resolve_b
 from fewcal.heads.base import TaskBatch
 from fewcal.methods.gdc import GDC
 from fewcal.params import GDCParams
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 try:
     from imblearn.over_sampling.base import BaseOverSampler

@@ -11,13 +11,12 @@ import platform
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from warnings import catch_warnings, simplefilter
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from fewcal._utils.lazy_torch import torch
 from fewcal._utils.safetensors_io import read_tensors, write_tensors
 from fewcal._utils.types import JSON, StrPath
 from fewcal._version import __version__
@@ -27,6 +26,9 @@ from fewcal.bank.io import described, label_from_json, label_to_json, restored
 from fewcal.errors import FewcalError, FewcalWarning, FileFormatError, InputError
 from fewcal.methods.hierarchical import HierarchicalGDC
 from fewcal.params import GDCParams
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FORMAT = "fewcal-classifier"
 FORMAT_VERSION = 1

@@ -16,8 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from fewcal._utils.lazy_torch import torch
 from fewcal.errors import FewcalError, InputError
 from fewcal.evaluation.engine import Block, Job, run_block
 

@@ -17,21 +17,24 @@ With one row a class, how alike rows of different classes are says how sure an a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-from torch import Tensor
-
+from fewcal._utils.lazy_torch import torch
 from fewcal.gaussianize import l2_normalise
 from fewcal.heads.linear import ClassShots, LinearHead, class_shots, membership
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Log-odds of an example for its own class at one shot, at most, and by how much its cosine with others of its class
 # exceeds that with other classes, at most. Both were fitted to one-shot tasks of validation classes.
 MOST_LOG_ODDS, COSINE_GAP = 12.0, 0.33
 # The variance of cosines between classes that is expected before any is seen, and how many cosines that is worth.
 _USUAL_VARIANCE, _WORTH = 1 / 60, 1.0
-# Values of γ that are tried, as multiples of the prior guess, and the standard deviation of the prior of log γ.
-_STEPS = torch.logspace(-0.9, 0.9, 19)
+# Values of γ that are tried, as multiples of the prior guess: powers of ten from, to, how many. And the standard
+# deviation of the prior of log γ.
+_STEPS = (-0.9, 0.9, 19)
 _PRIOR_WIDTH = 0.5
 # Numbers in memory while values of γ are tried, about.
 _AT_ONCE = 1 << 20
@@ -111,7 +114,7 @@ class Discriminant:
         if shots.most <= 1:
             directions = self.means * self.metric
             return Fitted(_linear(directions, torch.linalg.vecdot(directions, self.means), guess), None)
-        gamma = guess if isinstance(guess, Tensor) else self.means.new_full((len(self.means),), guess)
+        gamma = guess if isinstance(guess, torch.Tensor) else self.means.new_full((len(self.means),), guess)
         solve = self._in_rows if self.support.shape[1] <= self.support.shape[2] else self._in_features
         directions, nu, found = solve(membership(self.labels, n, dtype), shots)
         noise = self._noise(nu, found, shots) if self.unbiased else None
@@ -254,6 +257,11 @@ def _diagonal(a: Tensor) -> Tensor:
     return a.diagonal(dim1=1, dim2=2)[..., None]
 
 
+@cache
+def _steps() -> Tensor:
+    return torch.logspace(*_STEPS, device="cpu")
+
+
 def fit_gamma(scores: Tensor, labels: Tensor, counts: Tensor, guess: Tensor) -> Tensor:
     """γ `(T,)`: its posterior mean, on a logarithmic scale, under scores `(T, S, N)` of rows that were left out.
 
@@ -264,7 +272,7 @@ def fit_gamma(scores: Tensor, labels: Tensor, counts: Tensor, guess: Tensor) -> 
     >>> bool(fit_gamma(sure, labels, rows, one) > 1), bool(fit_gamma(-sure, labels, rows, one) < 1)
     (True, True)
     """
-    steps = _STEPS.to(scores)
+    steps = _steps().to(scores)
     ahead = scores - scores.gather(2, labels[..., None])  # how far each class is before the right one
     # Classes before rows, and the largest taken away once for all γ: sums over a short last axis are slow.
     behind = ahead.mT * guess[:, None, None]  # (T, N, S)

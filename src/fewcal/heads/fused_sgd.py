@@ -7,10 +7,13 @@ there.
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from fewcal._utils.cuda_kernels import Kernel, compiled
+from fewcal._utils.lazy_torch import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _MOST_CLASSES = 8
 _MOST_FEATURES = 2048

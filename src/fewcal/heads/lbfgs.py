@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from fewcal._utils.bfloat16 import half_pays, products, rounded
 from fewcal._utils.cpu_kernels import kernels, look_kernels
 from fewcal._utils.cuda_kernels import compiled
+from fewcal._utils.lazy_torch import torch
 from fewcal._utils.parameters import SearchRange, parameter
 from fewcal.errors import InputError
 from fewcal.heads.calibrated import Calibrated
@@ -26,6 +25,9 @@ from fewcal.heads.line_search import MOST_ROUNDS, ROUNDING, Slopes, line_search
 from fewcal.heads.linear import LinearHead, minus_one_hot
 from fewcal.heads.registry import HeadTrainer, register_head
 from fewcal.heads.two_loop import History
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # A step is taken when the slope at its end is this small beside that at its start: another look costs little beside the
 # products with the points.

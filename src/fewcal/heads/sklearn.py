@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from fewcal._utils.lazy_torch import torch
 from fewcal.heads.base import Head
 from fewcal.heads.calibrated import Calibrated
 from fewcal.heads.registry import HeadTrainer
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class SklearnHead(Head):

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
+from fewcal._utils.lazy_torch import torch
 from fewcal.gaussianize import Gaussianization, l2_normalise
 from fewcal.heads.base import Head
 from fewcal.heads.discriminant import (
@@ -28,6 +27,9 @@ from fewcal.heads.lbfgs import lbfgs_head
 from fewcal.heads.linear import LinearHead, class_means, membership
 from fewcal.methods.base import Method, RowMap, TaskBatch
 from fewcal.methods.registry import register_method
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Ridge of the support's scatter in OAS ridges, and the guess of γ times the squared separation of the class means with
 # more shots than one, at most. The same for all data, chosen on validation classes.

@@ -14,10 +14,9 @@ been trained on it, which no row tells: what is measured here is a limit, not an
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
+from fewcal._utils.lazy_torch import torch
 from fewcal.bank import BaseBank
 from fewcal.bank.build import OneShotScale
 from fewcal.calibrate import spaced_indices
@@ -26,6 +25,9 @@ from fewcal.gaussianize import l2_normalise
 from fewcal.heads.base import Head
 from fewcal.heads.discriminant import Discriminant
 from fewcal.methods.bankless import one_shot_head
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Classes of a task, about, and classes and rows that tasks are made of, at most: it bounds time and memory.
 _WAYS, _MOST_CLASSES, _MOST_ROWS = 10, 120, 600

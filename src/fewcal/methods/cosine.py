@@ -6,15 +6,17 @@ Chen, Liu, Kira, Wang, Huang. A closer look at few-shot classification. ICLR 201
 from __future__ import annotations
 
 from collections.abc import Hashable
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
+from fewcal._utils.lazy_torch import torch
 from fewcal._utils.types import JSON
 from fewcal.gaussianize import l2_normalise
 from fewcal.heads.linear import LinearHead, class_means, membership
 from fewcal.methods.base import Method, TaskBatch
 from fewcal.methods.registry import register_method
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @register_method

@@ -8,10 +8,11 @@ for each support point; logistic regression with C = 1.
 
 from __future__ import annotations
 
-import numpy as np
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
+import numpy as np
+
+from fewcal._utils.lazy_torch import torch
 from fewcal._utils.types import JSON
 from fewcal.bank import BaseBank
 from fewcal.calibrate import Calibrator
@@ -23,6 +24,9 @@ from fewcal.heads.lbfgs import lbfgs_head
 from fewcal.heads.linear import LinearHead
 from fewcal.methods.base import Method, TaskBatch, require_raw
 from fewcal.methods.registry import register_method
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # What the penalty adds to the curvature of the loss, in units of the mean variance of the points: about right at one
 # shot and at five, where a few points in a hundred are still in doubt at the end.

@@ -17,12 +17,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 from warnings import warn
 
-import torch
-from torch import Tensor
-
+from fewcal._utils.lazy_torch import torch
 from fewcal._utils.types import JSON
 from fewcal.bank import BaseBank
 from fewcal.bank.build import OneShotScale
@@ -56,6 +54,9 @@ from fewcal.methods.bankless import UnitRows, bankless_head, fit_bankless
 from fewcal.methods.base import Method, RowMap, TaskBatch
 from fewcal.methods.base_tasks import one_shot_scale
 from fewcal.params import GDCParams
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Match of the support with the domain of the bank up to which base classes have no say, and from which they have all.
 UNLIKE, LIKE = 0.2, 0.4

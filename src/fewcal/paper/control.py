@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
-
+from fewcal._utils.lazy_torch import torch
 from fewcal._utils.randomness import TaskRandom
 from fewcal._utils.types import JSON
 from fewcal.bank import BaseBank

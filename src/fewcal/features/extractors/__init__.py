@@ -20,11 +20,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np  # noqa: F401  (for the example below)
-from torch import nn
 
 from fewcal._utils.arrays import pick_device
+from fewcal._utils.lazy_torch import torch
 from fewcal._utils.names import nearest_names
 from fewcal.errors import InputError
 from fewcal.features.extractors import (  # noqa: F401  (they register)
@@ -48,6 +49,9 @@ from fewcal.features.extractors.base import (
     from_module,
     with_dimension,
 )
+
+if TYPE_CHECKING:
+    from torch import nn
 
 __all__ = ["Embed", "Extractor", "as_extractor", "extractor_table", "get_extractor", "list_extractors", "prefixes"]
 
@@ -120,7 +124,7 @@ def as_extractor(
     if kind not in KINDS:
         raise InputError(f"kind={kind!r} must be {' or '.join(map(repr, KINDS))}")
     called: str = name or str(getattr(model, "__qualname__", type(model).__name__))
-    if isinstance(model, nn.Module) and kind == "picture":
+    if isinstance(model, torch.nn.Module) and kind == "picture":
         made = from_module(model, called, pick_device(device), size=size, crop=crop, mean=mean, std=std)
         return made if fingerprint is None else replace(made, fingerprint=fingerprint)
     if not callable(model):

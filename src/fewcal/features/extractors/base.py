@@ -6,23 +6,25 @@ import hashlib
 import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import torch
-from torch import nn
 
+from fewcal._utils.lazy_torch import torch
 from fewcal._utils.threads import in_parallel
 from fewcal.errors import InputError
 from fewcal.features.sources.items import Items
 from fewcal.features.sources.pictures import Pictures
+
+if TYPE_CHECKING:
+    from torch import nn
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 KINDS = ("picture", "text")
 
 # uint8 pictures (B, S, S, 3), pictures of any size, or texts
 Batch: TypeAlias = np.ndarray | Sequence[np.ndarray] | Sequence[str] | Sequence[np.ndarray | str]
-Rows: TypeAlias = np.ndarray | torch.Tensor | Sequence[Sequence[float]]
+Rows: TypeAlias = "np.ndarray | torch.Tensor | Sequence[Sequence[float]]"
 Embed: TypeAlias = Callable[..., Rows]  # of one batch; users give functions of pictures or of texts
 
 
@@ -68,7 +70,7 @@ class Extractor:
         squares = self.kind == "picture" and self.size is not None and not isinstance(batch, np.ndarray)
         with torch.inference_mode():
             out = self.embed(np.stack([np.asarray(picture) for picture in batch]) if squares else batch)
-        rows = out.detach().cpu().numpy() if isinstance(out, torch.Tensor) else np.asarray(out)
+        rows = out.detach().cpu().numpy() if isinstance(out, torch.torch.Tensor) else np.asarray(out)
         rows = rows.astype(np.float32, copy=False)
         if rows.ndim != 2 or len(rows) != len(batch) or (self.dim and rows.shape[1] != self.dim):
             want = f"({len(batch)}, {self.dim or 'D'})"
@@ -79,7 +81,7 @@ class Extractor:
 # ---- those with names -----------------------------------------------------------------------------------------------
 
 # name as asked for, device, whether weights may be fetched → extractor
-Make: TypeAlias = Callable[[str, torch.device, bool], Extractor]
+Make: TypeAlias = "Callable[[str, torch.device, bool], Extractor]"
 
 
 @dataclass(frozen=True)

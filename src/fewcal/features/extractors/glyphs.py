@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 
+from fewcal._utils.lazy_torch import torch
 from fewcal.features.extractors.base import Extractor, fingerprint_of, register
-from fewcal.features.glyphs import SIZE, WEIGHTS, extract_glyphs, load_glyph_model
 
 _GREY = np.array([0.299, 0.587, 0.114], np.float32)
 
@@ -14,6 +13,8 @@ _GREY = np.array([0.299, 0.587, 0.114], np.float32)
 @register("glyphs", kind="picture", features="256", signs="≥ 0", needs="nothing: its weights are in the package")
 def glyphs(name: str, device: torch.device, allow_download: bool = False) -> Extractor:
     """Features of single letters; it was trained on bright ink, so that pictures are turned into their negative."""
+    from fewcal.features.glyphs import SIZE, WEIGHTS, extract_glyphs, load_glyph_model
+
     model = load_glyph_model()
 
     def embed(pictures: np.ndarray) -> np.ndarray:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-
-import torch
-from torch import nn
+from typing import TYPE_CHECKING
 
 from fewcal.errors import InputError
 from fewcal.features.extractors.base import IMAGENET_MEAN, IMAGENET_STD, Extractor, from_module, needed, register
 from fewcal.features.extractors.offline import no_progress_bars, offline, unavailable
 from fewcal.features.extractors.texts import sentence_transformer
+
+if TYPE_CHECKING:
+    import torch
 
 
 @register("timm:", kind="picture", needs="timm and the weights of NAME on this machine")
@@ -53,32 +54,16 @@ def hugging_face_model(name: str, device: torch.device, allow_download: bool = F
         raise
     except Exception as error:
         raise unavailable(name, error, allow_download) from error
-    size = _side(config)
+    from fewcal.features.extractors.pooled import Pooled
 
     return from_module(
-        _Pooled(model),
+        Pooled(model),
         name,
         device,
-        size=size,
+        size=_side(config),
         mean=config.get("image_mean") or IMAGENET_MEAN,
         std=config.get("image_std") or IMAGENET_STD,
     )
-
-
-class _Pooled(nn.Module):
-    """The model's own pooled vector, or the first token of its last layer."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if hasattr(self.model, "get_image_features"):
-            out = self.model.get_image_features(pixel_values=x)  # type: ignore[operator]
-            return out if isinstance(out, torch.Tensor) else out.pooler_output
-        out = self.model(pixel_values=x)
-        pooled = getattr(out, "pooler_output", None)
-        return out.last_hidden_state[:, 0] if pooled is None else pooled
 
 
 def _side(config: Mapping[str, object]) -> int:

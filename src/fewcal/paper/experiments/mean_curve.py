@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypedDict
 
-import torch
-
+from fewcal._utils.lazy_torch import torch
 from fewcal.calibrate import weights_from_distances
 from fewcal.features import FeatureSet
 from fewcal.paper.blocks import Verdict

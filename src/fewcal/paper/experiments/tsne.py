@@ -12,9 +12,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from fewcal._utils.lazy_torch import torch
 from fewcal._utils.randomness import TaskRandom
 from fewcal._utils.threads import in_parallel
 from fewcal.episodes import Episodes, EpisodeSpec, sample_episodes
@@ -35,6 +34,7 @@ from fewcal.render import figures
 
 if TYPE_CHECKING:
     import matplotlib.figure
+    from torch import Tensor
 
 VARIANTS = (PRINTED, UNIT_SCALE, TUNED)
 _SPEC = EpisodeSpec(way=5, shot=1, query=15)
