@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from fewcal.errors import FileFormatError, InputError
+from fewcal.features.backbone_networks import Backbone
 from fewcal.features.backbones import (
     BACKBONES,
-    Backbone,
     load_checkpoint,
     make_backbone,
     parameter_count,

@@ -50,19 +50,18 @@ def train(
     quiet: Quiet = False,
 ) -> None:
     """Train a backbone on base classes (S2M2). The weights that tell validation classes apart best are kept."""
+    from fewcal import training  # `training.train` loads torch: settings and pictures are looked at before
     from fewcal._utils.terminal import ProgressBar
-    from fewcal.training import TrainSettings, load_pixels
-    from fewcal.training import train as run
     from fewcal.training.settings import parse_settings
 
     given = {"epochs": epochs, "mixup_epochs": mixup_epochs, "batch": batch, "size": size}
     changes, inner = parse_settings(set_ or [])
     changes |= {k: v for k, v in given.items() if v is not None}
     changes |= {"backbone_settings": inner, "minutes": minutes, "compile": compile_, "seed": seed}
-    settings = TrainSettings.for_backbone(backbone, **changes)
-    splits = load_pixels(data, settings.store, inner.get("in_channels", 3))
+    settings = training.TrainSettings.for_backbone(backbone, **changes)
+    splits = training.load_pixels(data, settings.store, inner.get("in_channels", 3))
     with ProgressBar("‰", quiet) as report:
-        record = run(
+        record = training.train(
             splits,
             settings,
             out,

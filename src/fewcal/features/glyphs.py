@@ -24,7 +24,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fewcal.errors import InputError
-from fewcal.features.backbones import Backbone, load_checkpoint, make_backbone, save_checkpoint
+from fewcal.features.backbone_networks import Backbone
+from fewcal.features.backbones import load_checkpoint, make_backbone, save_checkpoint
 from fewcal.features.featureset import SPLITS, FeatureSet, FeatureSplit
 
 SIZE = 32  # pixels of a picture's side

@@ -26,7 +26,8 @@ from torch import Tensor, nn
 from fewcal._utils.randomness import mix
 from fewcal._utils.types import JSON, Log, Progress, StrPath
 from fewcal.errors import InputError
-from fewcal.features.backbones import Backbone, load_checkpoint, make_backbone, save_checkpoint
+from fewcal.features.backbone_networks import Backbone
+from fewcal.features.backbones import load_checkpoint, make_backbone, save_checkpoint
 from fewcal.training.augment import augment, rotate
 from fewcal.training.data import PixelSplit
 from fewcal.training.distributed import ProcessGroup

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from fewcal.features.backbones import Backbone, Between
+from fewcal.features.backbone_networks import Backbone, Between
 
 
 class CosineClassifier(nn.Module):

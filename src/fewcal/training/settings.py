@@ -10,6 +10,7 @@ from typing import Any
 from fewcal._utils.names import nearest_names
 from fewcal._utils.types import JSONObject
 from fewcal.errors import InputError
+from fewcal.features.backbones import checked_settings
 from fewcal.methods import parse_settings as parse_method_settings
 
 SCHEDULES = ("cosine", "constant")
@@ -108,6 +109,7 @@ class TrainSettings:
             object.__setattr__(self, "store", round(self.size * 92 / 84))
         if self.store < 4:
             raise InputError(f"store={self.store} is too small; pictures are stored at about size · 92/84")
+        checked_settings(self.backbone, self.backbone_settings)
         sizes = tuple(tuple(s) if isinstance(s, list | tuple) else s for s in self.test_sizes)
         object.__setattr__(self, "test_sizes", sizes)
         every = [z for s in sizes for z in (s if isinstance(s, tuple) else (s,))]

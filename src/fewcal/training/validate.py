@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 from fewcal.errors import InputError
-from fewcal.features.backbones import Backbone, mean_features
+from fewcal.features.backbone_networks import Backbone
+from fewcal.features.backbones import mean_features
 from fewcal.features.featureset import FeatureSet, FeatureSplit
 from fewcal.training.data import PixelSplit
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from fewcal._utils.lazy_torch import torch
 from fewcal.errors import FileFormatError
+from fewcal.features.backbones import load_checkpoint, mean_features
 from fewcal.features.extractors.base import Extractor, fingerprint_of, register
 
 MOST = 4096  # as in TrainSettings; a larger picture does not fit into memory by the batch
@@ -16,8 +17,6 @@ MOST = 4096  # as in TrainSettings; a larger picture does not fit into memory by
 @register(".safetensors", kind="picture", needs="a checkpoint of `fewcal train`")
 def checkpoint(name: str, device: torch.device, allow_download: bool = False) -> Extractor:
     """Features as `fewcal train` makes them: whole pictures at the size validation chose, with their mirror images."""
-    from fewcal.features.backbones import load_checkpoint, mean_features
-
     model, meta = load_checkpoint(name)
     model = model.to(device)
     wanted = meta.get("test_size") or model.settings.get("size") or 84
