@@ -689,55 +689,6 @@ def test_tuning_on_base_classes_writes_the_default_for_this_release(fewcal, tmp_
 # ---- start-up -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code"),
-    [
-        (["--help"], 0),
-        (["tune", "--help"], 0),
-        (["evaluate", "--help"], 0),
-        (["evalute"], 2),
-        (["evaluate"], 2),
-        (["evaluate", "nowhere"], 2),
-        (["evaluate", "nowhere", "--resume"], 2),
-        (["tune", "nowhere", "--out", "study"], 2),
-        (["tune", "nowhere"], 2),
-        (["features", "info", "nowhere"], 2),
-        (["bank", "info", "nowhere.safetensors"], 2),
-        (["compare", "nowhere"], 2),
-        (["report", "nowhere"], 2),
-        (["predict", "--support", "a.npz", "--query", "b.npz", "--out", "c.csv"], 2),
-        (["classify", "--support", "a", "--query", "b", "--out", "c.txt"], 2),
-        (["train", "nowhere", "--out", "x"], 2),
-        (["extract", "nowhere", "--out", "x"], 2),
-        (["classify", "--support", "empty", "--query", "empty"], 2),
-        (["classify", "--support", "t.txt", "--query", "t.txt"], 2),
-        (["classify", "--support", "empty", "--query", "empty", "--reject", "2"], 2),
-        (["classify", "--support", "empty", "--query", "empty", "--reject", "0.05"], 2),
-        (["classify", "--support", "empty", "--query", "empty", "--batch", "0"], 2),
-        (["fit", "--support", "empty", "--out", "x.fewcal"], 2),
-        (["serve", "nowhere.fewcal"], 2),
-        (["model", "info", "nowhere.fewcal"], 2),
-        (["studio", "t.txt"], 2),
-        (["studio", "empty", "--bank", "nowhere"], 2),
-    ],
-    ids=str,
-)
-def test_help_and_errors_that_need_no_tensors_load_neither_torch_nor_rich(
-    arguments: list[str], code: int, tmp_path: Path
-) -> None:
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "t.txt").write_text("one\ntwo\n", encoding="utf-8")
-    script = (
-        "import sys, fewcal.cli\n"
-        "try:\n    fewcal.cli.main(sys.argv[1:])\n"
-        "except SystemExit as stop:\n    print(bool({'torch', 'rich'} & set(sys.modules)), stop.code)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script, *arguments], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.splitlines()[-1] == f"False {code}", done.stderr
-
-
 def test_help_loads_neither_numpy_nor_anything_larger() -> None:
     heavy = {"numpy", "torch", "optuna", "matplotlib", "sklearn"}
     script = f"import sys, fewcal.cli; fewcal.cli.application(); print({heavy} & set(sys.modules))"

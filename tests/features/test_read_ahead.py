@@ -16,7 +16,6 @@ from fewcal.features.extractors import require_extractor
 from fewcal.features.sources.ahead import MOST, PicturesAhead, reading_ahead
 from fewcal.features.sources.find import found_ahead
 from fewcal.features.sources.items import Items
-from fewcal.features.sources.kinds import EXTRACTOR_KINDS, SQUARES
 from fewcal.features.sources.pictures import find_pictures
 
 
@@ -69,9 +68,11 @@ def test_one_that_cannot_be_read_is_told_where_it_is_asked_for(photos: Path) -> 
         assert isinstance(known, PicturesAhead)
         assert isinstance(asked, PicturesAhead)
         assert asked.labels is not None
-        known.square(0, *SQUARES["efficientnet-lite0"])
+        square = require_extractor("efficientnet-lite0").square
+        assert square is not None
+        known.square(0, *square)
         with pytest.raises(InputError, match=r"a/1\.png cannot be read as a picture"):
-            known.square(1, *SQUARES["efficientnet-lite0"])
+            known.square(1, *square)
 
 
 def test_sources_of_texts_and_of_other_extractors(photos: Path, tmp_path: Path) -> None:
@@ -79,12 +80,12 @@ def test_sources_of_texts_and_of_other_extractors(photos: Path, tmp_path: Path) 
     with found_ahead(tmp_path / "t.csv") as (known, asked):
         assert isinstance(known, Items)
         assert (known.kind, known.labels, asked) == ("text", ["a", "b"], None)
-    with found_ahead(photos, photos, "timm:whatever") as found:
+    with found_ahead(photos, photos, "timm:whatever") as (known, asked):
+        assert isinstance(known, Items)
+        assert not isinstance(known, PicturesAhead)
+        assert isinstance(asked, Items)
+    with found_ahead(photos, photos, "hf:whatever") as found:
         assert found == (photos, photos)
-
-
-def test_what_is_known_without_torch_is_what_the_registry_says() -> None:
-    assert {name: require_extractor(name).kind for name in EXTRACTOR_KINDS} == EXTRACTOR_KINDS
 
 
 @pytest.mark.parametrize("wrong", ["empty", "one class", "no classes"])

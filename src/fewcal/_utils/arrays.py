@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fewcal._utils.lazy_torch import torch
+from fewcal._utils.names import checked_device
 from fewcal.errors import InputError
 
 if TYPE_CHECKING:
@@ -24,10 +25,7 @@ def pick_device(device: str | torch.device | None = None) -> torch.device:
         return torch.device("cpu")
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        chosen = torch.device(device)
-    except RuntimeError as error:
-        raise InputError(f"device={device!r} is not a device; use 'cpu', 'cuda', 'cuda:0', … or 'auto'") from error
+    chosen = torch.device(checked_device(device) if isinstance(device, str) else device)
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise InputError(f"device={device!r}: this machine has no usable CUDA device; use device='cpu'")
     return chosen

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from fewcal._utils.atomic import atomic_path
 from fewcal._utils.lazy_torch import torch
@@ -39,6 +42,24 @@ def write_tensors(
             raise OSError(str(error)) from error
 
 
+def read_header(file: Path, key: str = "fewcal") -> Any:
+    """The header under `key` in the file's metadata, None where none is; tensors are not looked at.
+
+    A file that is damaged before its tensors, ends too early or is of another kind is refused, without torch.
+    """
+    with _opened(file, "numpy") as f:
+        return _header_and_sums(file, f, key)[0]
+
+
+def read_arrays(file: Path, key: str = "fewcal") -> tuple[Any, dict[str, np.ndarray]]:
+    """As `read_tensors`, with NumPy alone."""
+    with _opened(file, "numpy") as f:
+        header, sums = _header_and_sums(file, f, key)
+        arrays = {k: f.get_tensor(k) for k in f.keys()}  # noqa: SIM118  (not a dict)
+    _compare(file, sums, arrays, lambda name: _bytes_sum(arrays[name]))
+    return header, arrays
+
+
 def read_tensors(
     file: Path, lazy: Collection[str] = (), key: str = "fewcal", device: str = "cpu"
 ) -> tuple[Any, dict[str, Tensor]]:
@@ -46,32 +67,53 @@ def read_tensors(
 
     Where the file has checksums, all tensors but those named in `lazy` are compared with them, and so read.
     """
+    with _opened(file, "pt", device) as f:
+        header, sums = _header_and_sums(file, f, key)
+        tensors = {k: f.get_tensor(k) for k in f.keys()}  # noqa: SIM118  (not a dict)
+    _compare(file, sums, tensors, lambda name: sums[f"tensor {name}"] if name in lazy else checksum(tensors[name]))
+    return header, tensors
+
+
+@contextmanager
+def _opened(file: Path, framework: str, device: str = "cpu") -> Iterator[Any]:
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(str(file), framework="pt", device=device) as f:
-            header = json.loads((f.metadata() or {}).get(key, "null"))
-            tensors = {k: f.get_tensor(k) for k in f.keys()}  # noqa: SIM118  (not a dict)
-    except (SafetensorError, OSError, ValueError, RecursionError, RuntimeError) as error:
+        with safe_open(str(file), framework=framework, device=device) as f:
+            yield f
+    except FileFormatError:
+        raise
+    except (SafetensorError, OSError, TypeError, ValueError, RecursionError, RuntimeError) as error:
         reason = one_line(error)
         raise FileFormatError(
             f"{file} is not a readable safetensors file (truncated or of another kind): {reason}"
         ) from error
+
+
+def _header_and_sums(file: Path, f: Any, key: str) -> tuple[Any, dict[str, int]]:
+    """The header, compared with its checksum, and all checksums; none where it is none of ours, or older than they."""
+    header = json.loads((f.metadata() or {}).get(key, "null"))
     sums = header.pop(_SUMS, {}) if isinstance(header, dict) else {}
     if not isinstance(sums, dict):
         raise FileFormatError(f"{file} is damaged: its checksums are none; get or make it again")
-    if not sums:  # none of ours, or written before there were any
-        return header, tensors
-    if set(sums) != {"header", *(f"tensor {k}" for k in tensors)}:
+    if sums and set(sums) != {"header", *(f"tensor {k}" for k in f.keys())}:  # noqa: SIM118
         raise FileFormatError(f"{file} is damaged: its checksums are of other tensors; get or make it again")
-    found = {"header": _text_sum(header)} | {f"tensor {k}": checksum(t) for k, t in tensors.items() if k not in lazy}
-    if wrong := next((name for name, value in found.items() if sums[name] != value), None):
-        raise FileFormatError(f"{file} is damaged: {wrong} is not what was written; get or make it again")
-    return header, tensors
+    if sums and sums["header"] != _text_sum(header):
+        raise FileFormatError(f"{file} is damaged: header is not what was written; get or make it again")
+    return header, sums
+
+
+def _compare(file: Path, sums: Mapping[str, int], names: Iterable[str], found: Callable[[str], int]) -> None:
+    if sums and (wrong := next((name for name in names if sums[f"tensor {name}"] != found(name)), None)):
+        raise FileFormatError(f"{file} is damaged: tensor {wrong} is not what was written; get or make it again")
 
 
 def _text_sum(value: object) -> int:
     return zlib.crc32(json.dumps(value).encode())
+
+
+def _bytes_sum(array: np.ndarray) -> int:
+    return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
 def checksum(tensor: Tensor) -> int:
@@ -80,5 +122,4 @@ def checksum(tensor: Tensor) -> int:
     >>> checksum(torch.zeros(2)) == checksum(torch.zeros(2)), checksum(torch.zeros(2)) == checksum(torch.ones(2))
     (True, False)
     """
-    raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return zlib.crc32(raw.numpy().data)
+    return _bytes_sum(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())

@@ -34,7 +34,6 @@ from fewcal.features.sources.find import find_items, labelled_items
 from fewcal.features.sources.items import Items
 from fewcal.features.sources.kinds import default_extractor
 from fewcal.features.sources.texts import Texts
-from fewcal.presets import get_preset
 
 if TYPE_CHECKING:
     from fewcal.estimators.few_shot import FewShotClassifier
@@ -169,14 +168,13 @@ def classify(
     from fewcal.estimators.few_shot import FewShotClassifier
 
     check_reject_has_bank(checked_reject(reject), bank)
-    changes = gdc_settings(settings)
-    get_preset(preset)  # an unknown one is told before anything is read
+    changes = gdc_settings(settings, usual_preset(bank, preset))
+    loaded = bank if bank is None or isinstance(bank, BaseBank) else BaseBank.load(bank)
     if extractor is None:
         extractor = default_extractor(support, columns[0])
     model = as_extractor(extractor, device=device, allow_download=allow_download)
     known = labelled_items(support, model.kind, columns)
     asked = query if isinstance(query, Items) else find_items(query, model.kind, False, *columns)
-    loaded = bank if bank is None or isinstance(bank, BaseBank) else BaseBank.load(bank)
     if loaded is not None:
         check_same_extractor(loaded, model)
     total = len(known) + len(asked)
@@ -214,15 +212,18 @@ def _method_name(bank: BaseBank | None, preset: str) -> str:
 def plain_settings(bank: BaseBank | None, extractor: Extractor, preset: str = "default") -> dict[str, float | str]:
     """Parameters that do for features of an extractor where no base classes tell better ones: a power, unit length.
 
-    The default preset learns these from base classes and takes none; `whitened` is the one that does.
-
     >>> from fewcal.features.extractors import as_extractor
     >>> plain_settings(None, as_extractor(lambda texts: [[1.0] for _ in texts], name="one", kind="text"))
     {'preset': 'whitened', 'beta': 1.0, 'l2': True}
     """
     if bank is not None:
         return {}
-    return {"preset": "whitened" if preset == "default" else preset, "beta": extractor.beta, "l2": True}
+    return {"preset": usual_preset(bank, preset), "beta": extractor.beta, "l2": True}
+
+
+def usual_preset(bank: object | None, preset: str = "default") -> str:
+    """The preset that answers: `default` learns all from base classes and takes no parameters without them."""
+    return "whitened" if bank is None and preset == "default" else preset
 
 
 def check_same_extractor(bank: BaseBank, extractor: Extractor) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self, TypeAlias
+from warnings import catch_warnings, simplefilter
 
 import numpy as np
 
@@ -15,12 +16,13 @@ from fewcal._utils.names import nearest_names
 from fewcal._utils.parameters import current_names
 from fewcal._utils.text import csv_text, storable
 from fewcal._utils.types import StrPath
-from fewcal.apply.checks import checked_reject, checked_table_file
+from fewcal.apply.checks import check_reject_has_bank, checked_reject, checked_table_file
 from fewcal.bank import BaseBank
-from fewcal.errors import InputError
+from fewcal.errors import FewcalWarning, InputError
 from fewcal.features import FeatureSplit, load_split
 from fewcal.methods import parse_settings
 from fewcal.params import RENAMED, GDCParams
+from fewcal.presets import get_preset, with_settings
 
 if TYPE_CHECKING:
     from fewcal.estimators.few_shot import FewShotClassifier
@@ -43,8 +45,8 @@ class Classifier(Protocol):
     def predict_proba(self, X: np.ndarray) -> np.ndarray: ...
 
 
-def gdc_settings(settings: Sequence[str]) -> dict[str, Setting]:
-    """Parameters of GDC from `key=value` texts.
+def gdc_settings(settings: Sequence[str], preset: str = "default") -> dict[str, Setting]:
+    """Parameters of GDC from `key=value` texts; what `preset` cannot be changed to is refused.
 
     >>> gdc_settings(["k=4"])
     {'k': 4}
@@ -58,6 +60,9 @@ def gdc_settings(settings: Sequence[str]) -> dict[str, Setting]:
     for key in given:
         if key not in known:
             raise InputError(f"gdc has no parameter {key!r}{nearest_names(key, known)}")
+    with catch_warnings():
+        simplefilter("ignore", FewcalWarning)  # told by the fit
+        with_settings(get_preset(preset), given)
     return given
 
 
@@ -72,7 +77,7 @@ def fit_from_files(
     """A fitted `FewShotClassifier` and the support it was fitted on."""
     from fewcal.estimators.few_shot import FewShotClassifier
 
-    changes = gdc_settings(settings)
+    changes = gdc_settings(settings, preset or "default")
     rows = load_split(support, labelled=True)
     # Labels that were integers in the file are integers in the answers.
     classes = np.array(rows.classes if rows.named else [int(c) for c in rows.classes])
@@ -82,16 +87,28 @@ def fit_from_files(
     return classifier.set_params(**changes).fit(rows.float32(), names), rows
 
 
-def predict_rows(classifier: FewShotClassifier, query: StrPath, reject: float | None = None) -> Columns:
-    """Predictions for a file of rows, as columns; see `predict_features`."""
-    checked_reject(reject)
-    rows = load_split(query)
-    if rows.dimension != classifier.n_features_in_:
+def predict_files(
+    support: StrPath,
+    query: StrPath,
+    *,
+    bank: StrPath | None = None,
+    preset: str | None = None,
+    settings: Sequence[str] = (),
+    reject: float | None = None,
+    seed: int = 0,
+    device: str | None = None,
+) -> Columns:
+    """Predictions for a file of rows from one of labelled rows, as columns; see `predict_features`."""
+    check_reject_has_bank(checked_reject(reject), bank)
+    gdc_settings(settings, preset or "default")
+    known, asked = load_split(support, labelled=True), load_split(query)
+    if asked.dimension != known.dimension:
         raise InputError(
-            f"{query} has {rows.dimension} features and the support {classifier.n_features_in_}; "
+            f"{query} has {asked.dimension} features and the support {known.dimension}; "
             "both must come from the same feature extractor"
         )
-    return predict_features(classifier, rows.float32(), reject)
+    classifier, _ = fit_from_files(bank, support, preset, settings, seed, device)
+    return predict_features(classifier, asked.float32(), reject)
 
 
 def rejected(table: Columns) -> int | None:

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from fewcal._utils.types import JSON, Progress, StrPath
-from fewcal.apply.classify import check_same_extractor, plain_settings
-from fewcal.apply.predict import Columns, Setting, predict_features
+from fewcal.apply.classify import check_same_extractor, plain_settings, usual_preset
+from fewcal.apply.predict import Columns, gdc_settings, predict_features
 from fewcal.bank import BaseBank
 from fewcal.errors import InputError
 from fewcal.estimators.few_shot import FewShotClassifier
-from fewcal.estimators.saved import read_fit
-from fewcal.features import load_split
+from fewcal.estimators.saved import fit_facts, read_meta
+from fewcal.features import FeatureSplit, load_split
 from fewcal.features.extract import embed
 from fewcal.features.extractors import Extractor, get_extractor
-from fewcal.features.sources.find import find_items, labelled_items
+from fewcal.features.extractors.base import find_entry
+from fewcal.features.sources.find import find_items, labelled_items, read_ahead
 from fewcal.features.sources.items import Items
 from fewcal.features.sources.kinds import default_extractor, kind_of
 from fewcal.features.sources.texts import Texts
-from fewcal.presets import get_preset
 
 
 @dataclass(frozen=True)
@@ -41,19 +43,21 @@ def fit_model(
     support: StrPath | Items,
     *,
     extractor: str | None = None,
-    bank: BaseBank | None = None,
+    bank: StrPath | BaseBank | None = None,
     preset: str = "default",
-    settings: dict[str, Setting] | None = None,
+    settings: Sequence[str] = (),
     seed: int = 0,
     reading: Reading | None = None,
 ) -> FewShotClassifier:
     """A classifier from labelled pictures, texts or features, that knows its extractor (`extractor_`)."""
     how = reading or Reading()
-    changes = settings or {}
-    get_preset(preset)  # an unknown one is told before anything is read
+    named = None if isinstance(support, Items) else support
+    features = extractor is None and named is not None and kind_of(named, how.columns[0]) == "features"
+    changes = gdc_settings(settings, preset if features else usual_preset(bank, preset))
+    bank = bank if bank is None or isinstance(bank, BaseBank) else BaseBank.load(bank)
     classifier = FewShotClassifier(bank=bank, preset=preset, device=how.device, random_state=seed)
-    if not isinstance(support, Items) and extractor is None and kind_of(support, how.columns[0]) == "features":
-        rows = load_split(support, labelled=True)
+    if named is not None and features:
+        rows = load_split(named, labelled=True)
         names = np.array(rows.classes if rows.named else [int(c) for c in rows.classes])[rows.require_labels()]
         return classifier.set_params(**changes).fit(rows.float32(), names)
     name = extractor or default_extractor(support, how.columns[0])
@@ -84,10 +88,29 @@ def load_model(
     return classifier, extractor
 
 
+def predict_with_model(
+    model: StrPath, source: StrPath, reject: float | None = None, reading: Reading | None = None
+) -> Columns:
+    """Answers of a saved classifier (`predict_source`); what is wrong with the source is told before it is loaded."""
+    how = reading or Reading()
+    stamp = read_meta(model)["extractor"]
+    entry = None if stamp is None else find_entry(stamp.rpartition("@")[0])
+    found: AbstractContextManager[Sequence[StrPath | Items | FeatureSplit]] = nullcontext([source])
+    kind = kind_of(source, how.columns[0])
+    if stamp is None and kind != "features":
+        raise InputError(f"{model} was fitted on features and {source} holds {kind}s; give a file of features")
+    if kind == "features":
+        found = nullcontext([load_split(source)])
+    elif entry is not None and entry.kind != "either":
+        found = read_ahead([find_items(source, entry.kind, False, *how.columns)], entry, how.workers)
+    with found as (asked,):
+        return predict_source(*load_model(model, how.device, how.allow_download), asked, reject, how)
+
+
 def predict_source(
     classifier: FewShotClassifier,
     extractor: Extractor | None,
-    source: StrPath,
+    source: StrPath | Items | FeatureSplit,
     reject: float | None = None,
     reading: Reading | None = None,
 ) -> Columns:
@@ -95,13 +118,17 @@ def predict_source(
     how = reading or Reading()
     if reject is not None and classifier.bank is None:
         raise InputError("'none of these' is judged against base classes; fit the classifier with --bank")
-    if extractor is None or kind_of(source, how.columns[0]) == "features":
-        rows = load_split(source)
-        if rows.dimension != classifier.n_features_in_:
+    if not isinstance(source, Items | FeatureSplit) and (
+        extractor is None or kind_of(source, how.columns[0]) == "features"
+    ):
+        source = load_split(source)
+    if isinstance(source, FeatureSplit):
+        if source.dimension != classifier.n_features_in_:
             wanted = classifier.n_features_in_
-            raise InputError(f"{source} has {rows.dimension} features and the model takes {wanted}")
-        return predict_features(classifier, rows.float32(), reject)
-    items = find_items(source, extractor.kind, False, *how.columns)
+            raise InputError(f"{source.source} has {source.dimension} features and the model takes {wanted}")
+        return predict_features(classifier, source.float32(), reject)
+    assert extractor is not None
+    items = source if isinstance(source, Items) else find_items(source, extractor.kind, False, *how.columns)
     x, kept = embed(
         items, extractor, batch=how.batch, workers=how.workers, skip_bad=how.skip_bad, progress=how.progress
     )
@@ -112,16 +139,5 @@ def predict_source(
 
 def model_facts(path: StrPath) -> dict[str, JSON]:
     """What a saved classifier is, for people."""
-    fit = read_fit(path)
-    names, counts = np.unique(fit.labels, return_counts=True)
-    return {
-        "file": str(path),
-        "bytes": Path(path).stat().st_size,
-        "classes": len(names),
-        "examples": {str(name): int(count) for name, count in zip(names, counts, strict=True)},
-        "features": int(fit.support.shape[1]),
-        "extractor": fit.extractor,
-        "preset": fit.preset if fit.bank is not None else None,
-        "base_classes": None if fit.bank is None else len(fit.bank),
-        "bank": None if fit.bank is None else "all" if fit.bank.rank != 0 else "moments",
-    }
+    facts = fit_facts(path)
+    return {"file": str(path), "bytes": Path(path).stat().st_size, **facts}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from fewcal._utils.lazy_torch import torch
-from fewcal._utils.safetensors_io import checksum, read_tensors, write_tensors
+from fewcal._utils.safetensors_io import checksum, read_header, read_tensors, write_tensors
 from fewcal._version import __version__
 from fewcal.bank.build import BankParts, OneShotScale
 from fewcal.bank.moments import Moments
@@ -84,7 +84,7 @@ def read_bank(file: Path) -> tuple[BankParts, str]:
     """The parts and the fingerprint in a file; tensors stay memory-mapped until they are used."""
     if not file.is_file():
         raise InputError(f"no bank at {file}; build one with BaseBank().fit(X, y).save(path) or `fewcal bank build`")
-    meta, tensors = read_tensors(file, lazy=("rows",))
+    meta = read_header(file)
     if not isinstance(meta, dict) or meta.get("format") != FORMAT:
         raise FileFormatError(f"{file} is a safetensors file, but not a fewcal bank")
     version = meta.get("version")
@@ -92,6 +92,7 @@ def read_bank(file: Path) -> tuple[BankParts, str]:
         raise FileFormatError(
             f"{file} has bank format {version}; this fewcal {__version__} reads up to {FORMAT_VERSION}; upgrade fewcal"
         )
+    _, tensors = read_tensors(file, lazy=("rows",))
     try:
         if version != FORMAT_VERSION:
             raise ValueError(f"format version {version!r}")

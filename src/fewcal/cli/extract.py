@@ -100,18 +100,22 @@ def extract(
 ) -> None:
     """Turn pictures or texts into features for other commands."""
     from fewcal._utils.terminal import ProgressBar
+    from fewcal.features.extract import checked_dtype, find_splits
     from fewcal.features.extract import extract as run
-    from fewcal.features.extract import find_splits
-    from fewcal.features.extractors import get_extractor
+    from fewcal.features.extractors import get_extractor, require_extractor
     from fewcal.features.featureset import SPLITS
 
     if split is not None and split not in SPLITS:
         raise InputError(f"--split {split!r} is unknown; the splits are {', '.join(SPLITS)}")
+    start = partial(run, batch=batch, workers=workers, skip_bad=skip_bad, resume=resume, dtype=checked_dtype(dtype))
+    kind = require_extractor(extractor).kind
+    if kind != "either":  # what is wrong with the source is told before the network is loaded
+        splits = find_splits(source, kind, not unlabelled, text_column, label_column)
     model = get_extractor(extractor, device, allow_download)
-    splits = find_splits(source, model.kind, not unlabelled, text_column, label_column)
+    if kind == "either":
+        splits = find_splits(source, model.kind, not unlabelled, text_column, label_column)
     if "features" in splits and split is not None:
         splits = {split: splits["features"]}
-    start = partial(run, batch=batch, workers=workers, skip_bad=skip_bad, resume=resume, dtype=dtype)
     facts = []
     for name, items in splits.items():
         with ProgressBar(f"{name} {model.kind}s", quiet) as report:

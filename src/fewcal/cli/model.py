@@ -60,17 +60,15 @@ def fit(
     ahead = nullcontext((support, None)) if features else found_ahead(support, None, extractor, columns, workers)
     with ahead as (examples, _):
         from fewcal._utils.terminal import ProgressBar
-        from fewcal.apply.predict import gdc_settings
         from fewcal.apply.saved import Reading, fit_model, model_facts
-        from fewcal.bank import BaseBank
 
         with ProgressBar("examples", quiet) as report:
             classifier = fit_model(
                 examples,
                 extractor=extractor,
-                bank=None if bank is None else BaseBank.load(bank),
+                bank=bank,
                 preset=preset or "default",
-                settings=gdc_settings(set_ or []),
+                settings=set_ or [],
                 seed=seed,
                 reading=Reading(columns, batch, workers, skip_bad, device, allow_download, report),
             )

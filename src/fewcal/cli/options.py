@@ -5,6 +5,7 @@ from typing import Annotated, TypeVar
 
 import typer
 
+from fewcal._utils.names import checked_device
 from fewcal.apply.checks import checked_reject
 from fewcal.errors import InputError
 
@@ -35,7 +36,7 @@ def existing(given: Given) -> Given:
 
 Json = Annotated[Path | None, typer.Option("--json", help="Write the result as JSON to this file.", metavar="FILE")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no table: files and exit code only.")]
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, … or auto.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, … or auto.", callback=checked_device)]
 Seed = Annotated[int, typer.Option(help="Seed of all random numbers.")]
 Preset = Annotated[
     str | None, typer.Option(help="Parameters of gdc; see `fewcal presets list`.", autocompletion=complete_preset)

@@ -123,13 +123,12 @@ def run(
     experiments = choose(names)
     left_out: list[str] = []
     if features and not draw_only:
+        found = find_features(features)
         where = str(pick_device(device))
         budget = Budget.of(
             tasks, quick=quick, device=where, seed=seed, sampled=sampled_tasks, sgd=sgd_tasks, trials=trials
         )
-        left_out = run_experiments(
-            experiments, find_features(features), out, budget, resume=resume, device=where, say=say
-        )
+        left_out = run_experiments(experiments, found, out, budget, resume=resume, device=where, say=say)
     if compute_only:
         say(f"computed; draw with: fewcal paper run {' '.join(names)} --out {out} --draw-only")
         return

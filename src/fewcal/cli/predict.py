@@ -1,6 +1,7 @@
 """`fewcal predict` and `fewcal explain`: a classifier from a few examples."""
 
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -55,19 +56,19 @@ def predict(
     if model is None and (source is not None or support is None or query is None or out is None):
         raise InputError("give --model FILE and what to classify, or --support, --query and --out with features")
     from fewcal._utils.terminal import ProgressBar
-    from fewcal.apply.predict import answer_rows, by_doubt, fit_from_files, predict_rows, rejected, write_predictions
-    from fewcal.apply.saved import Reading, load_model, predict_source
+    from fewcal.apply.predict import answer_rows, by_doubt, predict_files, rejected, write_predictions
+    from fewcal.apply.saved import Reading, predict_with_model
 
     if model is not None and source is not None:
         with ProgressBar("items", quiet) as report:
             reading = Reading((text_column, "label"), skip_bad=skip_bad, device=device, progress=report)
-            answers = predict_source(*load_model(model, device), source, reject, reading)
+            answers = predict_with_model(model, source, reject, reading)
         if not quiet:
             print_answers("item", by_doubt(answer_rows(answers)), kept=out is not None)
     else:
-        assert support is not None
-        assert query is not None
-        answers = predict_rows(fit_from_files(bank, support, preset, set_ or [], seed, device)[0], query, reject)
+        assert support is not None and query is not None  # noqa: PT018
+        start = partial(predict_files, support, query, bank=bank, preset=preset, settings=set_ or [])
+        answers = start(reject=reject, seed=seed, device=device)
     if out is not None:
         write_predictions(answers, out, raw)
     counts = Counter(map(str, answers["prediction"]))

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from fewcal.apply.checks import checked_project_folder
-from fewcal.cli.options import Preset, Quiet, existing
+from fewcal.cli.options import Device, Preset, Quiet, existing
 
 
 def register(app: typer.Typer) -> None:
@@ -38,7 +38,7 @@ def studio(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port; 0 takes a free one.", min=0, max=65535)] = 0,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page.")] = True,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, … or auto.")] = "cpu",
+    device: Device = "cpu",
     quiet: Quiet = False,
 ) -> None:
     """Label pictures or texts in the browser. Answers, doubt, what to label next, exports."""

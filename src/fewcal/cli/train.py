@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fewcal.cli.options import Json, Quiet, Seed, existing
+from fewcal.cli.options import Device, Json, Quiet, Seed, existing
 from fewcal.cli.printing import write_json
 
 
@@ -45,7 +45,7 @@ def train(
     compile_: Annotated[bool, typer.Option("--compile", help="Compile the backbone (torch.compile).")] = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write logs to OUT/tensorboard.")] = False,
     seed: Seed = 0,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, … or auto.")] = "auto",
+    device: Device = "auto",
     json_file: Json = None,
     quiet: Quiet = False,
 ) -> None:

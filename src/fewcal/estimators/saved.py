@@ -8,7 +8,8 @@ it has; adding examples is a fit on all of them. No pickle, no code.
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -17,7 +18,7 @@ from warnings import catch_warnings, simplefilter
 import numpy as np
 
 from fewcal._utils.lazy_torch import torch
-from fewcal._utils.safetensors_io import read_tensors, write_tensors
+from fewcal._utils.safetensors_io import read_arrays, read_header, read_tensors, write_tensors
 from fewcal._utils.types import JSON, StrPath
 from fewcal._version import __version__
 from fewcal.bank import BaseBank
@@ -112,10 +113,37 @@ def write_fit(fit: SavedFit, path: StrPath) -> Path:
 
 def read_fit(path: StrPath) -> SavedFit:
     """Read a fit; files of another kind, damaged and newer ones are refused."""
+    meta = read_meta(path)
+    _, tensors = read_tensors(Path(path))
+    with _damage_told(path):
+        return _restored(meta, tensors)
+
+
+def fit_facts(path: StrPath) -> dict[str, JSON]:
+    """What a file holds, for people; files are refused as by `read_fit`, but for parts that do not fit together."""
+    meta = read_meta(path)
+    _, arrays = read_arrays(Path(path))
+    with _damage_told(path):
+        counts = np.bincount(arrays["labels"], minlength=len(meta["classes"])).tolist()
+        names = [str(label_from_json(name)) for name in meta["classes"]]
+        bank = meta["bank"]
+        return {
+            "classes": len(names),
+            "examples": dict(zip(names, counts, strict=True)),
+            "features": arrays["support"].shape[1],
+            "extractor": meta["extractor"],
+            "preset": None if bank is None else meta["preset"],
+            "base_classes": None if bank is None else len(bank["classes"]),
+            "bank": None if bank is None else "all" if bank["rank"] != 0 else "moments",
+        }
+
+
+def read_meta(path: StrPath) -> dict[str, Any]:
+    """The header of a fit, without torch; files of another kind and newer ones are refused."""
     file = Path(path)
     if not file.is_file():
         raise InputError(f"no classifier at {file}; make one with GDCClassifier.save(path) or `fewcal fit`")
-    meta, tensors = read_tensors(file)
+    meta = read_header(file)
     if not isinstance(meta, dict) or meta.get("format") != FORMAT:
         bank = isinstance(meta, dict) and meta.get("format") == "fewcal-bank"
         kind = "is a fewcal bank" if bank else "is a safetensors file"
@@ -126,10 +154,15 @@ def read_fit(path: StrPath) -> SavedFit:
             f"{file} has classifier format {version} and this fewcal {__version__} reads up to {FORMAT_VERSION}; "
             "upgrade fewcal"
         )
+    if version != FORMAT_VERSION:
+        raise FileFormatError(f"{file} is damaged: its format version is {version!r}")
+    return meta
+
+
+@contextmanager
+def _damage_told(file: StrPath) -> Iterator[None]:
     try:
-        if version != FORMAT_VERSION:
-            raise ValueError(f"format version {version!r}")
-        return _restored(meta, tensors)
+        yield
     except (AttributeError, IndexError, FewcalError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise FileFormatError(f"{file} is damaged: its parts do not fit together ({error})") from error
 

@@ -65,12 +65,8 @@ class Run:
 
     @classmethod
     def _opened(cls, folder: Path, identity: JSONObject, resume: bool, lock: OutputLock) -> Run:
-        file = folder / "config.json"
         plain = json.loads(json.dumps(identity, default=str))
-        if file.is_file():
-            if not resume:
-                raise InputError(f"{folder} already holds a run; continue it with --resume or choose another folder")
-            config = _read_config(folder)
+        if (config := kept_config(folder, resume)) is not None:
             known = _current(config["identity"])
             if known != plain:
                 raise InputError(
@@ -311,6 +307,15 @@ def _write_parquet(path: Path, results: Results) -> None:
         )
     with atomic_path(path) as temporary:
         pq.write_table(pa.concat_tables(parts).unify_dictionaries(), temporary)
+
+
+def kept_config(folder: Path, resume: bool) -> JSONObject | None:
+    """The configuration of the run in a folder, None where there is none; one is refused unless it is to go on."""
+    if not (folder / "config.json").is_file():
+        return None
+    if not resume:
+        raise InputError(f"{folder} already holds a run; continue it with --resume or choose another folder")
+    return _read_config(folder)
 
 
 def _read_config(folder: Path) -> JSONObject:

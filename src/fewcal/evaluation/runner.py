@@ -22,7 +22,7 @@ from fewcal.evaluation.engine import Block, Engine, Job, blocks, check_methods, 
 from fewcal.evaluation.executors import check_workers, run_blocks, torch_threads, worker_threads
 from fewcal.evaluation.protocol import Protocol
 from fewcal.evaluation.results import Results
-from fewcal.evaluation.run_folder import Run, environment
+from fewcal.evaluation.run_folder import Run, environment, kept_config
 from fewcal.evaluation.stats import CalibrationBins
 from fewcal.evaluation.task_list import match_tasks, tasks_fingerprint
 from fewcal.features import FeatureSet
@@ -73,7 +73,9 @@ def evaluate(
     """
     check_workers(n_jobs, scheduler)
     fs = features if isinstance(features, FeatureSet) else FeatureSet.load(features)
-    evaluation = _Evaluation(_named(methods), fs, protocol or Protocol(), pick_device(device), episodes)
+    if out is not None:
+        kept_config(Path(out), resume)  # a folder that cannot do is told before anything is loaded
+    evaluation = _Evaluation(_named(methods), fs, protocol or Protocol(), device, episodes)
     if out is None:
         return evaluation.results(None, n_jobs, scheduler, progress or _silent)
     with Run.open(Path(out), evaluation.identity, resume=resume) as run:
@@ -88,7 +90,7 @@ class _Evaluation:
         methods: dict[str, Method],
         features: FeatureSet,
         protocol: Protocol,
-        device: torch.device,
+        device: str | torch.device | None,
         episodes: Episodes | None,
     ) -> None:
         split = features.split(protocol.split)
@@ -99,9 +101,9 @@ class _Evaluation:
             episodes, protocol = match_tasks(episodes, labels, protocol)
         else:
             sample_episodes(labels, protocol.spec, range(1), split.classes)  # refuses too few classes or rows
-        self.protocol, self.device, self.class_names = protocol, device, list(split.classes)
+        self.protocol, self.device, self.class_names = protocol, pick_device(device), list(split.classes)
         self.identity = _identity(features, protocol, methods, episodes) | {
-            "device": device.type  # it counts: CPU and CUDA draw other samples from the same seed
+            "device": self.device.type  # it counts: CPU and CUDA draw other samples from the same seed
         }
         self.job = Job(
             None if base is None else (base.features, base.require_labels()),
@@ -110,7 +112,7 @@ class _Evaluation:
             methods,
             protocol.spec,
             episodes,
-            str(device),
+            str(self.device),
             uuid.uuid4().hex,
             rows_recur=protocol.tasks * protocol.way * protocol.query > len(labels),
         )

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from fewcal._utils.lazy_torch import torch
 from fewcal._utils.names import nearest_names
-from fewcal._utils.safetensors_io import read_tensors, write_tensors
+from fewcal._utils.safetensors_io import read_header, read_tensors, write_tensors
 from fewcal._utils.text import one_line
 from fewcal._utils.types import JSON, StrPath
 from fewcal._version import __version__
@@ -130,7 +130,7 @@ def load_checkpoint(path: StrPath, backbone: str | None = None) -> tuple[Backbon
     file = Path(path)
     if not file.is_file():
         raise InputError(f"no checkpoint at {file}; train one with `fewcal train`")
-    header, tensors = read_tensors(file)
+    header = read_header(file)
     if not isinstance(header, dict) or header.get("format") != FORMAT:
         raise FileFormatError(f"{file} is a safetensors file, but not a backbone that fewcal saved")
     if header.get("version") != FORMAT_VERSION:
@@ -141,6 +141,7 @@ def load_checkpoint(path: StrPath, backbone: str | None = None) -> tuple[Backbon
     name, settings = header.get("backbone"), header.get("settings") or {}
     if backbone is not None and name != backbone:
         raise InputError(f"{file} holds a {name}, not a {backbone}; give another checkpoint or --backbone {name}")
+    _, tensors = read_tensors(file)
     try:
         net = make_backbone(str(name), **settings)
         net.load_state_dict({k: v.float() if v.is_floating_point() else v for k, v in tensors.items()})

@@ -72,6 +72,13 @@ def find_splits(
     return found
 
 
+def checked_dtype(dtype: str) -> str:
+    """How features are stored."""
+    if dtype not in ("float32", "float16"):
+        raise InputError(f"dtype={dtype!r} must be 'float32' or 'float16'")
+    return dtype
+
+
 # ---- in memory ------------------------------------------------------------------------------------------------------
 
 
@@ -207,8 +214,7 @@ def extract(
     target = Path(target)
     if target.suffix != ".npz":
         raise InputError(f"{target}: features are extracted into .npz files")
-    if dtype not in ("float32", "float16"):
-        raise InputError(f"dtype={dtype!r} must be 'float32' or 'float16'")
+    checked_dtype(dtype)
     _starts(1, batch)
     with file_lock(target) as lock:
         job = _Extraction(target, items, extractor, dtype)

@@ -102,11 +102,11 @@ def tune(
     search = search or Search()
     if novel_tasks is not None:
         check_novel(fs, search, novel_tasks)
-    where = str(pick_device(device))
     data = SearchData.of(fs, search)
     # Before the study is made: one with a space that nobody has would be in the way of the next attempt.
     space = search.make_space(len(np.unique(data.base[1])))
     place = StudyPlace(Path(out), storage, study)
+    where = str(pick_device(device))
     runner = data.runner(search, where)
     first = first_trials(search, space, runner.bank)
     with folder_lock(place.folder, wait=_WAIT):  # many may work on a study, one begins it

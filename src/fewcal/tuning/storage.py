@@ -61,11 +61,7 @@ def open_storage(folder: Path, url: str | None = None) -> BaseStorage:
         except Exception as error:  # records that are none can make Optuna raise anything
             reason = f"{type(error).__name__}: {one_line(error)}"
             raise InputError(f"{folder / JOURNAL} is damaged ({reason}); choose another folder") from error
-    scheme = url.partition(":")[0]
-    if not scheme.startswith(("sqlite", "postgresql")):
-        raise InputError(
-            f"storage {without_password(url)!r} is neither sqlite:///FILE nor postgresql://USER@HOST/DATABASE"
-        )
+    scheme = storage_scheme(url)
     options: JSONObject = {"pool_pre_ping": True}
     if scheme == "sqlite":
         options["connect_args"] = {"timeout": 120}  # workers wait for each other instead of failing
@@ -84,6 +80,20 @@ def open_storage(folder: Path, url: str | None = None) -> BaseStorage:
             first = str(error).strip().splitlines()[0]
             raise FewcalError(f"the storage {without_password(url)} cannot be opened: {first}") from error
     raise AssertionError("unreachable")
+
+
+def storage_scheme(url: str) -> str:
+    """The kind of a database; one that studies cannot be kept in is refused.
+
+    >>> storage_scheme("sqlite:///study.db")
+    'sqlite'
+    """
+    scheme = url.partition(":")[0]
+    if not scheme.startswith(("sqlite", "postgresql")):
+        raise InputError(
+            f"storage {without_password(url)!r} is neither sqlite:///FILE nor postgresql://USER@HOST/DATABASE"
+        )
+    return scheme
 
 
 def without_password(url: str) -> str:

@@ -10,7 +10,7 @@ from fewcal._utils.types import JSONObject
 from fewcal.errors import InputError
 from fewcal.evaluation.run_folder import first_difference
 from fewcal.tuning.search import Search, SearchData, sampler_seed
-from fewcal.tuning.storage import open_storage, require_optuna, without_password
+from fewcal.tuning.storage import open_storage, require_optuna, storage_scheme, without_password
 
 if TYPE_CHECKING:
     import optuna
@@ -23,6 +23,10 @@ class StudyPlace:
     folder: Path
     url: str | None = None
     name: str = "fewcal"
+
+    def __post_init__(self) -> None:
+        if self.url is not None:
+            storage_scheme(self.url)
 
 
 def identity_of(search: Search, data: SearchData) -> JSONObject:

@@ -12,6 +12,7 @@ from fewcal.errors import InputError
 from fewcal.features.extractors import require_extractor
 from fewcal.features.io.tables import class_name
 from fewcal.features.sources.pictures import class_folders, decode, encoded, picture_files
+from fewcal.presets import get_preset
 
 
 def project_settings(
@@ -34,15 +35,17 @@ def project_settings(
         return demo_settings(folder)
     if base_pictures is not None and bank is None:
         raise InputError("--base-pictures shows the base classes of a bank: give --bank, too")
+    get_preset(preset or "default")
     if extractor is not None:
         require_extractor(extractor)
+    shown = None if base_pictures is None else pictures_of_classes(base_pictures)
     return StudioSettings(
         extractor,
         None if bank is None else BaseBank.load(bank),
         None if bank is None else str(bank.resolve()),
         preset or "default",
         device,
-        None if base_pictures is None else pictures_of_classes(base_pictures),
+        shown,
     )
 
 

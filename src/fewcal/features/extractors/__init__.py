@@ -53,13 +53,22 @@ from fewcal.features.extractors.base import (
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["Embed", "Extractor", "as_extractor", "extractor_table", "get_extractor", "list_extractors", "prefixes"]
+__all__ = [
+    "Embed",
+    "Extractor",
+    "as_extractor",
+    "extractor_table",
+    "get_extractor",
+    "list_extractors",
+    "prefixes",
+    "require_extractor",
+]
 
 
 def get_extractor(name: str, device: str | None = None, allow_download: bool = False) -> Extractor:
     """An extractor by its name (see the table above), computing on `device`."""
-    where = pick_device(device)
-    return require_extractor(name).make(name, where, allow_download)
+    entry = require_extractor(name)  # an unknown name is told before torch is loaded
+    return entry.make(name, pick_device(device), allow_download)
 
 
 def require_extractor(name: str) -> Entry:

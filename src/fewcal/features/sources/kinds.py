@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -15,11 +16,6 @@ from fewcal.features.sources.pictures import is_picture, picture_files
 
 # The extractor that is taken where none is named.
 DEFAULT_EXTRACTORS = {"picture": "efficientnet-lite0", "text": "minilm"}
-# Side of the square that an extractor takes, and the share of the shorter side of a picture that it shows. It stands
-# here and not with the networks, which need torch: pictures can be read while that is imported.
-SQUARES = {f"efficientnet-lite{n}": (size, size / (size + 32)) for n, size in enumerate((224, 240, 260))}
-# What extractors take, those of which this is known without torch.
-EXTRACTOR_KINDS = dict.fromkeys((*SQUARES, "glyphs"), "picture") | {"minilm": "text", "wordllama": "text"}
 
 
 def kind_of(source: StrPath, text: str = "text") -> str:
@@ -80,5 +76,5 @@ def _arrays(path: Path) -> set[str]:
     try:
         with np.load(path, allow_pickle=False) as file:
             return set(file.files)
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, AttributeError, BadZipFile) as error:
         raise FileFormatError(f"{path} cannot be read as npz ({one_line(error)})") from error
