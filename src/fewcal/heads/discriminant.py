@@ -239,7 +239,7 @@ class Discriminant:
 
 def _linear(directions: Tensor, squares: Tensor, gamma: Tensor | float) -> LinearHead:
     """The classifier of Pμ `(T, N, D)`, μᵀPμ `(T, N)` and γ, `(T,)` or a number."""
-    if isinstance(gamma, Tensor):
+    if isinstance(gamma, torch.Tensor):
         return LinearHead(directions * (2 * gamma)[:, None, None], -gamma[:, None] * squares)
     return LinearHead(directions * (2 * gamma), squares * -gamma)
 
