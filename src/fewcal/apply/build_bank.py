@@ -17,7 +17,7 @@ from fewcal._utils.arrays import pick_device
 from fewcal._utils.lazy_torch import torch
 from fewcal._utils.types import JSONObject
 from fewcal.bank import BaseBank
-from fewcal.bank.build import check_storage
+from fewcal.bank.build import Storage
 from fewcal.errors import InputError
 from fewcal.evaluation.executors import dask_client
 from fewcal.features import FeatureSet, load_split
@@ -55,7 +55,7 @@ def build_bank(
     scheduler : str or None
         A Dask scheduler, or "local:N", that builds from parts.
     """
-    check_storage(rank, dtype)
+    Storage(rank, dtype)  # refuses what cannot be kept
     if source.is_dir() and not any(source.glob("base.*")):
         parts = find_parts(source)
         if preset is None:

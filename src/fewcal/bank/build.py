@@ -32,6 +32,21 @@ class OneShotScale(NamedTuple):
     log_odds: float
 
 
+@dataclass(frozen=True)
+class Storage:
+    """What is kept of a class beside its moments, and as which numbers; anything else is refused."""
+
+    rank: int | None = None
+    dtype: str | None = None
+
+    def __post_init__(self) -> None:
+        rank, dtype = self.rank, self.dtype
+        if rank is not None and (not isinstance(rank, Integral) or isinstance(rank, bool) or rank < 0):
+            raise InputError(f"rank={rank!r} must be None (keep rows), 0 (moments only) or a positive integer")
+        if dtype is not None and dtype not in DTYPES:
+            raise InputError(f"dtype={dtype!r} must be 'float32', 'float16' or None")
+
+
 @dataclass(frozen=True, eq=False)
 class BankParts:
     """All that a bank consists of; `BaseBank` adds what can be derived from it.
@@ -66,7 +81,7 @@ class BankParts:
     one_shot: OneShotScale | None = None
 
     def __post_init__(self) -> None:
-        check_storage(self.rank, self.dtype)
+        Storage(self.rank, self.dtype)
 
     def emptied(self) -> BankParts:
         """The settings alone."""
@@ -98,14 +113,6 @@ class BankParts:
         rows = None if self.rows is None else self.rows.tensors()
         factors = None if self.factors is None else self.factors.room
         return [*self.moments.tensors().values(), rows, factors, whitening]
-
-
-def check_storage(rank: object, dtype: object) -> None:
-    """Refuse what cannot be kept of a class, and types of numbers that rows are not stored in."""
-    if rank is not None and (not isinstance(rank, Integral) or isinstance(rank, bool) or rank < 0):
-        raise InputError(f"rank={rank!r} must be None (keep rows), 0 (moments only) or a positive integer")
-    if dtype is not None and dtype not in DTYPES:
-        raise InputError(f"dtype={dtype!r} must be 'float32', 'float16' or None")
 
 
 def from_rows(x: Tensor, classes: list[Hashable], codes: Tensor, settings: BankParts) -> BankParts:
