@@ -32,6 +32,7 @@ from fewcal.apply.studio.answers import (
     similarities,
 )
 from fewcal.apply.studio.intake import Limits
+from fewcal.apply.studio.start import new_folder_note
 from fewcal.apply.studio.store import Edit, ProjectStore
 from fewcal.errors import FewcalWarning, FileFormatError, InputError
 from fewcal.estimators.few_shot import FewShotClassifier
@@ -56,6 +57,19 @@ def label_one_each(studio: Studio, shots: int = 1) -> dict[str, int]:
 
 
 # ---- the store ------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_that_is_new_is_told_as_such_and_what_may_have_been_meant(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photo.txt").touch()
+    assert new_folder_note(tmp_path / "photos") is None
+    note = new_folder_note(tmp_path / "fotos")
+    assert note is not None
+    assert f"{tmp_path / 'fotos'} was not there" in note
+    assert f"did you mean {str(tmp_path / 'photos')!r}?" in note
+    other = new_folder_note(tmp_path / "letters")
+    assert other is not None
+    assert "did you mean" not in other
 
 
 def test_a_folder_that_cannot_be_written_is_told_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

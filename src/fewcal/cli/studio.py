@@ -45,12 +45,16 @@ def studio(
     from tempfile import TemporaryDirectory
 
     from fewcal.apply.studio.server import serve_studio
-    from fewcal.apply.studio.start import project_settings
+    from fewcal.apply.studio.start import new_folder_note, project_settings
+
+    note = None if folder is None or demo else new_folder_note(folder)
 
     def opened(link: str) -> None:
         import webbrowser
 
         print(f"fewcal studio: {link}", flush=True)
+        if not quiet and note:
+            print(note, flush=True)
         if not quiet:
             print("the link holds the key to this project; Ctrl-C stops", flush=True)
         if demo and not quiet:

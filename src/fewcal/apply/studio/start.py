@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from difflib import get_close_matches
 from pathlib import Path
 
 from fewcal.apply.checks import checked_project_folder
@@ -47,6 +48,19 @@ def project_settings(
         device,
         shown,
     )
+
+
+def new_folder_note(folder: Path) -> str | None:
+    """Of a folder that is not there, and will be made, a line that says so: its name may be misspelt.
+
+    >>> new_folder_note(Path())
+    """
+    if folder.exists():
+        return None
+    beside = [p.name for p in folder.absolute().parent.glob("*") if p.is_dir()]
+    meant = get_close_matches(folder.name, beside, n=1)
+    hint = f" (did you mean {str(folder.with_name(meant[0]))!r}?)" if meant else ""
+    return f"{folder} was not there and is a new, empty project{hint}; drop pictures or texts onto the page"
 
 
 def pictures_of_classes(folder: Path) -> Callable[[str], bytes | None]:
