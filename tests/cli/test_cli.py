@@ -425,7 +425,7 @@ def test_wrong_options_of_bank(fewcal, data: Path, tmp_path: Path) -> None:
     ("options", "part"),
     [
         (["--reject", "1.5"], "--reject 1.5 must lie between 0 and 1"),
-        (["--reject", "0.1"], "there are none; give a bank"),
+        (["--reject", "0.1"], "--reject needs --bank"),
         (["--set", "kk=1"], "gdc has no parameter 'kk'; did you mean 'k'"),
         (["--set", "random_state=1"], "gdc has no parameter 'random_state'"),
         (["--set", "dc.k=1"], "only parameters of gdc can be set here"),
