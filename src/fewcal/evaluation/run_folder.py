@@ -64,9 +64,16 @@ class Run:
             yield cls._opened(folder, identity, resume, lock)
 
     @classmethod
+    def check(cls, folder: Path, *, resume: bool) -> None:
+        """Refuse a folder with a run that is in use, damaged, or not to be continued."""
+        if (folder / "config.json").is_file():
+            with folder_lock(folder):
+                _kept_config(folder, resume)
+
+    @classmethod
     def _opened(cls, folder: Path, identity: JSONObject, resume: bool, lock: OutputLock) -> Run:
         plain = json.loads(json.dumps(identity, default=str))
-        if (config := kept_config(folder, resume)) is not None:
+        if (config := _kept_config(folder, resume)) is not None:
             known = _current(config["identity"])
             if known != plain:
                 raise InputError(
@@ -309,7 +316,7 @@ def _write_parquet(path: Path, results: Results) -> None:
         pq.write_table(pa.concat_tables(parts).unify_dictionaries(), temporary)
 
 
-def kept_config(folder: Path, resume: bool) -> JSONObject | None:
+def _kept_config(folder: Path, resume: bool) -> JSONObject | None:
     """The configuration of the run in a folder, None where there is none; one is refused unless it is to go on."""
     if not (folder / "config.json").is_file():
         return None

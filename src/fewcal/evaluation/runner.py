@@ -22,7 +22,7 @@ from fewcal.evaluation.engine import Block, Engine, Job, blocks, check_methods, 
 from fewcal.evaluation.executors import check_workers, run_blocks, torch_threads, worker_threads
 from fewcal.evaluation.protocol import Protocol
 from fewcal.evaluation.results import Results
-from fewcal.evaluation.run_folder import Run, environment, kept_config
+from fewcal.evaluation.run_folder import Run, environment
 from fewcal.evaluation.stats import CalibrationBins
 from fewcal.evaluation.task_list import match_tasks, tasks_fingerprint
 from fewcal.features import FeatureSet
@@ -74,7 +74,7 @@ def evaluate(
     check_workers(n_jobs, scheduler)
     fs = features if isinstance(features, FeatureSet) else FeatureSet.load(features)
     if out is not None:
-        kept_config(Path(out), resume)  # a folder that cannot do is told before anything is loaded
+        Run.check(Path(out), resume=resume)  # a folder that cannot do is told before anything is loaded
     evaluation = _Evaluation(_named(methods), fs, protocol or Protocol(), device, episodes)
     if out is None:
         return evaluation.results(None, n_jobs, scheduler, progress or _silent)
