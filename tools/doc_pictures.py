@@ -148,7 +148,7 @@ def studio(browser: Browser, target: Path, folder: Path) -> None:
         page.wait_for("document.querySelectorAll('#items .card').length > 100")
         page.wait_for("document.querySelector('#work').hidden")
         label(page, truth, names, 24)
-        page.wait_for("document.querySelector('#estimate').textContent.includes('right')")
+        page.wait_for("document.querySelector('#estimate').textContent.includes('correct')")
         page.js("document.activeElement.blur(); window.scrollTo(0, 0)")
         key(page, "Escape")
         taken(page, target / "studio.webp")

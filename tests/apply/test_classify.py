@@ -329,9 +329,9 @@ def test_texts_are_seen_as_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert run("classify", *sources, *columns, "--html", tmp_path / "sheet.html", "--quiet") == 0
     assert asked == ["minilm"]
     page = (tmp_path / "sheet.html").read_text(encoding="utf-8")
-    assert "⚠ dry" in page  # the error is marked, with what it is
-    assert "<th" in page
-    assert "⚠ wet" not in page
+    assert page.count('class="mark wrong"') == 1
+    assert '<span class="mark wrong">dry ' in page  # the error is marked, with what it is
+    assert "true class" in page
 
 
 def test_a_bank_of_pictures_points_to_extract(album: Path, capsys: pytest.CaptureFixture[str]) -> None:

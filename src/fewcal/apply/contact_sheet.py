@@ -45,12 +45,12 @@ def contact_sheet(answers: Answers) -> Page:
 
 def _texts(page: Page, answers: Answers) -> None:
     support = answers.support
-    known = [] if answers.truth is None else ["is"]
+    known = [] if answers.truth is None else ["true class"]
     rows: list[list[Value]] = []
     for i, (item, answer, p, second, q) in enumerate(answers.rows()):
         truth: list[Value] = [] if answers.truth is None else [answers.truth[i]]
         wrong = bool(truth) and truth[0] != answer and answer != NONE_OF_THESE
-        shown = Cell(f"⚠ {answer}" if wrong else answer, mark="warn" if wrong or p < DOUBTFUL else "")
+        shown = Cell(answer, mark="wrong" if wrong else "warn" if p < DOUBTFUL else "")
         rows.append([item, shown, _percent(p), second, _percent(q), *truth])
     page.table(["text", *_COLUMNS, *known], rows)
     page.heading("Examples")

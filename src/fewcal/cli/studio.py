@@ -64,7 +64,7 @@ def studio(
 
     with TemporaryDirectory(prefix="fewcal-studio-") as temporary:
         if demo and not quiet:
-            print("drawing letters …", flush=True)
+            typer.echo("drawing letters …", err=True)
         place = folder if folder is not None else Path(temporary) / "letters" if demo else Path()
         settings = project_settings(
             place, demo=demo, extractor=extractor, bank=bank, base_pictures=base_pictures, preset=preset, device=device

@@ -39,6 +39,7 @@ MARKS = {
     "good": ("▲", "better"),
     "bad": ("▼", "worse"),
     "warn": ("⚠", "warning"),
+    "wrong": ("✗", "wrong"),
     "cited": ("†", "cited, not measured"),
 }
 _NUMBER = re.compile(r"\s*([+\-−]?\d[\d ,]*(?:\.\d+)?(?:e[+\-]?\d+)?)\s*(?:%|×|s|ms)?\s*(?:±.*)?", re.IGNORECASE)
