@@ -303,6 +303,15 @@ def test_gamma_follows_the_rows_that_were_left_out() -> None:
     assert float(fit_gamma(ahead, labels, 0 * counts, torch.ones(1))) == pytest.approx(1.0)  # the guess is left
 
 
+def test_many_rows_overrule_a_guess_of_gamma_that_is_far_too_low() -> None:
+    # Rows are right as often as scores at γ = 20 say: hundreds of them know that, whatever was guessed.
+    draw = torch.Generator().manual_seed(0)
+    scores = 0.2 * torch.randn(1, 600, 4, generator=draw)
+    labels = torch.multinomial(torch.softmax(20 * scores[0], dim=-1), 1, generator=draw).T
+    found = fit_gamma(scores, labels, torch.ones(1, 600), torch.ones(1))
+    assert 14 < float(found) < 20  # less than the truth by what the guess is worth
+
+
 def test_with_a_prior_two_rows_a_class_leave_the_guess_and_without_one_they_move_it() -> None:
     x, y = support(4, 2)
     means, one = class_means(x, y, 4), torch.ones(40)
