@@ -32,6 +32,16 @@ class OneShotScale(NamedTuple):
     log_odds: float
 
 
+class UnitCentre(NamedTuple):
+    """Where the base classes lie when their rows have unit length.
+
+    `mean (D,)` is that of their class means, `variance` its mean squared distance from that of all such classes.
+    """
+
+    mean: Tensor
+    variance: float
+
+
 @dataclass(frozen=True)
 class Storage:
     """What is kept of a class beside its moments, and as which numbers; anything else is refused."""
@@ -67,6 +77,8 @@ class BankParts:
         How β of the transform was chosen, where it was.
     one_shot : OneShotScale or None
         Of a bank without rows, what these told when they were there.
+    unit_centre : UnitCentre or None
+        Of a bank behind a transform, where its rows were before it.
     """
 
     rank: int | None = None
@@ -79,6 +91,7 @@ class BankParts:
     source: str | None = None
     power: PowerChoice | None = None
     one_shot: OneShotScale | None = None
+    unit_centre: UnitCentre | None = None
 
     def __post_init__(self) -> None:
         Storage(self.rank, self.dtype)
@@ -99,6 +112,7 @@ class BankParts:
             moments=self.moments.mapped(f),
             rows=self.rows and self.rows.mapped(f),
             factors=self.factors and self.factors.mapped(f),
+            unit_centre=self.unit_centre and self.unit_centre._replace(mean=f(self.unit_centre.mean)),
         )
 
     def require_rows(self) -> RowStore:
@@ -151,7 +165,7 @@ def join(own: BankParts, other: BankParts) -> BankParts:
     elif own.rows is not None and other.rows is not None:
         rows = own.rows.extended(other.rows, places, size)
     moments = own.moments.joined(other.moments, at, size)
-    return replace(own, classes=classes, moments=moments, rows=rows, factors=factors, one_shot=None)
+    return replace(own, classes=classes, moments=moments, rows=rows, factors=factors, one_shot=None, unit_centre=None)
 
 
 def check_complete(parts: BankParts) -> None:

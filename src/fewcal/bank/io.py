@@ -14,7 +14,7 @@ import numpy as np
 from fewcal._utils.lazy_torch import torch
 from fewcal._utils.safetensors_io import checksum, read_header, read_tensors, write_tensors
 from fewcal._version import __version__
-from fewcal.bank.build import BankParts, OneShotScale
+from fewcal.bank.build import BankParts, OneShotScale, UnitCentre
 from fewcal.bank.moments import Moments
 from fewcal.bank.storage import FactorStore, RowCheck, RowStore
 from fewcal.errors import FileFormatError, InputError
@@ -63,6 +63,8 @@ def described(parts: BankParts, known_as: str) -> tuple[dict[str, object], dict[
         "power": None if parts.power is None else [parts.power.beta, list(parts.power.kurtosis.items())],
         "one_shot": None if parts.one_shot is None else list(parts.one_shot),
     }
+    if parts.unit_centre is not None:
+        tensors["unit_centre"], meta["unit_centre_variance"] = parts.unit_centre
     if parts.transform is not None:
         meta["transform"] = parts.transform.settings()
         for name in ("mean", "whitening"):
@@ -129,7 +131,12 @@ def restored(meta: Mapping[str, Any], tensors: Mapping[str, Tensor], check: RowC
     chosen = None if power is None else PowerChoice(float(power[0]), {float(b): float(k) for b, k in power[1]})
     scale = meta.get("one_shot")  # banks of version 0.2 have none
     one_shot = None if scale is None else _one_shot(*scale)
-    return BankParts(rank, meta["dtype"], transform, classes, moments, rows, factors, meta["source"], chosen, one_shot)
+    centre = None  # nor that
+    if "unit_centre" in tensors:
+        centre = _unit_centre(tensors["unit_centre"], meta["unit_centre_variance"], d)
+    return BankParts(
+        rank, meta["dtype"], transform, classes, moments, rows, factors, meta["source"], chosen, one_shot, centre
+    )
 
 
 def _one_shot(gamma: float, log_odds: float) -> OneShotScale:
@@ -137,6 +144,12 @@ def _one_shot(gamma: float, log_odds: float) -> OneShotScale:
     if not all(math.isfinite(v) and v > 0 for v in scale):
         raise ValueError(f"one_shot is {scale}")
     return scale
+
+
+def _unit_centre(mean: Tensor, variance: float, dim: int) -> UnitCentre:
+    if mean.shape != (dim,) or not (math.isfinite(variance) and variance >= 0):
+        raise ValueError(f"unit_centre has shape {tuple(mean.shape)} and variance {variance}")
+    return UnitCentre(mean, float(variance))
 
 
 class _RowCheck:

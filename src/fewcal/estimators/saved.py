@@ -25,6 +25,7 @@ from fewcal.bank import BaseBank
 from fewcal.bank.build import OneShotScale
 from fewcal.bank.io import described, label_from_json, label_to_json, restored
 from fewcal.errors import FewcalError, FewcalWarning, FileFormatError, InputError
+from fewcal.methods.bankless import base_centre
 from fewcal.methods.hierarchical import HierarchicalGDC
 from fewcal.params import GDCParams
 
@@ -65,16 +66,17 @@ class SavedFit:
 def moments_only(bank: BaseBank, params: GDCParams) -> BaseBank:
     """What is left of a bank when it has been seen through the transform of `params`: means and pooled covariance.
 
-    And what its rows tell of one example a class.
+    And what its rows tell of one example a class, and where they lay before.
     """
     p = params
     space = bank.transformed(beta=float(p.beta), kind=p.kind, center=p.center, l2=p.l2, eps=p.eps, moments=True)
-    return BaseBank.from_parts(replace(space.parts, rank=0, rows=None, factors=None, one_shot=_one_shot(bank, params)))
+    parts = replace(space.parts, rank=0, rows=None, factors=None)
+    if p.model == "hierarchical":
+        parts = replace(parts, one_shot=_one_shot(bank, params), unit_centre=base_centre(bank))
+    return BaseBank.from_parts(parts)
 
 
 def _one_shot(bank: BaseBank, params: GDCParams) -> OneShotScale | None:
-    if params.model != "hierarchical":
-        return None
     method = HierarchicalGDC(params)
     with catch_warnings():
         simplefilter("ignore", FewcalWarning)  # told by `fit`

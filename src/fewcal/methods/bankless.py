@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from fewcal._utils.lazy_torch import torch
+from fewcal.bank import BaseBank
+from fewcal.bank.build import UnitCentre
 from fewcal.gaussianize import Gaussianization, l2_normalise
 from fewcal.heads.base import Head
 from fewcal.heads.discriminant import (
@@ -86,21 +88,53 @@ def bankless_head(support: Tensor, labels: Tensor, n_classes: int) -> Head:
     return fit_bankless(support, labels, n_classes)[0]
 
 
-def fit_bankless(
-    support: Tensor, labels: Tensor, n_classes: int, gap: float = COSINE_GAP, most: float = MOST_LOG_ODDS
-) -> tuple[Head, Tensor | None]:
-    """`bankless_head`, and what its discriminant says of each support row without it, `(T, S, N)`; None at one shot.
+class Hints(NamedTuple):
+    """What a bank tells the bank-less classifier of one example a class.
 
-    `gap` is by how much cosines within a class exceed others, and `most` what the log-odds of one example are at most,
-    where a bank tells.
+    By how much cosines within a class exceed others (`gap`), the log-odds of an example at most, and where base classes
+    are centred.
     """
+
+    gap: float = COSINE_GAP
+    most: float = MOST_LOG_ODDS
+    centre: UnitCentre | None = None
+
+
+NO_HINTS = Hints()
+
+
+def base_centre(bank: BaseBank) -> UnitCentre | None:
+    """Where base classes are centred when rows have unit length; None of one class, or where nobody knows any more.
+
+    Moments suffice: they tell the mean squared length of the rows of a class, by whose root its mean is divided.
+    """
+
+    def make() -> UnitCentre | None:
+        if bank.transform is not None or bank.dim < _EMBEDDING or len(bank) < 2:
+            return None
+        squares = bank.means.square().sum(dim=1) + bank.moments.within_scatter / bank.counts
+        means = bank.means / squares.sqrt().clamp(min=1e-30).to(bank.means)[:, None]
+        centre = means.mean(dim=0)
+        return UnitCentre(centre, float((means - centre).square().sum()) / (len(bank) - 1) / len(bank))
+
+    return bank.parts.unit_centre or bank.memo.get("unit centre", make)
+
+
+def fit_bankless(
+    support: Tensor, labels: Tensor, n_classes: int, hints: Hints = NO_HINTS
+) -> tuple[Head, Tensor | None]:
+    """`bankless_head`, and what its discriminant says of each support row without it, `(T, S, N)`; None at one shot."""
     with torch.no_grad():
         if support.shape[2] < _EMBEDDING:  # rows of any length: the same at every scale
             scale = support.abs().amax(dim=(1, 2), keepdim=True).clamp(min=1e-30)
             head, left_out = _discriminant_and_logistic(support / scale, labels, n_classes)
             return LinearHead(head.weight / scale, head.bias), left_out
         if support.shape[1] == n_classes:
-            return one_shot_head(support, labels, n_classes, lambda v: one_shot_log_odds(v, gap).clamp(max=most)), None
+
+            def log_odds(variance: Tensor) -> Tensor:
+                return one_shot_log_odds(variance, hints.gap).clamp(max=hints.most)
+
+            return one_shot_head(support, labels, n_classes, log_odds, hints.centre), None
         return _discriminant_and_logistic(support, labels, n_classes)
 
 
@@ -137,8 +171,8 @@ def _log_odds(means: Tensor, shots: float) -> Tensor | float:
     return (shots**0.5 * one_shot_log_odds(variance)).clamp(max=SHARPNESS)
 
 
-def common_part(rows: Tensor) -> Tensor:
-    r"""What rows `(T, N, D)` of N classes, one each, have in common, `(T, 1, D)`: a share of their mean.
+def common_part(rows: Tensor, base: UnitCentre | None = None) -> Tensor:
+    r"""What rows `(T, N, D)` of N classes, one each, have in common, `(T, 1, D)`: a share of their mean m.
 
         ρN / (ρN + 1 − ρ),    ρ = mean cosine of two rows, at least 0
 
@@ -146,13 +180,26 @@ def common_part(rows: Tensor) -> Tensor:
     taken away from each row with the rest: little is common where rows are unlike, nearly all of the mean where they
     are much alike.
 
+    Base classes know more of it, where they are of the same domain. Their mean b then differs from m by no more than
+    the variances of both, a = (1 − ρ)/N and v; by more in another domain, δ. m becomes (1 − w)m + wb with
+
+        w = a / (a + v + 2δ),    δ = (‖m − b‖² − a − v)₊
+
+    as if it were the mean of N/(1 − w) rows. δ counts twice: what is centred elsewhere differs in other ways too.
+
     >>> common_part(torch.eye(2)[None]).abs().max(), common_part(torch.ones(1, 3, 2))[0, 0]
     (tensor(0.), tensor([1., 1.]))
     """
     n, mean = rows.shape[1], rows.mean(dim=1, keepdim=True)
     squares = rows.square().sum(dim=(1, 2), keepdim=True)
     alike = (n * n * mean.square().sum(dim=2, keepdim=True) - squares).clamp(min=0) / max(n - 1, 1)  # N ρ
-    return alike / (alike + (squares - alike) / n).clamp(min=1e-12) * mean
+    chance = (squares - alike).clamp(min=0) / n  # 1 − ρ
+    if base is not None:
+        known = base.mean.to(mean)
+        gap = (mean - known).square().sum(dim=2, keepdim=True) - chance / n - base.variance
+        share = chance / n / (chance / n + base.variance + 2 * gap.clamp(min=0)).clamp(min=1e-12)
+        mean, chance = torch.lerp(mean, known, share), (1 - share) * chance
+    return alike / (alike + chance).clamp(min=1e-12) * mean
 
 
 def bankless_logistic(support: Tensor, labels: Tensor, n_classes: int) -> LinearHead:
@@ -183,9 +230,15 @@ class CentredHead(Head):
         return CentredHead(self.head.to(device), self.centre.to(device))
 
 
-def one_shot_head(support: Tensor, labels: Tensor, n_classes: int, log_odds: Callable[[Tensor], Tensor]) -> CentredHead:
+def one_shot_head(
+    support: Tensor,
+    labels: Tensor,
+    n_classes: int,
+    log_odds: Callable[[Tensor], Tensor],
+    base: UnitCentre | None = None,
+) -> CentredHead:
     """The nearest of one example a class; `log_odds` of an example, `(T,)`, by the variance of their cosines."""
-    centre = common_part(support)
+    centre = common_part(support, base)
     means = class_means(l2_normalise(support - centre), labels, n_classes)
     gamma = (log_odds(cosine_variance(means)) / squared_separation(means))[:, None]
     head = LinearHead(2 * gamma[..., None] * means, -gamma * torch.linalg.vecdot(means, means))

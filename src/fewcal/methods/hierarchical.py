@@ -50,7 +50,7 @@ from fewcal.heads.discriminant import (
     one_shot_log_odds,
 )
 from fewcal.heads.linear import ClassShots, LinearHead, class_shots, class_sizes
-from fewcal.methods.bankless import UnitRows, bankless_head, fit_bankless
+from fewcal.methods.bankless import Hints, UnitRows, bankless_head, base_centre, fit_bankless
 from fewcal.methods.base import Method, RowMap, TaskBatch
 from fewcal.methods.base_tasks import one_shot_scale
 from fewcal.params import GDCParams
@@ -93,6 +93,7 @@ class HierarchicalGDC(Method):
     # What tasks of base classes tell of one example a class, where the bank keeps rows.
     one_shot: OneShotScale | None = None
     _centred_space: BaseBank
+    _given: BaseBank
     # Why the bank is not used, where it is not; then the method is the bank-less classifier.
     unused: str | None = None
 
@@ -119,6 +120,7 @@ class HierarchicalGDC(Method):
         ridge = float(p.whiten) / max(share, 0.01) ** 2  # where base means are noisy, so is much of their covariance
         self.prior = space.memo.get(key, lambda: fit_class_prior(space, ridge, p.floor))
         self._centred_space = space
+        self._given = bank
         self.one_shot = space.memo.get(
             ("one-shot scale", *key, p.sharpness, p.strength, self.say),
             lambda: one_shot_scale(bank, space, self.prior, self.confidence, say=self.say, **self._weights),
@@ -222,8 +224,15 @@ class HierarchicalGDC(Method):
             found = posterior(self.prior, own, shots.each, say=self.say, **self._weights)
             parts = Discriminant(support, batch.labels, found.mean, found.precision, found.worth, p.scatter)
             model = parts.fitted(self._gamma(own, shots, found), shots)
-            most = MOST_LOG_ODDS if self.one_shot is None else self._leeway * self.one_shot.log_odds
-            return blended(model, batch, trust, self.cosine_gap, most, judged=p.trust == "auto")
+            if float(trust.min()) >= 1:
+                return BlendedHead(model.head, None, trust)
+            return blended(model, batch, trust, self._hints, judged=p.trust == "auto")
+
+    @property
+    def _hints(self) -> Hints:
+        """What the base classes tell the bank-less classifier."""
+        most = MOST_LOG_ODDS if self.one_shot is None else self._leeway * self.one_shot.log_odds
+        return Hints(self.cosine_gap, most, base_centre(self._given))
 
     @property
     def _weights(self) -> _Weights:
@@ -349,16 +358,14 @@ class BlendedHead(Head):
         return BlendedHead(self.head.to(device), self.plain and self.plain.to(device), self.trust.to(device))
 
 
-def blended(model: Fitted, batch: TaskBatch, trust: Tensor, gap: float, most: float, judged: bool) -> BlendedHead:
+def blended(model: Fitted, batch: TaskBatch, trust: Tensor, hints: Hints, judged: bool) -> BlendedHead:
     """The head of the base classes and that of the support alone, each with its say.
 
     Where trust `(T,)` is `judged`, rather than given, rows that were left out can raise it.
     """
-    plain = left_out = None
-    if float(trust.min()) < 1:
-        dim = model.head.weight.shape[-1]
-        rows = batch.support[..., dim:] if batch.raw is None else UnitRows()(batch.raw)
-        plain, left_out = fit_bankless(rows, batch.labels, batch.n_classes, gap, most)
+    dim = model.head.weight.shape[-1]
+    rows = batch.support[..., dim:] if batch.raw is None else UnitRows()(batch.raw)
+    plain, left_out = fit_bankless(rows, batch.labels, batch.n_classes, hints)
     if judged and model.left_out is not None and left_out is not None:
         trust = say_with_evidence(trust, left_out_gain(model.left_out, left_out, batch.labels))
     return BlendedHead(model.head, plain, trust)
