@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 MOST_LOG_ODDS, COSINE_GAP = 12.0, 0.33
 # The variance of cosines between classes that is expected before any is seen, and how many cosines that is worth.
 _USUAL_VARIANCE, _WORTH = 1 / 60, 1.0
-# Values of γ that are tried, as multiples of the prior guess: powers of ten from, to, how many. Far up, as a guess from one
-# example a class is a limit, and several hundred rows may say more. And the standard deviation of the prior of log γ.
+# Values of γ that are tried, as multiples of the prior guess: powers of ten from, to, how many. Far up, as a guess from
+# one example a class is a limit, and several hundred rows may say more. And the standard deviation of log γ's prior.
 _STEPS = (-1.2, 1.5, 28)
 _PRIOR_WIDTH = 0.5
 # Numbers in memory while values of γ are tried, about.
