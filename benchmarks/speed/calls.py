@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import platform
 import statistics
 import subprocess
@@ -25,16 +26,20 @@ import torch
 from fewcal import BaseBank, GDCClassifier
 from fewcal.features.synthetic import make_features
 
+# As installed: bytecode of fewcal is there from the first start on, whatever is set here.
+ENVIRONMENT = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+
 
 def processes(name: str, command: list[str], runs: int, code: int = 0) -> None:
     """Time a command from its start to its end."""
     times = []
-    for _ in range(runs):
+    for _ in range(runs + 1):  # the first is not counted
         began = time.perf_counter()
-        done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
+        done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False, env=ENVIRONMENT)
         times.append(time.perf_counter() - began)
         if done.returncode != code:
             raise SystemExit(f"{' '.join(command)} ended with {done.returncode}: {done.stderr}")
+    del times[0]
     print(f"{name:44s} {statistics.median(times):6.2f} s (slowest {max(times):.2f})", flush=True)
 
 
@@ -55,13 +60,19 @@ def start(runs: int, folder: Path) -> None:
     )
     processes("fewcal evaluate, an option that is none", [*fewcal, "evaluate", "--shots", "1"], runs, 2)
     support, query = str(folder / "photos"), str(folder / "new")
+    classify = [*fewcal, "classify", "--support", support, "--query", query, "-q"]
+    processes("fewcal classify, an extractor that is none", [*classify, "-e", "nope"], runs, 2)
+    processes("fewcal classify, a preset that is none", [*classify, "--preset", "nope"], runs, 2)
+    torn = folder / "torn.fewcal"
+    torn.write_bytes(b"torn")
+    processes("fewcal model info, a file that is torn", [*fewcal, "model", "info", str(torn)], runs, 2)
+    processes("fewcal serve, a file that is torn", [*fewcal, "serve", str(torn)], runs, 2)
     processes("import torch", ["-c", "import torch"], runs)
-    needed = "fewcal.apply.classify, fewcal.estimators.few_shot, fewcal.features.extractors.efficientnet_lite"
+    needed = "fewcal.apply.classify, fewcal.estimators.few_shot, fewcal.features.extractors.efficientnet_network"
     processes("all that classify imports, torch included", ["-c", f"import {needed}"], runs)
     one = ["classify", "--support", support, "--query", f"{query}/0.jpg", "-q"]
     processes("fewcal classify, 10 examples and 1 picture", [*fewcal, *one], runs)
-    ten = ["classify", "--support", support, "--query", query, "-q"]
-    processes("fewcal classify, 10 examples and 10 pictures", [*fewcal, *ten], runs)
+    processes("fewcal classify, 10 examples and 10 pictures", classify, runs)
     parts(runs, support, query)
 
 
@@ -94,7 +105,8 @@ def parts(runs: int, support: str, query: str) -> None:
     """Where the time of the first `classify` goes."""
     times = []
     for _ in range(runs):
-        done = subprocess.run([sys.executable, "-c", STEPS, support, query], capture_output=True, text=True, check=True)
+        steps = [sys.executable, "-c", STEPS, support, query]
+        done = subprocess.run(steps, capture_output=True, text=True, check=True, env=ENVIRONMENT)
         times.append([float(t) for t in done.stdout.split()])
     names = ("command line, sources", "import torch", "other imports", "weights", "network")
     for name, taken in zip(names, zip(*times, strict=True), strict=True):

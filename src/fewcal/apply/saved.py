@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
-from fewcal._utils.types import JSON, Progress, StrPath
+from fewcal._utils.types import Progress, StrPath
 from fewcal.apply.classify import check_same_extractor, plain_settings, usual_preset
 from fewcal.apply.predict import Columns, gdc_settings, predict_features
 from fewcal.bank import BaseBank
 from fewcal.errors import InputError
 from fewcal.estimators.few_shot import FewShotClassifier
-from fewcal.estimators.saved import fit_facts, read_meta
+from fewcal.estimators.saved import read_meta
 from fewcal.features import FeatureSplit, load_split
 from fewcal.features.extract import embed
 from fewcal.features.extractors import Extractor, get_extractor
@@ -135,9 +134,3 @@ def predict_source(
     table = predict_features(classifier, x, reject)
     shown = kept.texts if isinstance(kept, Texts) else kept.names
     return {"item": np.array(shown, object), **{k: v for k, v in table.items() if k != "row"}}
-
-
-def model_facts(path: StrPath) -> dict[str, JSON]:
-    """What a saved classifier is, for people."""
-    facts = fit_facts(path)
-    return {"file": str(path), "bytes": Path(path).stat().st_size, **facts}

@@ -60,7 +60,8 @@ def fit(
     ahead = nullcontext((support, None)) if features else found_ahead(support, None, extractor, columns, workers)
     with ahead as (examples, _):
         from fewcal._utils.terminal import ProgressBar
-        from fewcal.apply.saved import Reading, fit_model, model_facts
+        from fewcal.apply.saved import Reading, fit_model
+        from fewcal.estimators.saved import fit_facts
 
         with ProgressBar("examples", quiet) as report:
             classifier = fit_model(
@@ -73,7 +74,7 @@ def fit(
                 reading=Reading(columns, batch, workers, skip_bad, device, allow_download, report),
             )
     classifier.save(out, keep_bank=keep_bank)
-    facts = model_facts(out)
+    facts = fit_facts(out)
     write_json(json_file, facts)
     if not quiet:
         table(None, [[k.replace("_", " "), cell(v)] for k, v in facts.items()])
@@ -82,9 +83,9 @@ def fit(
 @model_app.command("info")
 def model_info(file: ModelFile, json_file: Json = None, quiet: Quiet = False) -> None:
     """What a saved classifier is: classes, examples, extractor, base classes, size."""
-    from fewcal.apply.saved import model_facts
+    from fewcal.estimators.saved import fit_facts
 
-    facts = model_facts(file)
+    facts = fit_facts(file)
     write_json(json_file, facts)
     if not quiet:
         table(None, [[k.replace("_", " "), cell(v)] for k, v in facts.items()])

@@ -130,6 +130,8 @@ def fit_facts(path: StrPath) -> dict[str, JSON]:
         names = [str(label_from_json(name)) for name in meta["classes"]]
         bank = meta["bank"]
         return {
+            "file": str(path),
+            "bytes": Path(path).stat().st_size,
             "classes": len(names),
             "examples": dict(zip(names, counts, strict=True)),
             "features": arrays["support"].shape[1],

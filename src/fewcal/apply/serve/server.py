@@ -11,6 +11,7 @@ from fewcal._utils.interrupt import raise_pending
 from fewcal.apply.saved import load_model
 from fewcal.apply.serve.model import ServedModel
 from fewcal.errors import InputError
+from fewcal.estimators.saved import read_meta
 
 
 def serve_model(
@@ -23,6 +24,7 @@ def serve_model(
     opened: Callable[[str], None] = print,
 ) -> None:
     """Serve a saved classifier until interrupted; `opened` gets the address once the server listens."""
+    read_meta(model)  # a file that is none is told before a server is loaded
     try:
         import uvicorn
 
