@@ -30,6 +30,15 @@ def complete_extractor(incomplete: str) -> list[str]:
     return [name for name in [*list_extractors(), *prefixes()] if name.startswith(incomplete)]
 
 
+def known_extractor(name: str | None) -> str | None:
+    """Refuse an extractor that is none: at once, before anything else is loaded."""
+    if name is not None:
+        from fewcal.features.extractors import require_extractor
+
+        require_extractor(name)
+    return name
+
+
 def show_extractors(wanted: bool) -> None:
     """Print the table of extractors and leave, where it is wanted."""
     if wanted:
@@ -46,6 +55,7 @@ ExtractorName = Annotated[
         "-e",
         help="Its name, or a checkpoint of `fewcal train`; --list-extractors shows them all.",
         autocompletion=complete_extractor,
+        callback=known_extractor,
     ),
 ]
 UsualExtractor = Annotated[
@@ -55,6 +65,7 @@ UsualExtractor = Annotated[
         "-e",
         help="By default efficientnet-lite0 for pictures and minilm for texts; --list-extractors shows them all.",
         autocompletion=complete_extractor,
+        callback=known_extractor,
     ),
 ]
 TextColumn = Annotated[str, typer.Option(help="Column or key of the text.")]
