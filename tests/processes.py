@@ -9,5 +9,6 @@ FORKED.set_forkserver_preload(
     [
         *("fewcal.apply.studio.server", "fewcal.apply.studio.app", "fewcal.estimators.classifier"),
         *("fewcal.tuning", "optuna", "hypothesis", "pytest"),
+        "torch",  # which modules of fewcal load when they use it first
     ]
 )
