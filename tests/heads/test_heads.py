@@ -16,8 +16,10 @@ from conftest import SmallData, make_world
 from fewcal._utils.randomness import TaskRandom
 from fewcal.calibrate import Calibrator
 from fewcal.covariance import COVARIANCES, CalibratedCovariance, ShrunkCovariance, shares, shrink_covariance
+from fewcal.episodes import EpisodeSpec, sample_episodes
 from fewcal.errors import FewcalWarning, InputError
-from fewcal.heads import closed_form_head, lbfgs_head, sgd, sgd_head
+from fewcal.features.synthetic import make_features
+from fewcal.heads import closed_form_head, lbfgs, lbfgs_head, sgd, sgd_head
 from fewcal.heads.closed_form import conjugate_gradients
 from fewcal.heads.linear import LinearHead, class_means, nearest_mean_head
 from fewcal.heads.sgd import Shuffles
@@ -102,6 +104,19 @@ def test_lbfgs_stops_where_the_gradient_vanishes() -> None:
     p = torch.softmax(head.logits(x), dim=-1) - torch.nn.functional.one_hot(y, 3)
     grad = p.mT @ x / x.shape[1] + head.weight / x.shape[1]
     assert grad.abs().max() < 2e-4
+
+
+def test_a_task_that_finds_no_step_does_not_hold_up_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Among these is one whose gradient stays above the tolerance, while rounding hides every step from it.
+    novel = make_features(base=6, val=5, novel=5, rows=20, dim=16).novel
+    episodes = sample_episodes(novel.require_labels(), EpisodeSpec(3, 1, 5), range(600))
+    x = torch.from_numpy(novel.float32())[torch.from_numpy(episodes.support.reshape(600, -1))]
+    searches = []
+    search = lbfgs.line_search
+    monkeypatch.setattr(lbfgs, "line_search", lambda *given: (searches.append(1), search(*given))[1])
+    head = lbfgs_head(x, torch.arange(3).expand(600, -1), 3, max_iter=1000)
+    assert len(searches) < 200
+    assert bool((head.logits(x).argmax(dim=-1) == torch.arange(3)).all())
 
 
 def test_a_metric_leads_lbfgs_to_the_same_minimum() -> None:

@@ -37,6 +37,8 @@ _CURVATURE = 0.2
 _CACHED = 1 << 21
 # Points that suffice to see how the data vary along a direction.
 _LOOKED_AT = 250
+# Iterations after which it is asked whether a task still moves, and steps below which it does not.
+_UNASKED, _NO_STEP = 30, 1e-12
 # Iterations in half precision, at most; what they leave to do is done in full precision.
 _MOST_HALF = 100
 # Logits of a task up to which one block of `line_search.cu` is quicker than plain operations, which use all of a GPU
@@ -132,6 +134,7 @@ def _minimise(
     w = solution.clone()
     logits = x.new_zeros(t, n_classes, m)  # the rounded points may be a few more: zeros at the end
     loss = x.new_full((t,), math.log(n_classes), dtype=torch.float64)
+    stood = torch.zeros_like(alive)  # iterations without a step, one after another
     history = History(w, _shared_direction(x), memory, metric)
     # Many large points: the way to the minimum is found with rounded ones, half the bytes, and its end with the points
     # as they are, so that what stops the search is always the true gradient.
@@ -139,6 +142,9 @@ def _minimise(
     grad = gradient(x, labels, torch.full_like(logits, 1 / n_classes), w, ridge)
     for i in range(max_iter):
         active = _largest(grad) > tol
+        if i > _UNASKED:
+            # Where rounding hides what is left to gain, no step is found, nor will be once older ones are forgotten.
+            active &= stood <= memory
         left = int(active.sum())
         if x is not full and (4 * left < t or i == _MOST_HALF):
             x = full
@@ -153,8 +159,8 @@ def _minimise(
             # Drop finished tasks once they are the majority; copying the data costs about one iteration.
             solution[alive] = w
             keep = active.nonzero()[:, 0]
-            alive, x, labels, w, logits, grad, loss, active = (
-                v[keep] for v in (alive, x, labels, w, logits, grad, loss, active)
+            alive, x, labels, w, logits, grad, loss, active, stood = (
+                v[keep] for v in (alive, x, labels, w, logits, grad, loss, active, stood)
             )
             full = x
             history.keep(keep)
@@ -162,6 +168,8 @@ def _minimise(
         along = _over_truth(_forward(step, x)[..., :m].contiguous(), labels)
         look = _Look(logits, along)
         length, loss = look.search(loss, _slopes(slope, w, step, ridge))
+        if i >= _UNASKED:
+            stood = torch.where(length > _NO_STEP, 0, stood + 1)
         move = length[:, None, None] * step
         w = w + move
         new = gradient(x, labels, look.take(), w, ridge)
