@@ -68,23 +68,23 @@ def gdc_settings(settings: Sequence[str], preset: str = "default") -> dict[str, 
 
 def fit_from_files(
     bank: StrPath | None,
-    support: StrPath,
+    support: StrPath | FeatureSplit,
     preset: str | None = None,
     settings: Sequence[str] = (),
     seed: int = 0,
     device: str | None = None,
-) -> tuple[FewShotClassifier, FeatureSplit]:
-    """A fitted `FewShotClassifier` and the support it was fitted on."""
+) -> FewShotClassifier:
+    """A `FewShotClassifier` fitted on a file of labelled rows, or on what was read from it."""
     from fewcal.estimators.few_shot import FewShotClassifier
 
     changes = gdc_settings(settings, preset or "default")
-    rows = load_split(support, labelled=True)
+    rows = support if isinstance(support, FeatureSplit) else load_split(support, labelled=True)
     # Labels that were integers in the file are integers in the answers.
     classes = np.array(rows.classes if rows.named else [int(c) for c in rows.classes])
     names = classes[rows.require_labels()]
     loaded = None if bank is None else BaseBank.load(bank)
     classifier = FewShotClassifier(bank=loaded, preset=preset or "default", device=device, random_state=seed)
-    return classifier.set_params(**changes).fit(rows.float32(), names), rows
+    return classifier.set_params(**changes).fit(rows.float32(), names)
 
 
 def predict_files(
@@ -100,14 +100,14 @@ def predict_files(
 ) -> Columns:
     """Predictions for a file of rows from one of labelled rows, as columns; see `predict_features`."""
     check_reject_has_bank(checked_reject(reject), bank)
-    gdc_settings(settings, preset or "default")
+    gdc_settings(settings, preset or "default")  # what is wrong with them is told before anything is read
     known, asked = load_split(support, labelled=True), load_split(query)
     if asked.dimension != known.dimension:
         raise InputError(
             f"{query} has {asked.dimension} features and the support {known.dimension}; "
             "both must come from the same feature extractor"
         )
-    classifier, _ = fit_from_files(bank, support, preset, settings, seed, device)
+    classifier = fit_from_files(bank, known, preset, settings, seed, device)
     return predict_features(classifier, asked.float32(), reject)
 
 

@@ -96,7 +96,7 @@ def explain(
     """Which base classes shape yours, how much, and whether it helps."""
     from fewcal.apply.predict import fit_from_files
 
-    classifier, _ = fit_from_files(bank, support, preset, set_ or [], seed, device)
+    classifier = fit_from_files(bank, support, preset, set_ or [], seed, device)
     story = classifier.explain()
     write_json(json_file, story.to_dict())
     if not quiet:

@@ -12,7 +12,7 @@ import numpy as np
 
 from fewcal._utils.cpu_kernels import Kernels
 from fewcal._utils.lazy_torch import torch
-from fewcal.heads.line_search import Slopes, line_search
+from fewcal.heads.line_search import NO_STEP, Slopes, line_search
 from fewcal.heads.two_loop import Pairs
 
 if TYPE_CHECKING:
@@ -64,9 +64,9 @@ def minimise(
     loss = points.look(np.zeros(1))[0]
     grad = points.gradient.numpy().copy()
     pushed = precondition(grad)
-    pairs = Pairs(memory)
+    pairs, stood = Pairs(memory), 0
     for _ in range(max_iter):
-        if np.abs(grad).max() <= tol:
+        if np.abs(grad).max() <= tol or stood > memory:
             break
         step = -pairs.times_inverse(grad, pushed)
         slope = float(np.vdot(grad, step))
@@ -77,6 +77,7 @@ def minimise(
         weight, move = w[:, :-1], step[:, :-1]
         slopes = Slopes(*(np.array([v]) for v in (slope, ridge * (weight * move).sum(), ridge * (move * move).sum())))
         length, loss = line_search(points.look, loss, slopes, _CURVATURE)
+        stood = 0 if length[0] > NO_STEP else stood + 1
         points.move(float(length[0]))
         move = np.float32(length[0]) * step
         w += move

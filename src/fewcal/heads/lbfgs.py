@@ -21,7 +21,7 @@ from fewcal._utils.parameters import SearchRange, parameter
 from fewcal.errors import InputError
 from fewcal.heads.calibrated import Calibrated
 from fewcal.heads.fused_lbfgs import FusedPoints, Preconditioner, minimise
-from fewcal.heads.line_search import MOST_ROUNDS, ROUNDING, Slopes, line_search
+from fewcal.heads.line_search import MOST_ROUNDS, NO_STEP, ROUNDING, Slopes, line_search
 from fewcal.heads.linear import LinearHead, minus_one_hot
 from fewcal.heads.registry import HeadTrainer, register_head
 from fewcal.heads.two_loop import History
@@ -37,8 +37,8 @@ _CURVATURE = 0.2
 _CACHED = 1 << 21
 # Points that suffice to see how the data vary along a direction.
 _LOOKED_AT = 250
-# Iterations after which it is asked whether a task still moves, and steps below which it does not.
-_UNASKED, _NO_STEP = 30, 1e-12
+# Iterations after which it is asked whether a task still moves.
+_UNASKED = 30
 # Iterations in half precision, at most; what they leave to do is done in full precision.
 _MOST_HALF = 100
 # Logits of a task up to which one block of `line_search.cu` is quicker than plain operations, which use all of a GPU
@@ -143,7 +143,6 @@ def _minimise(
     for i in range(max_iter):
         active = _largest(grad) > tol
         if i > _UNASKED:
-            # Where rounding hides what is left to gain, no step is found, nor will be once older ones are forgotten.
             active &= stood <= memory
         left = int(active.sum())
         if x is not full and (4 * left < t or i == _MOST_HALF):
@@ -169,7 +168,7 @@ def _minimise(
         look = _Look(logits, along)
         length, loss = look.search(loss, _slopes(slope, w, step, ridge))
         if i >= _UNASKED:
-            stood = torch.where(length > _NO_STEP, 0, stood + 1)
+            stood = torch.where(length > NO_STEP, 0, stood + 1)
         move = length[:, None, None] * step
         w = w + move
         new = gradient(x, labels, look.take(), w, ridge)

@@ -10,6 +10,9 @@ import numpy as np
 # Slopes below this are lost in the rounding of the loss: the step is taken as it is, a search would follow noise.
 ROUNDING = 1e-7
 MOST_ROUNDS = 30
+# A shorter step is none: rounding hides what is left to gain. Where none has been found for as many iterations as are
+# remembered, none will be.
+NO_STEP = 1e-12
 
 
 class Slopes(NamedTuple):

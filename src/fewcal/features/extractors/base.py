@@ -70,7 +70,7 @@ class Extractor:
         squares = self.kind == "picture" and self.size is not None and not isinstance(batch, np.ndarray)
         with torch.inference_mode():
             out = self.embed(np.stack([np.asarray(picture) for picture in batch]) if squares else batch)
-        rows = out.detach().cpu().numpy() if isinstance(out, torch.torch.Tensor) else np.asarray(out)
+        rows = out.detach().cpu().numpy() if isinstance(out, torch.Tensor) else np.asarray(out)
         rows = rows.astype(np.float32, copy=False)
         if rows.ndim != 2 or len(rows) != len(batch) or (self.dim and rows.shape[1] != self.dim):
             want = f"({len(batch)}, {self.dim or 'D'})"
