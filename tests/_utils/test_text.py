@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fewcal._utils.tables import table
 from fewcal._utils.text import csv_text, printable
 
 
@@ -33,3 +34,8 @@ def test_ordinary_texts_stay(text: str) -> None:
 
 def test_names_that_are_not_utf8() -> None:
     assert printable(b"caf\xe9.png".decode("utf-8", "surrogateescape")) == "caf\\udce9.png"
+
+
+def test_a_name_of_two_lines_is_one_row_of_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    table(["name"], [["new\nline.png"]])
+    assert "new\\nline.png" in capsys.readouterr().out

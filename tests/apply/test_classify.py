@@ -101,7 +101,8 @@ def test_none_of_these_is_counted_and_is_no_wrong_answer(album: Path, bank: Path
         "names",
         f"{((truth == 'lilac') & ~away).sum()} of 4 of other classes got an answer",
     ]
-    assert f"{100 * answers.accuracy:.1f}% of the answers agree" in answers.in_words()[2]
+    right, answered = (given == truth)[~away].sum(), (~away).sum()
+    assert answers.in_words()[2].startswith(f"{right} of {answered} answers are right ({answers.accuracy:.1%})")
     answers.write_html(album / "sheet.html")
     page = (album / "sheet.html").read_text(encoding="utf-8")
     assert f"{away.sum()} of 22 were answered" in page
@@ -147,7 +148,7 @@ def test_the_sheet_and_the_table_are_whole(album: Path) -> None:
     answers.write_html(album / "sheet.html")
     page = (album / "sheet.html").read_text(encoding="utf-8")
     assert page.count("<img") == 18 + 9
-    assert "100.0% agree" in page
+    assert "18 of 18 answers are right (100.0%)" in page
     answers.write_csv(album / "p.csv")
     with (album / "p.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
@@ -213,6 +214,11 @@ def test_bad_input(album: Path) -> None:
         classify(album / "photos", album / "new", colours(), skip_bad=True)
 
 
+def test_examples_that_are_classified_themselves_are_told(album: Path) -> None:
+    with pytest.warns(FewcalWarning, match="the examples themselves are classified"):
+        classify(album / "photos", album / "new" / ".." / "photos", colours())
+
+
 def test_a_long_sheet_is_cut(album: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fewcal.apply.contact_sheet.MOST_ON_SHEET", 4)
     answers = classify(album / "photos", album / "new", colours())
@@ -231,7 +237,7 @@ def test_command_with_pictures(
     assert run("classify", *sources, "--out", album / "p.csv", "--html", album / "s.html", "--json", album / "j") == 0
     printed = capsys.readouterr().out
     assert "the most doubtful first; 13 more" in printed
-    assert "100.0% agree" in printed
+    assert "18 of 18 answers are right (100.0%)" in printed
     assert json.loads((album / "j").read_text())["answers"] == {"brick": 6, "leaf": 6, "sky": 6}
     assert run("classify", *sources, "-q") == 0
     assert run("classify", *sources, "--out", album / "p.xls") == 2
@@ -289,6 +295,8 @@ def test_doubtful_answers_come_first(album: Path) -> None:
         ("a.csv", "Text,label\nx,y\n", "text"),
         ("b.csv", "path,label\nx,y\n", "picture"),
         ("c.csv", "f0,f1\n1,2\n", "features"),
+        ("d.csv", "id;Text;label\n1;x, or so;y\n", "text"),
+        ("e.tsv", "path\tlabel\nx\ty\n", "picture"),
         ("a.parquet", "", "features"),
         ("a.JPG", "", "picture"),
     ],
@@ -303,6 +311,9 @@ def test_folders_and_packs_tell_their_kind(album: Path, tmp_path: Path) -> None:
     folder = tmp_path / "texts"
     folder.mkdir()
     (folder / "cats.txt").write_text("a cat\n", encoding="utf-8")
+    assert kind_of(folder) == "text"
+    (folder / "cats").mkdir()
+    (folder / "cats.txt").rename(folder / "cats" / "some.txt")
     assert kind_of(folder) == "text"
     np.savez(tmp_path / "rows.npz", features=np.zeros((2, 3)))
     assert kind_of(tmp_path / "rows.npz") == "features"
@@ -355,3 +366,11 @@ def test_formulas_in_answers_are_texts_for_a_spreadsheet_unless_raw(tmp_path: Pa
     assert (tmp_path / "raw.csv").read_text().splitlines()[1] == "0,=1+1,-0.5"
     write_predictions(table, tmp_path / "a.parquet")
     assert pq.read_table(tmp_path / "a.parquet")["prediction"].to_pylist() == ["=1+1", "b\\udce9ton"]
+
+
+def test_texts_are_extracted_without_naming_an_extractor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = as_extractor(lambda texts: [[len(t)] for t in texts], name="words", kind="text")
+    monkeypatch.setattr("fewcal.features.extractors.get_extractor", lambda name, *_: {"minilm": words}[name])
+    (tmp_path / "topics.csv").write_text("text,label\nsun,dry\nrains,wet\n", encoding="utf-8")
+    assert run("extract", tmp_path / "topics.csv", "--split", "base", "--out", tmp_path / "features", "-q") == 0
+    assert np.load(tmp_path / "features" / "base.npz")["features"].ravel().tolist() == [3, 5]

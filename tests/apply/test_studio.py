@@ -460,6 +460,17 @@ def test_links_out_of_the_folder_are_passed_over(tmp_path: Path) -> None:
     studio.close()
 
 
+def test_names_that_no_page_can_show_are_left_out_and_told(tmp_path: Path) -> None:
+    folder = colour_folder(tmp_path / "photos", each=1)
+    try:
+        (folder / b"gr\xfcn.png".decode("utf-8", "surrogateescape")).touch()
+    except OSError:
+        pytest.skip("this file system takes UTF-8 alone")
+    with pytest.warns(FewcalWarning, match="not UTF-8; rename"):
+        found = intake.scan(folder)
+    assert [name for name, _ in found] == sorted(f"{name}-0.png" for name in COLOURS)
+
+
 def test_texts_from_files_and_by_hand(tmp_path: Path) -> None:
     folder = tmp_path / "notes"
     folder.mkdir()

@@ -68,6 +68,13 @@ def test_version(fewcal, tmp_path: Path) -> None:
     facts = json.loads((tmp_path / "v.json").read_text())
     assert answer == (0, "".join(f"{k} {'none' if v is None else v}\n" for k, v in facts.items()), "")
     assert facts["python"] == sys.version.split()[0]
+    assert fewcal("--version") == (0, f"fewcal {facts['fewcal']}\n", "")
+
+
+def test_a_misspelt_path_is_told_with_what_may_have_been_meant(fewcal, data: Path) -> None:
+    answer = fewcal("features", "info", data.with_name(data.name + "s"))
+    assert answer.code == 2
+    assert f"does not exist; did you mean '{data}'?" in answer.err
 
 
 @pytest.mark.parametrize("arguments", [(), ("features",), ("bank",), ("presets",)])
@@ -300,7 +307,7 @@ def test_predict_may_answer_none_of_these(fewcal, files: Path, tmp_path: Path) -
         np.testing.assert_array_equal(rejected, other >= share)
         told[share] = rejected.sum()
         printed = fewcal(*predict(files, out, *bank, "--preset", "whitened", "--reject", share)).out
-        assert f"{rejected.sum()} of {len(other)} rows were answered 'none of these'" in printed
+        assert f"{rejected.sum()} of {len(other)} were answered 'none of these'" in printed
     assert told[0.01] >= told[0.2]
     assert told[0.01] > 0
     assert told[0.2] < 24

@@ -26,6 +26,7 @@ ANSWERS = {
     "--help": "",
     "tune --help": "",
     "evaluate --help": "",
+    "--version": "",
     # paths
     "evalute": "No such command 'evalute'",
     "evaluate": "Missing argument",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -224,6 +225,10 @@ def test_fit_predict_and_info_from_the_command_line(album: Path, capsys: pytest.
     assert all(row["prediction"] == row["item"].partition("-")[0] for row in rows)
     assert run("model", "info", model) == 0
     assert "colour" in capsys.readouterr().out
+    shutil.copytree(album / "photos", album / "known")
+    capsys.readouterr()
+    assert run("predict", "--model", model, "--query", album / "known") == 0  # the folders name the classes
+    assert "6 of 6 answers are right (100.0%)" in capsys.readouterr().out
     assert run("predict", "--model", model) == 2
     assert run("predict", album / "new") == 2
     assert run("predict", "--model", model, album / "new", "--out", album / "p.xls") == 2

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from fewcal.features.sources import pictures
 from fewcal.features.sources.items import decoded
 from fewcal.features.sources.pictures import (
     MOST_PIXELS,
+    check_size,
     decode,
     decode_fitted,
     encoded,
@@ -200,6 +203,23 @@ def test_errors_name_the_file(tmp_path: Path) -> None:
     (tmp_path / "text.png").write_text("hello")
     with pytest.raises(InputError, match=r"text.png cannot be read as a picture \(not a picture"):
         decode(tmp_path / "text.png")
+    (tmp_path / "empty.png").touch()
+    with pytest.raises(InputError, match=r"empty.png cannot be read as a picture \(the file is empty"):
+        decode(tmp_path / "empty.png")
+
+
+def test_a_telephones_picture_is_read_by_a_plugin_or_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
+    heic = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(40)
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    for read in (lambda: decode(heic), lambda: check_size(heic, "a.heic", 100)):
+        with pytest.raises(InputError, match="HEIC takes the package pillow-heif"):
+            read()
+    asked: list[str] = []
+    plugin = SimpleNamespace(register_heif_opener=lambda: asked.append("registered"))
+    monkeypatch.setitem(sys.modules, "pillow_heif", plugin)
+    with pytest.raises(InputError, match="not a picture"):  # the stand-in reads nothing
+        decode(heic)
+    assert asked == ["registered"]
 
 
 def test_thumbnails_are_small_jpegs() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 
@@ -47,10 +48,31 @@ def test_a_file_for_each_class(tmp_path: Path) -> None:
     assert found.names[0] == "grief.txt: line 1"
 
 
+def test_a_folder_for_each_class(tmp_path: Path) -> None:
+    for place, content in {"joy/a.txt": "hurray\nyes\n", "joy/b.txt": "at last\n", "grief/.x.txt": "no\n"}.items():
+        (tmp_path / place).parent.mkdir(exist_ok=True)
+        (tmp_path / place).write_text(content)
+    (tmp_path / "grief.txt").write_text("alas\n")
+    found = find_texts(tmp_path)
+    assert found.labels == ["grief", "joy", "joy", "joy"]
+    assert found.names[-1] == "joy/b.txt: line 1"
+
+
+@pytest.mark.parametrize(("delimiter", "name"), [(";", "a.csv"), ("\t", "a.csv"), ("\t", "a.tsv"), (",", "a.csv")])
+def test_columns_as_spreadsheets_separate_them(tmp_path: Path, delimiter: str, name: str) -> None:
+    rows = [["text", "label"], ["one, or; more", "y"], ["two\nlines", "z"]]
+    with (tmp_path / name).open("w", encoding="utf-8-sig", newline="") as file:
+        csv.writer(file, delimiter=delimiter).writerows(rows)
+    found = find_texts(tmp_path / name)
+    assert found.texts == ["one, or; more", "two\nlines"]
+    assert found.labels == ["y", "z"]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "match"),
     [
         ("a.csv", "label\nx\n", "no column 'text'"),
+        ("a.csv", "text\nx\n", "no column 'label' .*name the columns with --text-column and --label-column"),
         ("a.csv", "text,label\nx,\n", "text 1 has no label"),
         ("a.jsonl", "{", "line 1 is not JSON"),
         ("a.jsonl", "[1]", "line 1 is no object"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from pathlib import Path
 
 from fewcal.errors import InputError
 
@@ -21,6 +22,18 @@ def nearest_names(name: str, known: Iterable[object]) -> str:
     if close := get_close_matches(str(name), names, n=3, cutoff=0.5):
         return f"; did you mean {' or '.join(repr(c) for c in close)}?"
     return f"; known: {', '.join(names[:12])}" + (f", … ({len(names)} in all)" if len(names) > 12 else "")
+
+
+def meant_path(path: Path) -> str:
+    """'; did you mean …?' for a path that does not exist, if something beside it is called alike.
+
+    >>> meant_path(Path("nowhere/at all"))
+    '; check the path'
+    """
+    beside = path.absolute().parent
+    names = [p.name for p in beside.iterdir()] if beside.is_dir() else []
+    close = get_close_matches(path.name, names, n=1)
+    return f"; did you mean {str(path.with_name(close[0]))!r}?" if close else "; check the path"
 
 
 def checked_device(name: str) -> str:

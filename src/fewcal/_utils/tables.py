@@ -20,7 +20,7 @@ def table(header: list[str] | None, rows: list[list[str]], sides: Sequence[str] 
         # A long word goes on in the next line, nothing is cut.
         table.add_column(printable(name), overflow="fold", justify="right" if side == "right" else "left")
     for row in rows:
-        table.add_row(*map(printable, row))
+        table.add_row(*(printable(cell).replace("\n", "\\n") for cell in row))
     # A pipe has no width: every row stays on its line.
     Console(width=None if sys.stdout.isatty() else 10_000, markup=False, highlight=False).print(table)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,10 +21,13 @@ from fewcal.apply.contact_sheet import contact_sheet
 from fewcal.apply.predict import (
     NONE_OF_THESE,
     AnswerRow,
+    accuracy,
     answer_rows,
     gdc_settings,
+    in_words,
     predict_features,
     rejected,
+    true_classes,
     write_predictions,
 )
 from fewcal.bank import BaseBank
@@ -68,10 +72,7 @@ class Answers:
     @property
     def accuracy(self) -> float | None:
         """Share of right answers, where the truth is known; "none of these" is no answer and not counted."""
-        answered = self.table["prediction"] != NONE_OF_THESE
-        if self.truth is None or not answered.any():
-            return None
-        return float(np.mean((self.table["prediction"] == np.array(self.truth, object))[answered]))
+        return accuracy(self.table, self.truth)
 
     @property
     def rejected(self) -> int | None:
@@ -80,21 +81,7 @@ class Answers:
 
     def in_words(self) -> list[str]:
         """How many answers are right, and how many items got none, where that can be told; a sentence each."""
-        told = []
-        if self.rejected is not None:
-            told.append(f"{self.rejected} of {len(self)} were answered {NONE_OF_THESE!r}")
-        if self.truth is None:
-            return told
-        known = np.isin(np.array(self.truth, object).astype(str), self.support.classes)
-        away = self.table["prediction"] == NONE_OF_THESE
-        if self.rejected:
-            told[0] += f", {int((known & away).sum())} of which are of one of the classes by their names"
-        if not known.all():
-            told.append(f"{int((~known & ~away).sum())} of {int((~known).sum())} of other classes got an answer")
-        if self.accuracy is not None:
-            which = "" if self.rejected is None else "of the answers "
-            told.append(f"{100 * self.accuracy:.1f}% {which}agree with the classes that the source names")
-        return told
+        return in_words(self.table, self.truth, self.support.classes)
 
     def counts(self) -> dict[str, int]:
         """Number of answers of each kind, in the order of the classes."""
@@ -177,6 +164,12 @@ def classify(
     asked = query if isinstance(query, Items) else find_items(query, model.kind, False, *columns)
     if loaded is not None:
         check_same_extractor(loaded, model)
+    if Path(known.source).resolve() == Path(asked.source).resolve():
+        warnings.warn(
+            "the examples themselves are classified; how many answers are right says nothing of new ones",
+            FewcalWarning,
+            stacklevel=2,
+        )
     total = len(known) + len(asked)
 
     def features_of(items: Items, done_before: int) -> tuple[np.ndarray, Items]:
@@ -193,16 +186,8 @@ def classify(
     table = predict_features(classifier, z, reject)
     shown = asked.texts if isinstance(asked, Texts) else asked.names
     table = {"item": np.array(shown, object), **{k: v for k, v in table.items() if k != "row"}}
-    truth = _truth(asked, known, reject is not None)
+    truth = true_classes(asked.labels, classes, reject is not None)
     return Answers(table, known, asked, truth, _method_name(loaded, preset), model, classifier)
-
-
-def _truth(asked: Items, known: Items, rejects: bool) -> list[str] | None:
-    """The classes of queries, where they are named as those of the support are."""
-    if asked.labels is None:
-        return None
-    shared = set(asked.labels) & set(known.classes)
-    return asked.labels if shared == set(asked.labels) or (rejects and shared) else None
 
 
 def _method_name(bank: BaseBank | None, preset: str) -> str:

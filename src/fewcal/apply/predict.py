@@ -116,6 +116,45 @@ def rejected(table: Columns) -> int | None:
     return int(np.sum(table["prediction"] == NONE_OF_THESE)) if "p_other" in table else None
 
 
+def true_classes(labels: list[str] | None, classes: Sequence[str], rejects: bool) -> list[str] | None:
+    """The classes that a source names, where they are those of the classifier; some of them, where it may reject.
+
+    >>> true_classes(["cat", "cow"], ["cat", "dog"], rejects=False)
+    """
+    shared = set(labels or ()) & set(classes)
+    return labels if shared and (rejects or shared == set(labels or ())) else None
+
+
+def accuracy(table: Columns, truth: Sequence[str] | None) -> float | None:
+    """Share of right answers, where the truth is known; "none of these" is no answer and not counted."""
+    answered = table["prediction"] != NONE_OF_THESE
+    return None if truth is None or not answered.any() else float(_right(table, truth).sum() / answered.sum())
+
+
+def _right(table: Columns, truth: Sequence[str]) -> np.ndarray:
+    found = table["prediction"]
+    return (found == np.array(truth, object)) & (found != NONE_OF_THESE)
+
+
+def in_words(table: Columns, truth: Sequence[str] | None, classes: Sequence[str]) -> list[str]:
+    """How many answers are right, and how many rows got none, where that can be told; a sentence each."""
+    told, refused, rows = [], rejected(table), len(table["prediction"])
+    if refused is not None:
+        told.append(f"{refused} of {rows} were answered {NONE_OF_THESE!r}")
+    if truth is None:
+        return told
+    known = np.isin(np.array(truth, object).astype(str), classes)
+    away = table["prediction"] == NONE_OF_THESE
+    if refused:
+        told[0] += f", {int((known & away).sum())} of which are of one of the classes by their names"
+    if not known.all():
+        told.append(f"{int((~known & ~away).sum())} of {int((~known).sum())} of other classes got an answer")
+    if (share := accuracy(table, truth)) is not None:
+        right, answered = int(_right(table, truth).sum()), rows - int(away.sum())
+        told.append(f"{right} of {answered} answers are right ({share:.1%}), by the class names in the source")
+    return told
+
+
 def answer_rows(table: Columns) -> list[AnswerRow]:
     """For each row of a table of predictions: item, answer, its probability, the next class, its probability."""
     classes = [k for k in table if k.startswith("p(")]

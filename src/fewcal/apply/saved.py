@@ -10,7 +10,7 @@ import numpy as np
 
 from fewcal._utils.types import Progress, StrPath
 from fewcal.apply.classify import check_same_extractor, plain_settings, usual_preset
-from fewcal.apply.predict import Columns, gdc_settings, predict_features
+from fewcal.apply.predict import Columns, gdc_settings, in_words, predict_features, true_classes
 from fewcal.bank import BaseBank
 from fewcal.errors import InputError
 from fewcal.estimators.few_shot import FewShotClassifier
@@ -89,8 +89,11 @@ def load_model(
 
 def predict_with_model(
     model: StrPath, source: StrPath, reject: float | None = None, reading: Reading | None = None
-) -> Columns:
-    """Answers of a saved classifier (`predict_source`); what is wrong with the source is told before it is loaded."""
+) -> tuple[Columns, list[str]]:
+    """Answers of a saved classifier (`predict_source`), and in words how many are right, where classes are named.
+
+    What is wrong with the source is told before the classifier is loaded.
+    """
     how = reading or Reading()
     stamp = read_meta(model)["extractor"]
     entry = None if stamp is None else find_entry(stamp.rpartition("@")[0])
@@ -103,7 +106,11 @@ def predict_with_model(
     elif entry is not None and entry.kind != "either":
         found = read_ahead([find_items(source, entry.kind, False, *how.columns)], entry, how.workers)
     with found as (asked,):
-        return predict_source(*load_model(model, how.device, how.allow_download), asked, reject, how)
+        classifier, extractor = load_model(model, how.device, how.allow_download)
+        table, kept = _answered(classifier, extractor, asked, reject, how)
+    classes = [str(name) for name in classifier.classes_]
+    truth = None if kept is None else true_classes(kept.labels, classes, reject is not None)
+    return table, in_words(table, truth, classes)
 
 
 def predict_source(
@@ -114,7 +121,17 @@ def predict_source(
     reading: Reading | None = None,
 ) -> Columns:
     """Answers to the pictures, texts or rows of a source, as columns: item (or row), prediction, probabilities."""
-    how = reading or Reading()
+    return _answered(classifier, extractor, source, reject, reading or Reading())[0]
+
+
+def _answered(
+    classifier: FewShotClassifier,
+    extractor: Extractor | None,
+    source: StrPath | Items | FeatureSplit,
+    reject: float | None,
+    how: Reading,
+) -> tuple[Columns, Items | None]:
+    """Answers, and the items that could be read; None where these are rows of features."""
     if reject is not None and classifier.bank is None:
         raise InputError("'none of these' is judged against base classes; fit the classifier with --bank")
     if not isinstance(source, Items | FeatureSplit) and (
@@ -125,7 +142,7 @@ def predict_source(
         if source.dimension != classifier.n_features_in_:
             wanted = classifier.n_features_in_
             raise InputError(f"{source.source} has {source.dimension} features and the model takes {wanted}")
-        return predict_features(classifier, source.float32(), reject)
+        return predict_features(classifier, source.float32(), reject), None
     assert extractor is not None
     items = source if isinstance(source, Items) else find_items(source, extractor.kind, False, *how.columns)
     x, kept = embed(
@@ -133,4 +150,4 @@ def predict_source(
     )
     table = predict_features(classifier, x, reject)
     shown = kept.texts if isinstance(kept, Texts) else kept.names
-    return {"item": np.array(shown, object), **{k: v for k, v in table.items() if k != "row"}}
+    return {"item": np.array(shown, object), **{k: v for k, v in table.items() if k != "row"}}, kept

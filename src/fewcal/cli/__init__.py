@@ -49,6 +49,18 @@ _NO_MEMORY = re.compile(
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
+def show_version(wanted: bool) -> None:
+    """Print the version alone and leave, where it is wanted."""
+    if wanted:
+        print(f"fewcal {__version__}")
+        raise typer.Exit()
+
+
+Version = Annotated[
+    bool, typer.Option("--version", "-V", help="Show the version.", callback=show_version, is_eager=True)
+]
+
+
 def application(command: str | None = None) -> typer.Typer:
     """The command line with this command alone, or with all of them."""
     app = typer.Typer(
@@ -67,7 +79,7 @@ def application(command: str | None = None) -> typer.Typer:
     return app
 
 
-def _root(debug: Debug = False) -> None:
+def _root(debug: Debug = False, version: Version = False) -> None:
     # `--debug` is read in `main`, where errors end up.
     pass
 

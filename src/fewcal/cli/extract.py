@@ -48,22 +48,13 @@ def show_extractors(wanted: bool) -> None:
         raise typer.Exit()
 
 
-ExtractorName = Annotated[
-    str,
-    typer.Option(
-        "--extractor",
-        "-e",
-        help="Its name, or a checkpoint of `fewcal train`; --list-extractors shows them all.",
-        autocompletion=complete_extractor,
-        callback=known_extractor,
-    ),
-]
 UsualExtractor = Annotated[
     str | None,
     typer.Option(
         "--extractor",
         "-e",
-        help="By default efficientnet-lite0 for pictures and minilm for texts; --list-extractors shows them all.",
+        help="Its name, or a checkpoint of `fewcal train`; --list-extractors shows them all. By default "
+        "efficientnet-lite0 for pictures and minilm for texts.",
         autocompletion=complete_extractor,
         callback=known_extractor,
     ),
@@ -91,7 +82,7 @@ def extract(
         ),
     ],
     out: Annotated[Path, typer.Option(help="Folder for the feature files.", metavar="DIR")],
-    extractor: ExtractorName = "efficientnet-lite0",
+    extractor: UsualExtractor = None,
     list_extractors: ListExtractors = False,
     split: Annotated[
         str | None, typer.Option(help="Name of the file where the source has no splits: base, val or novel.")
@@ -115,10 +106,12 @@ def extract(
     from fewcal.features.extract import extract as run
     from fewcal.features.extractors import get_extractor, require_extractor
     from fewcal.features.featureset import SPLITS
+    from fewcal.features.sources.kinds import default_extractor
 
     if split is not None and split not in SPLITS:
         raise InputError(f"--split {split!r} is unknown; the splits are {', '.join(SPLITS)}")
     start = partial(run, batch=batch, workers=workers, skip_bad=skip_bad, resume=resume, dtype=checked_dtype(dtype))
+    extractor = extractor or default_extractor(source, text_column)
     kind = require_extractor(extractor).kind
     if kind != "either":  # what is wrong with the source is told before the network is loaded
         splits = find_splits(source, kind, not unlabelled, text_column, label_column)

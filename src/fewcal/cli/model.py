@@ -6,7 +6,16 @@ from typing import Annotated
 
 import typer
 
-from fewcal.cli.extract import Batch, Download, LabelColumn, SkipBad, TextColumn, UsualExtractor, Workers
+from fewcal.cli.extract import (
+    Batch,
+    Download,
+    LabelColumn,
+    ListExtractors,
+    SkipBad,
+    TextColumn,
+    UsualExtractor,
+    Workers,
+)
 from fewcal.cli.options import Device, Json, Preset, Quiet, Reject, Seed, Set, existing
 from fewcal.cli.printing import cell, table, write_json
 
@@ -32,6 +41,7 @@ def fit(
     ],
     out: Annotated[Path, typer.Option(help="Where the classifier goes, e.g. birds.fewcal.")],
     extractor: UsualExtractor = None,
+    list_extractors: ListExtractors = False,
     bank: Annotated[
         Path | None, typer.Option(help="Bank of base classes from the same extractor.", callback=existing)
     ] = None,

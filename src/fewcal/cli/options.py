@@ -5,7 +5,7 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from fewcal._utils.names import checked_device
+from fewcal._utils.names import checked_device, meant_path
 from fewcal.apply.checks import checked_reject
 from fewcal.errors import InputError
 
@@ -30,7 +30,7 @@ def existing(given: Given) -> Given:
     """Refuse a path that does not exist: at once, before anything heavy is loaded."""
     for path in given if isinstance(given, list) else [given]:
         if path is not None and not path.exists():
-            raise InputError(f"{path} does not exist; check the path")
+            raise InputError(f"{path} does not exist{meant_path(path)}")
     return given
 
 
@@ -62,7 +62,7 @@ Reject = Annotated[
     float | None,
     typer.Option(
         "--reject",
-        help="With --bank: answer 'none of these' where more than this share of base-class examples look as much like "
+        help="With base classes: answer 'none of these' where more than this share of their examples look as much like "
         "your classes (e.g. 0.05).",
         callback=checked_reject,
     ),

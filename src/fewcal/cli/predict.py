@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fewcal.apply.checks import checked_table_file
-from fewcal.cli.extract import SkipBad, TextColumn, print_answers
+from fewcal.cli.extract import LabelColumn, SkipBad, TextColumn, print_answers
 from fewcal.cli.options import Device, Json, Preset, Quiet, Raw, Reject, Seed, Set, Support, existing
 from fewcal.cli.printing import table, write_json
 from fewcal.errors import InputError
@@ -31,7 +31,7 @@ def predict(
     support: Annotated[
         Path | None, typer.Option(help="Labelled examples of your classes (features).", callback=existing)
     ] = None,
-    query: Annotated[Path | None, typer.Option(help="Rows to classify.", callback=existing)] = None,
+    query: Annotated[Path | None, typer.Option(help="What to classify.", callback=existing)] = None,
     out: Annotated[
         Path | None, typer.Option(help="Predictions (.parquet, or .csv).", callback=checked_table_file)
     ] = None,
@@ -44,6 +44,7 @@ def predict(
     raw: Raw = False,
     reject: Reject = None,
     text_column: TextColumn = "text",
+    label_column: LabelColumn = "label",
     skip_bad: SkipBad = False,
     seed: Seed = 0,
     device: Device = "cpu",
@@ -51,36 +52,35 @@ def predict(
     quiet: Quiet = False,
 ) -> None:
     """Classify with a saved classifier, or from labelled rows."""
+    if model is not None and source is None:
+        source, query = query, None  # --query says as well what to classify
     if model is not None and (source is None or support is not None or query is not None):
         raise InputError("--model takes what to classify as an argument: fewcal predict --model FILE NEW")
     if model is None and (source is not None or support is None or query is None or out is None):
         raise InputError("give --model FILE and what to classify, or --support, --query and --out with features")
     from fewcal._utils.terminal import ProgressBar
-    from fewcal.apply.predict import answer_rows, by_doubt, predict_files, rejected, write_predictions
+    from fewcal.apply.predict import answer_rows, by_doubt, in_words, predict_files, rejected, write_predictions
     from fewcal.apply.saved import Reading, predict_with_model
 
     if model is not None and source is not None:
         with ProgressBar("items", quiet) as report:
-            reading = Reading((text_column, "label"), skip_bad=skip_bad, device=device, progress=report)
-            answers = predict_with_model(model, source, reject, reading)
+            reading = Reading((text_column, label_column), skip_bad=skip_bad, device=device, progress=report)
+            answers, told = predict_with_model(model, source, reject, reading)
         if not quiet:
             print_answers("item", by_doubt(answer_rows(answers)), kept=out is not None)
     else:
         assert support is not None and query is not None  # noqa: PT018
         start = partial(predict_files, support, query, bank=bank, preset=preset, settings=set_ or [])
         answers = start(reject=reject, seed=seed, device=device)
+        told = in_words(answers, None, [])
     if out is not None:
         write_predictions(answers, out, raw)
-    counts = Counter(map(str, answers["prediction"]))
-    file = None if out is None else str(out)
-    away = rejected(answers)
-    facts = {"rows": len(answers["prediction"]), "predictions": counts, "rejected": away, "file": file}
-    write_json(json_file, facts)
+    counts, file = Counter(map(str, answers["prediction"])), None if out is None else str(out)
+    rows = len(answers["prediction"])
+    write_json(json_file, {"rows": rows, "predictions": counts, "rejected": rejected(answers), "file": file})
     if not quiet:
         table(["class", "rows"], [[k, str(v)] for k, v in counts.most_common()], ["left", "right"])
-        if away is not None:
-            print(f"{away} of {len(answers['prediction'])} rows were answered 'none of these'")
-        print(f"written to {out}" if out is not None else "--out FILE keeps all of it")
+        print("\n".join([*told, f"written to {out}" if out is not None else "--out FILE keeps all of it"]))
 
 
 def explain(

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fewcal._utils.atomic import atomic_path
+from fewcal._utils.text import storable
 from fewcal.errors import FewcalWarning, FileFormatError, InputError
 from fewcal.features.sources.pictures import check_size, is_picture, picture_files
 from fewcal.features.sources.texts import EXTENSIONS, find_texts
@@ -71,7 +72,12 @@ def scan(folder: Path) -> list[tuple[str, str | None]]:
     root = folder.resolve()
     pictures = [p for p in picture_files(folder) if p.resolve().is_relative_to(root)]  # links may lead elsewhere
     if pictures:
-        return [(p.relative_to(folder).as_posix(), None) for p in pictures]
+        names = [p.relative_to(folder).as_posix() for p in pictures]
+        kept = [name for name in names if storable(name) == name]
+        if lost := [name for name in names if storable(name) != name]:
+            some = f"{lost[0]} and {len(lost) - 1} more" if len(lost) > 1 else lost[0]
+            warnings.warn(f"left out: {some}, whose names are not UTF-8; rename them", FewcalWarning, stacklevel=2)
+        return [(name, None) for name in kept]
     files = sorted(p for p in folder.iterdir() if is_text_file(p.name) and p.resolve().is_relative_to(root))
     found: list[tuple[str, str | None]] = []
     for file in files:

@@ -5,13 +5,27 @@ from __future__ import annotations
 import csv
 import unicodedata
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 
 from fewcal.errors import FileFormatError, InputError
 
+DELIMITED = ("csv", "tsv")
+# What separates columns: spreadsheets of many countries write semicolons into a CSV file.
+_DELIMITERS = ",;\t"
 
-def read_csv(path: Path, need: Sequence[str] = ()) -> dict[str, list[str]]:
+
+def csv_header(path: Path) -> list[str]:
+    """The names of the columns of a CSV file, in small letters."""
+    return [name.strip().lower() for name in next(iter(_rows(path, 1)), [])]
+
+
+def read_csv(
+    path: Path, need: Sequence[str] = (), remedy: str = "its first line must name the columns"
+) -> dict[str, list[str]]:
     """The columns of a CSV file with a header, as text; `need` names those that must be there.
+
+    Commas, semicolons or tabs separate columns, whichever the header has most of.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -22,26 +36,32 @@ def read_csv(path: Path, need: Sequence[str] = ()) -> dict[str, list[str]]:
     """
     if not path.is_file():
         raise InputError(f"{path} does not exist")
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:  # spreadsheets write a byte-order mark
-            rows = [row for row in csv.reader(file) if row]
-    except UnicodeDecodeError as error:
-        raise FileFormatError(f"{path} is not UTF-8 text ({error.reason}); save it as CSV UTF-8") from error
-    except csv.Error as error:
-        raise FileFormatError(f"{path} cannot be read as CSV ({error})") from error
+    rows = _rows(path)
     if not rows:
         raise FileFormatError(f"{path} is empty; it needs a header and at least one row")
     header = [name.strip().lower() for name in rows[0]]
     if missing := [name for name in need if name not in header]:
-        raise FileFormatError(
-            f"{path} has no column {missing[0]!r} (its first line: {', '.join(rows[0][:6])[:120]}); add a header line"
-        )
+        first = ", ".join(rows[0][:6])[:120]
+        raise FileFormatError(f"{path} has no column {missing[0]!r} (its first line: {first}); {remedy}")
     for number, row in enumerate(rows[1:], 2):
         if len(row) != len(header):
             raise FileFormatError(f"{path}: row {number} has {len(row)} fields and the header {len(header)}")
     if len(rows) == 1:
         raise FileFormatError(f"{path} has a header but no rows")
     return {name: [row[i] for row in rows[1:]] for i, name in enumerate(header)}
+
+
+def _rows(path: Path, most: int | None = None) -> list[list[str]]:
+    """The first rows of a CSV file, or all of them; empty lines are left out."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:  # spreadsheets write a byte-order mark
+            delimiter = max(_DELIMITERS, key=file.readline().count)
+            file.seek(0)
+            return list(islice((row for row in csv.reader(file, delimiter=delimiter) if row), most))
+    except UnicodeDecodeError as error:
+        raise FileFormatError(f"{path} is not UTF-8 text ({error.reason}); save it as CSV UTF-8") from error
+    except csv.Error as error:
+        raise FileFormatError(f"{path} cannot be read as CSV ({error})") from error
 
 
 def class_name(text: str) -> str:

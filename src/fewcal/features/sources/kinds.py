@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 from zipfile import BadZipFile
 
@@ -11,8 +10,10 @@ import numpy as np
 from fewcal._utils.text import one_line
 from fewcal._utils.types import StrPath
 from fewcal.errors import FileFormatError, InputError
+from fewcal.features.io.tables import DELIMITED, csv_header
 from fewcal.features.sources.items import Items
 from fewcal.features.sources.pictures import is_picture, picture_files
+from fewcal.features.sources.texts import class_text_files
 
 # The extractor that is taken where none is named.
 DEFAULT_EXTRACTORS = {"picture": "efficientnet-lite0", "text": "minilm"}
@@ -33,15 +34,13 @@ def kind_of(source: StrPath, text: str = "text") -> str:
         raise InputError(f"{path} does not exist; give a folder of pictures, a file of texts or a feature file")
     suffix = path.suffix.lower()
     if path.is_dir():
-        if any(p.suffix.lower() == ".txt" for p in path.iterdir()) and not picture_files(path):
-            return "text"
-        return "picture"
+        return "text" if any(class_text_files(path)) and not picture_files(path) else "picture"
     if is_picture(path.name):
         return "picture"
     if suffix in (".txt", ".jsonl", ".ndjson"):
         return "text"
-    if suffix == ".csv":
-        columns = _header(path)
+    if suffix[1:] in DELIMITED:
+        columns = csv_header(path)
         return "text" if text.lower() in columns else "picture" if "path" in columns else "features"
     if suffix == ".npz":
         return "picture" if {"data", "offsets"} <= _arrays(path) else "features"
@@ -53,8 +52,8 @@ def default_extractor(source: StrPath | Items, text: str = "text") -> str:
     if isinstance(source, Items):
         return DEFAULT_EXTRACTORS[source.kind]
     kind = kind_of(source, text)
-    if kind == "features" and Path(source).suffix.lower() == ".csv":
-        columns = ", ".join(sorted(_header(Path(source))))
+    if kind == "features" and Path(source).suffix.lower()[1:] in DELIMITED:
+        columns = ", ".join(csv_header(Path(source)))
         raise InputError(
             f"{source} has the columns {columns} and none named {text!r}; name the one that holds the texts with "
             "--text-column, and that of the classes with --label-column"
@@ -62,14 +61,6 @@ def default_extractor(source: StrPath | Items, text: str = "text") -> str:
     if kind == "features":
         raise InputError(f"{source} holds features, not pictures or texts; use `fewcal predict` for them")
     return DEFAULT_EXTRACTORS[kind]
-
-
-def _header(path: Path) -> set[str]:
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            return {name.strip().lower() for name in next(csv.reader(file), [])}
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise FileFormatError(f"{path} cannot be read as CSV in UTF-8 ({error})") from error
 
 
 def _arrays(path: Path) -> set[str]:

@@ -23,7 +23,7 @@ from fewcal._utils.npz import read_npz
 from fewcal._utils.text import one_line
 from fewcal._utils.types import StrPath
 from fewcal.errors import FileFormatError, InputError
-from fewcal.features.io.tables import class_name, read_csv
+from fewcal.features.io.tables import DELIMITED, class_name, read_csv
 from fewcal.features.sources.items import Items, decoded, refuse_bad
 
 if TYPE_CHECKING:
@@ -110,17 +110,30 @@ def _read(
         raise InputError(f"{shown} may not be read; check its permissions") from None
     except Exception as error:
         # Decoders of damaged files raise whatever they stumble over: struct.error, SyntaxError, OverflowError, …
-        reason = one_line(error)
-        if "cannot identify image file" in reason:
-            reason = "not a picture, or of an unknown format"
-        raise InputError(f"{shown} cannot be read as a picture ({reason})") from error
+        raise InputError(f"{shown} cannot be read as a picture ({_reason(error)})") from error
+
+
+def _reason(error: Exception) -> str:
+    reason = one_line(error)
+    return "not a picture, or of an unknown format" if "cannot identify image file" in reason else reason
 
 
 def _formats(file: BinaryIO) -> list[str] | None:
-    """Formats to try: one, where the first bytes tell WebP, which Pillow tries after many others; None for all."""
-    head = file.read(12)
+    """Formats to try: one, where the first bytes tell WebP, which Pillow tries after many others; None for all.
+
+    HEIC, which telephones write, is read by a plugin of Pillow's where that is installed.
+    """
+    head = file.read(32)
     file.seek(0)
-    return ["WEBP"] if head.startswith(b"RIFF") and head.endswith(b"WEBP") else None
+    if not head:
+        raise ValueError("the file is empty")
+    if head[4:8] == b"ftyp" and any(brand in head for brand in (b"heic", b"heix", b"hevc", b"heim")):
+        try:
+            from pillow_heif import register_heif_opener
+        except ImportError:
+            raise ValueError("HEIC takes the package pillow-heif, or save it as JPEG") from None
+        register_heif_opener()
+    return ["WEBP"] if head.startswith(b"RIFF") and head[8:12] == b"WEBP" else None
 
 
 def _check_memory(image: PIL.Image.Image, width: int, height: int) -> None:
@@ -146,12 +159,12 @@ def check_size(picture: bytes, name: str, most_pixels: int) -> None:
     """Refuse what is no picture, or one with too many pixels, by its header: nothing is decoded."""
     Image = _pillow()
     try:
-        with Image.open(io.BytesIO(picture)) as image:
+        with io.BytesIO(picture) as file, Image.open(file, formats=_formats(file)) as image:
             width, height = image.size
     except Image.DecompressionBombError as error:
         raise InputError(f"{name} has too many pixels; at most {most_pixels:,} are taken") from error
     except Exception as error:  # see `decode`
-        raise InputError(f"{name} cannot be read as a picture") from error
+        raise InputError(f"{name} cannot be read as a picture ({_reason(error)})") from error
     if width * height > most_pixels:
         raise InputError(f"{name} has {width}×{height} pixels; at most {most_pixels:,} are taken")
 
@@ -286,7 +299,7 @@ def find_pictures(source: StrPath, labelled: bool = True) -> Pictures:
     if path.is_dir():
         return _labelled_folder(path) if labelled else _loose_folder(path)
     suffix = path.suffix.lower().lstrip(".")
-    if suffix == "csv":
+    if suffix in DELIMITED:
         return _listed(path, labelled)
     if suffix == "npz":
         return _packed(path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, Self
@@ -14,10 +14,11 @@ import numpy as np
 from fewcal._utils.text import one_line
 from fewcal._utils.types import StrPath
 from fewcal.errors import FileFormatError, InputError
-from fewcal.features.io.tables import class_name, read_csv
+from fewcal.features.io.tables import DELIMITED, class_name, read_csv
 from fewcal.features.sources.items import Items
 
-EXTENSIONS = ("csv", "jsonl", "ndjson", "txt")
+EXTENSIONS = (*DELIMITED, "jsonl", "ndjson", "txt")
+COLUMNS_REMEDY = "name the columns with --text-column and --label-column, or add a header line"
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +49,8 @@ class Texts(Items):
 
 def find_texts(source: StrPath, labelled: bool = True, text: str = "text", label: str = "label") -> Texts:
     """The texts of a file: CSV with a header, JSON lines, or plain text (one a line, no labels); or of a folder with
-    one plain text file for each class. `text` and `label` are the names of columns or keys; `split` may be there too.
+    one plain text file, or a folder of such files, for each class. `text` and `label` are the names of columns or
+    keys; `split` may be there too.
     """
     path = Path(source)
     if not path.exists():
@@ -64,8 +66,9 @@ def find_texts(source: StrPath, labelled: bool = True, text: str = "text", label
             raise InputError(f"{path} has no labels; give a .csv or .jsonl file with the columns {text} and {label}")
         table = {text: _lines(path)}
     else:
-        table = read_csv(path, [n.lower() for n in need]) if kind == "csv" else _json_lines(path, need)
-    if kind == "csv":
+        lower = [n.lower() for n in need]
+        table = read_csv(path, lower, COLUMNS_REMEDY) if kind in DELIMITED else _json_lines(path, need)
+    if kind in DELIMITED:
         text, label = text.lower(), label.lower()  # headers are read without regard to case
     texts = table[text]
     labels = [class_name(x) for x in table[label]] if label in table else None
@@ -117,14 +120,26 @@ def _json_lines(path: Path, need: list[str]) -> dict[str, list[str]]:
     return {key: ["" if row[key] is None else str(row[key]) for row in rows] for key in keys}
 
 
+def class_text_files(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Classes and their plain text files: `class.txt`, or all in the folder of a class."""
+    for place in sorted(folder.iterdir()):
+        if place.name.startswith("."):
+            continue
+        if place.is_dir():
+            files = (p for p in place.iterdir() if p.suffix.lower() == ".txt" and not p.name.startswith("."))
+            yield from ((class_name(place.name), file) for file in sorted(files))
+        elif place.suffix.lower() == ".txt":
+            yield class_name(place.stem), place
+
+
 def _folder(folder: Path) -> Texts:
-    files = sorted(p for p in folder.iterdir() if p.suffix.lower() == ".txt" and not p.name.startswith("."))
-    if not files:
+    found = list(class_text_files(folder))
+    if not found:
         raise InputError(f"{folder} holds no .txt files; give a .csv or .jsonl file, or one .txt file for each class")
     names, labels, texts = [], [], []
-    for file in files:
+    for label, file in found:
         for number, line in enumerate(_lines(file), 1):
-            names.append(f"{file.name}: line {number}")
-            labels.append(class_name(file.stem))
+            names.append(f"{file.relative_to(folder).as_posix()}: line {number}")
+            labels.append(label)
             texts.append(line)
     return Texts(names, labels, None, str(folder), texts)
