@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from fewcal import BaseBank, GDCClassifier
 from fewcal._utils.safetensors_io import read_tensors, write_tensors
@@ -149,6 +150,13 @@ ANSWERS = {
     "compare run --reference nope": "reference 'nope' is not among ncm",
     "report damaged": "damaged/config.json cannot be read",
     "paper list --run damaged": "damaged/config.json cannot be read",
+    f"{CLASSIFY} -e short.safetensors": BAD_FILE,
+    f"{CLASSIFY} -e bank.safetensors": "not a backbone that fewcal saved",
+    "extract photos --out x -e short.safetensors": BAD_FILE,
+    "studio empty -e short.safetensors": BAD_FILE,
+    "classify --support photos --query unreadable": "1 of 2 cannot be used",
+    "fit --support unreadable --out x.fewcal": "0.png and 1 more in no class folder",
+    "predict --model pictures.fewcal unreadable": "1.jpg cannot be read as a picture (the file is empty)",
     # tables, last: they load rich
     "presets list": "",
     "presets params": "",
@@ -186,15 +194,17 @@ def make_files(place: Path) -> None:
     (place / "empty").mkdir()
     (place / "t.txt").write_text("one\ntwo\n" * 20, encoding="utf-8")
     (place / "no.json").write_text("{", encoding="utf-8")
-    for folder in ("photos/a", "photos/b", "new"):
+    for folder in ("photos/a", "photos/b", "new", "unreadable"):
         (place / folder).mkdir(parents=True)
-        (place / folder / "0.png").write_bytes(b"read by nobody")
+        Image.new("RGB", (8, 8)).save(place / folder / "0.png")
+    (place / "unreadable" / "1.jpg").touch()
     x, names = features.novel.features[[0, 1, 20, 21]], np.array(["a", "a", "b", "b"])
     np.savez(place / "support.npz", features=x, labels=[0, 0, 1, 1], classes=["a", "b"])
     np.savez(place / "narrow.npz", features=x[:, :3])
     shortened(place / "support.npz", place / "short.npz")
     BaseBank().fit(features.base.features, features.base.labels).save(place / "bank.safetensors")
     GDCClassifier().fit(x, names).save(place / "model.fewcal")
+    GDCClassifier().fit(x, names).save(place / "pictures.fewcal", extractor="efficientnet-lite0@0")
     for name in ("bank.safetensors", "model.fewcal"):
         suffix = Path(name).suffix
         shortened(place / name, place / f"short{suffix}")

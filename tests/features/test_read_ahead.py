@@ -63,7 +63,8 @@ def test_no_more_than_some_are_held(photos: Path) -> None:
 
 
 def test_one_that_cannot_be_read_is_told_where_it_is_asked_for(photos: Path) -> None:
-    (photos / "a" / "1.png").write_bytes(b"nothing")
+    whole = (photos / "a" / "1.png").read_bytes()
+    (photos / "a" / "1.png").write_bytes(whole[: len(whole) // 2])  # of which the header does not tell
     with found_ahead(photos, photos, "efficientnet-lite0") as (known, asked):
         assert isinstance(known, PicturesAhead)
         assert isinstance(asked, PicturesAhead)
@@ -98,3 +99,15 @@ def test_a_support_that_cannot_do_is_refused(photos: Path, tmp_path: Path, wrong
         found_ahead(source),
     ):
         pass
+
+
+def test_what_headers_tell_is_told_before_anything_is_read(photos: Path) -> None:
+    (photos / "a" / "1.png").write_bytes(b"nothing")
+    (photos / "b" / "0.png").write_bytes(b"")
+    with (
+        pytest.raises(InputError, match=r"2 of 6 cannot be used; .*: a/1.png .*b/0.png"),
+        found_ahead(photos),
+    ):
+        pass
+    with found_ahead(photos, skip_bad=True) as (known, _):
+        assert len(known) == 6

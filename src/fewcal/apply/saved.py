@@ -104,7 +104,7 @@ def predict_with_model(
     if kind == "features":
         found = nullcontext([load_split(source)])
     elif entry is not None and entry.kind != "either":
-        found = read_ahead([find_items(source, entry.kind, False, *how.columns)], entry, how.workers)
+        found = read_ahead([find_items(source, entry.kind, False, *how.columns)], entry, how.workers, how.skip_bad)
     with found as (asked,):
         classifier, extractor = load_model(model, how.device, how.allow_download)
         table, kept = _answered(classifier, extractor, asked, reject, how)

@@ -178,7 +178,7 @@ def classify(
 
     gdc_settings(set_ or [], usual_preset(bank, preset or "default"))  # before anything is read
     columns = (text_column, label_column)
-    with found_ahead(support, query, extractor, columns, workers) as (known, asked):
+    with found_ahead(support, query, extractor, columns, workers, skip_bad) as (known, asked):
         reading = partial(run, batch=batch, workers=workers, skip_bad=skip_bad, columns=columns)
         start = partial(reading, preset=preset or "default", settings=set_ or [], reject=reject, seed=seed)
         with ProgressBar("items", quiet) as report:

@@ -1,6 +1,7 @@
 """`fewcal fit`, `fewcal model info`, `fewcal serve`: classifiers in files."""
 
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -67,8 +68,8 @@ def fit(
 
     columns = (text_column, label_column)
     features = extractor is None and kind_of(support, text_column) == "features"
-    ahead = nullcontext((support, None)) if features else found_ahead(support, None, extractor, columns, workers)
-    with ahead as (examples, _):
+    found = partial(found_ahead, support, None, extractor, columns, workers, skip_bad)
+    with nullcontext((support, None)) if features else found() as (examples, _):
         from fewcal._utils.terminal import ProgressBar
         from fewcal.apply.saved import Reading, fit_model
         from fewcal.estimators.saved import fit_facts

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fewcal._utils.lazy_torch import torch
 from fewcal._utils.names import nearest_names
@@ -127,17 +127,7 @@ def load_checkpoint(path: StrPath, backbone: str | None = None) -> tuple[Backbon
 
     With `backbone` a checkpoint of another architecture is refused.
     """
-    file = Path(path)
-    if not file.is_file():
-        raise InputError(f"no checkpoint at {file}; train one with `fewcal train`")
-    header = read_header(file)
-    if not isinstance(header, dict) or header.get("format") != FORMAT:
-        raise FileFormatError(f"{file} is a safetensors file, but not a backbone that fewcal saved")
-    if header.get("version") != FORMAT_VERSION:
-        raise FileFormatError(
-            f"{file} has checkpoint format {header.get('version')}, this fewcal {__version__} reads {FORMAT_VERSION}; "
-            f"use fewcal {header.get('fewcal')}"
-        )
+    file, header = Path(path), checkpoint_header(path)
     name, settings = header.get("backbone"), header.get("settings") or {}
     if backbone is not None and name != backbone:
         raise InputError(f"{file} holds a {name}, not a {backbone}; give another checkpoint or --backbone {name}")
@@ -150,3 +140,19 @@ def load_checkpoint(path: StrPath, backbone: str | None = None) -> tuple[Backbon
         raise FileFormatError(f"{file}: its weights are not those of a {name} with {settings} ({reason})") from error
     meta = header.get("meta")
     return net.eval(), meta if isinstance(meta, dict) else {}
+
+
+def checkpoint_header(path: StrPath) -> dict[str, Any]:
+    """What stands before the weights of a checkpoint; a damaged, foreign or newer file is refused, without torch."""
+    file = Path(path)
+    if not file.is_file():
+        raise InputError(f"no checkpoint at {file}; train one with `fewcal train`")
+    header = read_header(file)
+    if not isinstance(header, dict) or header.get("format") != FORMAT:
+        raise FileFormatError(f"{file} is a safetensors file, but not a backbone that fewcal saved")
+    if header.get("version") != FORMAT_VERSION:
+        raise FileFormatError(
+            f"{file} has checkpoint format {header.get('version')}, this fewcal {__version__} reads {FORMAT_VERSION}; "
+            f"use fewcal {header.get('fewcal')}"
+        )
+    return header

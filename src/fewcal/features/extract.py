@@ -29,7 +29,7 @@ from fewcal.features.extractors import Extractor
 from fewcal.features.featureset import SPLITS, FeatureSplit
 from fewcal.features.part_file import PartFile, check_identity
 from fewcal.features.sources.find import find_items
-from fewcal.features.sources.items import Items, decoded, refuse_bad
+from fewcal.features.sources.items import LEAVE_OUT, Items, decoded, refuse_bad
 from fewcal.features.sources.pictures import class_folders
 
 # Seconds between the moments from which a killed run can go on.
@@ -107,7 +107,7 @@ def embed(
         if progress is not None:
             progress(done.stop, len(items))
     if not skip_bad or not kept:
-        refuse_bad(errors, len(items), "fix or remove them, or leave them out with --skip-bad")
+        refuse_bad(errors, len(items), LEAVE_OUT)
     if errors:
         shown = "; ".join(str(error) for error in errors[:3]) + ("; …" if len(errors) > 3 else "")
         warnings.warn(f"left out {len(errors)} of {len(items)}: {shown}", FewcalWarning, stacklevel=2)

@@ -72,7 +72,7 @@ def get_extractor(name: str, device: str | None = None, allow_download: bool = F
 
 
 def require_extractor(name: str) -> Entry:
-    """What makes an extractor of this name; an unknown name is refused."""
+    """What makes an extractor of this name; an unknown name is refused, and so is a file that is no checkpoint."""
     entry = find_entry(name) or (REGISTRY[".safetensors"] if Path(name).is_file() else None)
     if entry is None:
         named = list_extractors()
@@ -80,6 +80,8 @@ def require_extractor(name: str) -> Entry:
             f"extractor {name!r} is unknown, and none of {', '.join(f'{p}NAME' for p in prefixes())} or a "
             f"checkpoint file{nearest_names(name, named)}"
         )
+    if entry.check is not None:
+        entry.check(name)
     return entry
 
 

@@ -95,6 +95,7 @@ class Entry:
     signs : "≥ 0", "both" or "its own"
     needs : what must be installed
     square : of pictures the side and the crop that it takes, where that is known before it is made; see `Extractor`
+    check : refuses a name, without torch, that leads to nothing an extractor can be made of; None where all do
     """
 
     name: str
@@ -104,6 +105,7 @@ class Entry:
     signs: str
     needs: str
     square: tuple[int, float] | None = None
+    check: Callable[[str], object] | None = None
 
 
 REGISTRY: dict[str, Entry] = {}
@@ -116,12 +118,13 @@ def register(
     signs: str = "its own",
     needs: str,
     square: tuple[int, float] | None = None,
+    check: Callable[[str], object] | None = None,
 ) -> Callable[[Make], Make]:
     """Let `get_extractor` find the decorated function under these names; see `Entry`."""
 
     def added(make: Make) -> Make:
         for name in names:
-            REGISTRY[name] = Entry(name, make, kind, features, signs, needs, square)
+            REGISTRY[name] = Entry(name, make, kind, features, signs, needs, square, check)
         return make
 
     return added

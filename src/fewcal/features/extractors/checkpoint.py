@@ -8,13 +8,13 @@ import numpy as np
 
 from fewcal._utils.lazy_torch import torch
 from fewcal.errors import FileFormatError
-from fewcal.features.backbones import load_checkpoint, mean_features
+from fewcal.features.backbones import checkpoint_header, load_checkpoint, mean_features
 from fewcal.features.extractors.base import Extractor, fingerprint_of, register
 
 MOST = 4096  # as in TrainSettings; a larger picture does not fit into memory by the batch
 
 
-@register(".safetensors", kind="picture", needs="a checkpoint of `fewcal train`")
+@register(".safetensors", kind="picture", needs="a checkpoint of `fewcal train`", check=checkpoint_header)
 def checkpoint(name: str, device: torch.device, allow_download: bool = False) -> Extractor:
     """Features as `fewcal train` makes them: whole pictures at the size validation chose, with their mirror images."""
     model, meta = load_checkpoint(name)

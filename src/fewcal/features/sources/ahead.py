@@ -11,11 +11,14 @@ from typing import Self
 
 import numpy as np
 
-from fewcal.features.sources.items import Items
+from fewcal.errors import InputError
+from fewcal.features.sources.items import LEAVE_OUT, Items, refuse_bad
 from fewcal.features.sources.pictures import Pictures
 
 # Pictures that are held until somebody asks for them, of 150 kB each.
 MOST = 128
+# Pictures of a source whose headers are looked at; it takes up to half a millisecond each.
+MOST_CHECKED = 1000
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +37,22 @@ class PicturesAhead(Pictures):
     def take(self, indices: Sequence[int] | np.ndarray) -> Self:
         """Some of them, in the order given; those are read when they are asked for."""
         return replace(super().take(indices), begun={})
+
+
+def check_headers(sources: Sequence[Items]) -> None:
+    """Refuse sources whose first pictures cannot be read by their headers: empty files, other kinds, other formats."""
+    for source in sources:
+        if isinstance(source, Pictures):
+            found = (_header_error(source, i) for i in range(min(len(source), MOST_CHECKED)))
+            refuse_bad([error for error in found if error is not None], len(source), LEAVE_OUT)
+
+
+def _header_error(pictures: Pictures, i: int) -> InputError | None:
+    try:
+        pictures.check(i)
+    except InputError as error:
+        return error
+    return None
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from fewcal._utils.types import StrPath
 from fewcal.errors import InputError
 from fewcal.features.extractors import require_extractor
 from fewcal.features.extractors.base import Entry
-from fewcal.features.sources.ahead import reading_ahead
+from fewcal.features.sources.ahead import check_headers, reading_ahead
 from fewcal.features.sources.items import Items
 from fewcal.features.sources.kinds import default_extractor
 from fewcal.features.sources.pictures import find_pictures
@@ -40,8 +40,11 @@ def found_ahead(
     extractor: str | None = None,
     columns: tuple[str, str] = ("text", "label"),
     workers: int | None = None,
+    skip_bad: bool = False,
 ) -> Iterator[tuple[StrPath | Items, StrPath | Items | None]]:
     """Examples and what to classify, as items whose first pictures are read while the caller imports torch.
+
+    Without `skip_bad`, pictures that cannot be read by their headers are refused before.
 
     Sources for an extractor that may take pictures or texts come back as they are: only its model tells which.
     """
@@ -51,12 +54,16 @@ def found_ahead(
         return
     known = labelled_items(support, entry.kind, columns)
     asked = [] if query is None else [find_items(query, entry.kind, False, *columns)]
-    with read_ahead([known, *asked], entry, workers) as begun:
+    with read_ahead([known, *asked], entry, workers, skip_bad) as begun:
         yield begun[0], begun[1] if asked else None
 
 
 @contextmanager
-def read_ahead(sources: Sequence[Items], entry: Entry, workers: int | None = None) -> Iterator[Sequence[Items]]:
+def read_ahead(
+    sources: Sequence[Items], entry: Entry, workers: int | None = None, skip_bad: bool = False
+) -> Iterator[Sequence[Items]]:
     """The same sources; threads begin to read pictures as an extractor takes them, where that is known already."""
+    if not skip_bad:
+        check_headers(sources)
     with nullcontext(sources) if entry.square is None else reading_ahead(sources, *entry.square, workers) as begun:
         yield begun

@@ -71,6 +71,9 @@ class Items:
         return hashlib.sha256(f"{self.kind}\0{text}".encode("utf-8", "surrogateescape")).hexdigest()
 
 
+LEAVE_OUT = "fix or remove them, or leave them out with --skip-bad"
+
+
 def refuse_bad(errors: Sequence[InputError], total: int, remedy: str = "fix or remove them") -> None:
     """Raise one error that lists all that could not be read, if any."""
     if errors:

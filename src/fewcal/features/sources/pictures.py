@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -34,17 +35,15 @@ if TYPE_CHECKING:
 EXTENSIONS = frozenset(
     "avif bmp gif heic heif jfif jp2 jpe jpeg jpg pbm pgm png pnm ppm tga tif tiff webp".split()  # noqa: SIM905
 )
-# A small file can claim to be a picture of any size. This is Pillow's own limit, kept also where somebody lifted that.
+# A small file can claim to be of any size. This is Pillow's own limit, kept also where somebody lifted that.
 MOST_PIXELS = 178_956_970
 # What one picture may take of the memory that is left: several are decoded at once.
 MEMORY_SHARE = 1 / 16
 # Bytes that a pixel takes while a picture is decoded, and more if it is transparent or has more than 8 bits a channel.
 _BYTES, _MORE_BYTES = 12, 20
-# Below this no picture is asked for its memory.
-_SMALL = 2**26
+_SMALL = 2**26  # below this no picture is asked for its memory
 _TRANSPARENT = ("RGBA", "LA", "PA", "La", "RGBa")
-# Pictures that a thread decodes in one go where all are wanted.
-_TOGETHER = 16
+_TOGETHER = 16  # pictures that a thread decodes in one go where all are wanted
 _IGNORED_FOLDERS = {"__MACOSX", "@eaDir"}
 
 
@@ -89,31 +88,41 @@ def _read(
     picture: bytes | StrPath, at_least: int | None, name: str | None, use: Callable[[PIL.Image.Image], np.ndarray]
 ) -> np.ndarray:
     """What `use` makes of the picture, upright and in RGB, while it is open; see `decode`."""
+    with _opened(picture, name or ("a picture" if isinstance(picture, bytes) else str(picture))) as image:
+        width, height = image.size
+        if width * height > MOST_PIXELS:
+            raise ValueError(f"{width}×{height} pixels, more than {MOST_PIXELS:,}")
+        if at_least is not None and image.format == "JPEG":
+            scale = at_least / min(width, height)
+            image.draft(None, (int(width * scale) + 1, int(height * scale) + 1))
+        _check_memory(image, width, height)
+        return use(_upright_rgb(image))
+
+
+@contextmanager
+def _opened(picture: bytes | StrPath, name: str) -> Iterator[PIL.Image.Image]:
+    """The picture, of which the header alone is read yet; what goes wrong with it ends in an error that names it."""
     Image = _pillow()
-    shown = name or ("a picture" if isinstance(picture, bytes) else str(picture))
     try:
         with (
             io.BytesIO(picture) if isinstance(picture, bytes) else Path(picture).open("rb") as file,
             Image.open(file, formats=_formats(file)) as image,
         ):
-            width, height = image.size
-            if width * height > MOST_PIXELS:
-                raise ValueError(f"{width}×{height} pixels, more than {MOST_PIXELS:,}")
-            if at_least is not None and image.format == "JPEG":
-                scale = at_least / min(width, height)
-                image.draft(None, (int(width * scale) + 1, int(height * scale) + 1))
-            _check_memory(image, width, height)
-            return use(_upright_rgb(image))
+            yield image
+    except InputError:
+        raise
     except FileNotFoundError:
-        raise InputError(f"{shown} does not exist") from None
+        raise InputError(f"{name} does not exist") from None
     except PermissionError:
-        raise InputError(f"{shown} may not be read; check its permissions") from None
+        raise InputError(f"{name} may not be read; check its permissions") from None
     except Exception as error:
         # Decoders of damaged files raise whatever they stumble over: struct.error, SyntaxError, OverflowError, …
-        raise InputError(f"{shown} cannot be read as a picture ({_reason(error)})") from error
+        raise InputError(f"{name} cannot be read as a picture ({_reason(error)})") from error
 
 
 def _reason(error: Exception) -> str:
+    if "DecompressionBomb" in type(error).__name__:
+        return f"it has more than {MOST_PIXELS:,} pixels"
     reason = one_line(error)
     return "not a picture, or of an unknown format" if "cannot identify image file" in reason else reason
 
@@ -155,18 +164,12 @@ def _check_memory(image: PIL.Image.Image, width: int, height: int) -> None:
         )
 
 
-def check_size(picture: bytes, name: str, most_pixels: int) -> None:
+def check_size(picture: bytes | StrPath, name: str, most_pixels: int = MOST_PIXELS) -> None:
     """Refuse what is no picture, or one with too many pixels, by its header: nothing is decoded."""
-    Image = _pillow()
-    try:
-        with io.BytesIO(picture) as file, Image.open(file, formats=_formats(file)) as image:
-            width, height = image.size
-    except Image.DecompressionBombError as error:
-        raise InputError(f"{name} has too many pixels; at most {most_pixels:,} are taken") from error
-    except Exception as error:  # see `decode`
-        raise InputError(f"{name} cannot be read as a picture ({_reason(error)})") from error
-    if width * height > most_pixels:
-        raise InputError(f"{name} has {width}×{height} pixels; at most {most_pixels:,} are taken")
+    with _opened(picture, name) as image:
+        width, height = image.size
+        if width * height > most_pixels:
+            raise InputError(f"{name} has {width}×{height} pixels; at most {most_pixels:,} are taken")
 
 
 def _upright_rgb(image: PIL.Image.Image) -> PIL.Image.Image:
@@ -249,6 +252,10 @@ class Pictures(Items):
     def square(self, i: int, size: int | None, crop: float | None = 1.0) -> np.ndarray:
         """Picture i as uint8 `(size, size, 3)`; see `decode_fitted`."""
         return decode_fitted(self._encoded(i), size, crop, self.names[i])
+
+    def check(self, i: int) -> None:
+        """Refuse picture i if its header already tells that it cannot be read."""
+        check_size(self._encoded(i), self.names[i])
 
     def _encoded(self, i: int) -> bytes | Path:
         if self._paths is not None:
@@ -355,8 +362,7 @@ def _name(path: Path, folder: Path) -> str:
 
 
 def _labelled_folder(folder: Path) -> Pictures:
-    names, labels, paths = [], [], []
-    empty = []
+    names, labels, paths, empty = [], [], [], []
     for below in class_folders(folder):
         files = picture_files(below)
         if not files:
