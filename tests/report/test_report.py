@@ -170,6 +170,22 @@ def test_light_and_dark(browser: Browser, tmp_path: Path) -> None:
     dark.close()
 
 
+def test_letters_of_charts_are_not_made_small_on_a_phone(browser: Browser, tmp_path: Path) -> None:
+    page = Page("x")
+    page.figure(figures.accuracy_intervals({"a method": {"accuracy": 0.5}}), "a chart as wide as a phone")
+    lines = {"a": ([0.0, 1.0], [0.0, 0.0])}
+    page.figure(figures.accuracy_panels([0, 1], dict.fromkeys("xyz", lines), xlabel="k"), "a chart of panels")
+    page.write(tmp_path / "page.html")
+    scale = "[...document.querySelectorAll('img.chart')].map(i => i.getBoundingClientRect().width / i.naturalWidth)"
+    phone = browser.open(tmp_path / "page.html", width=400)
+    assert min(phone.js(scale)) >= 0.95
+    assert phone.overflow() == []  # what is wider moves sideways in a box of its own
+    assert phone.js("document.querySelectorAll('.wide').length") == 1
+    phone.resize(1400)
+    assert min(phone.js(scale)) > 1.2
+    phone.close()
+
+
 def test_charts_follow_the_dark_and_pictures_do_not(browser: Browser, tmp_path: Path) -> None:
     page = Page("x")
     page.figure(figures.mean_curve([0, 1], {"a": [0, 1]}), "a chart of one line")

@@ -42,6 +42,8 @@ MARKS = {
     "wrong": ("✗", "wrong"),
     "cited": ("†", "cited, not measured"),
 }
+# Of a chart's own size: how large it is shown at most, and at least; and what a page 400 pixels wide has room for.
+_LARGER, _SMALLER, _PHONE_PIXELS = 1.3, 0.95, 371
 _NUMBER = re.compile(r"\s*([+\-−]?\d[\d ,]*(?:\.\d+)?(?:e[+\-]?\d+)?)\s*(?:%|×|s|ms)?\s*(?:±.*)?", re.IGNORECASE)
 
 
@@ -254,8 +256,17 @@ def _figure(image: Image, alt: str, caption: str = "") -> str:
         raise InputError("every picture needs an alternative text that says what it shows")
     # Names of files have no other place to break at.
     below = f"<figcaption>{_inline(caption).replace('_', '_<wbr>')}</figcaption>" if caption else ""
-    chart = ' class="chart"' if _is_figure(image) else ""
-    return f'<figure><img{chart} src="{image_uri(image)}" alt="{escape(alt)}">{below}</figure>'
+    if not _is_figure(image):
+        return f'<figure><img src="{image_uri(image)}" alt="{escape(alt)}">{below}</figure>'
+    # Letters of a chart are as large as those of tables where there is room; on a phone a wide one is moved sideways.
+    pixels = 96 * image.get_figwidth()
+    shown = (
+        f'<img class="chart" width="{_LARGER * pixels:.0f}" style="min-width: {pixels * _SMALLER:.0f}px" '
+        f'src="{image_uri(image)}" alt="{escape(alt)}">'
+    )
+    if pixels * _SMALLER > _PHONE_PIXELS:
+        shown = f'<div class="wide" role="region" tabindex="0" aria-label="Chart, moves sideways">{shown}</div>'
+    return f"<figure>{shown}{below}</figure>"
 
 
 def _inline(text: str) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 
-from fewcal.render.figures.style import COLUMN, MARKERS, PAGE, colour_of, drawn, new_axes, new_grid, short
+from fewcal.render.figures.style import COLUMN, MARKERS, PAGE, PHONE, colour_of, drawn, new_axes, new_grid, short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -84,7 +84,7 @@ def task_map(view: TaskView, class_names: Sequence[str]) -> Figure:
 
     `right (Q,)` tells which queries were answered rightly; `before` and `after` are the class means.
     """
-    figure, axis = new_axes(5.6, 4.4)
+    figure, axis = new_axes(PHONE, 4.0)
     support, queries = np.asarray(view["support"], float), np.asarray(view["queries"], float)
     labels, truth, right = np.asarray(view["labels"]), np.asarray(view["truth"]), np.asarray(view["right"], bool)
     before, after = np.asarray(view["before"], float), np.asarray(view["after"], float)
@@ -106,7 +106,7 @@ def task_map(view: TaskView, class_names: Sequence[str]) -> Figure:
         "query, right": ("*", 8, 1.0),
         "query, wrong": ("x", 5, 1.0),
     }
-    _map_legend(figure, marks, class_names, 90)
+    _map_legend(figure, marks, class_names, width=58, columns=2)
     return figure
 
 
@@ -134,7 +134,11 @@ def _map_axis(axis: Axes) -> None:
 
 
 def _map_legend(
-    figure: Figure, marks: Mapping[str, tuple[str, float, float]], class_names: Sequence[str], width: int = 105
+    figure: Figure,
+    marks: Mapping[str, tuple[str, float, float]],
+    class_names: Sequence[str],
+    width: int = 105,
+    columns: int | None = None,
 ) -> None:
     """What each mark means, each `(marker, size, alpha)`, and the numbers of the classes."""
     from matplotlib.lines import Line2D
@@ -148,7 +152,8 @@ def _map_legend(
         for label, (marker, size, alpha) in marks.items()
     ]  # fmt: skip
     names = textwrap.fill("; ".join(f"{i + 1}\u00a0{short(n, 40)}" for i, n in enumerate(class_names)), width)
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(marks), title=names or None, title_fontsize=8)
+    columns = columns or len(marks)
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns, title=names or None, title_fontsize=8)
 
 
 def _circled_plus() -> Path:

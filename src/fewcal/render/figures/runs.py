@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from fewcal.render.figures.style import LINES, MARKERS, colour_of, drawn, new_axes, new_grid, short
+from fewcal.render.figures.style import LINES, MARKERS, PHONE, colour_of, drawn, new_axes, new_grid, short
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,7 +20,7 @@ def accuracy_intervals(methods: Mapping[str, Mapping[str, float | None]]) -> Fig
 
     A method has `accuracy`, and maybe `ci95` (half-width) and `low`, `high` (over classes).
     """
-    figure, axis = new_axes(5.6, 0.34 * len(methods) + 0.9)
+    figure, axis = new_axes(PHONE, 0.34 * len(methods) + 1.0)
     for y, m in enumerate(methods.values()):
         mean = 100 * float(m["accuracy"] or 0.0)
         low, high, half = m.get("low"), m.get("high"), m.get("ci95")
@@ -30,9 +30,9 @@ def accuracy_intervals(methods: Mapping[str, Mapping[str, float | None]]) -> Fig
             axis.plot([mean - 100 * half, mean + 100 * half], [y, y], color=colour_of(y), linewidth=5, alpha=0.5)
         axis.plot(mean, y, color=colour_of(y), marker=MARKERS[y % 7], markersize=6, linestyle="none")
         axis.annotate(f"{mean:.1f}", (mean, y), (0, 6), textcoords="offset points", ha="center")
-    axis.set_yticks(range(len(methods)), [short(n, 34) for n in methods])
+    axis.set_yticks(range(len(methods)), [short(n) for n in methods])
     axis.set_ylim(len(methods) - 0.4, -0.7)
-    axis.set_xlabel("accuracy % (thick: 95% over tasks; thin: 95% over classes)")
+    axis.set_xlabel("accuracy %\n(thick: 95% over tasks; thin: 95% over classes)")
     axis.grid(True, axis="x")
     return figure
 
@@ -56,7 +56,11 @@ class Difference(Protocol):
 @drawn
 def difference_forest(differences: Sequence[Difference]) -> Figure:
     """Paired differences a − b with their 95% intervals. Filled where 0 is outside."""
-    figure, axis = new_axes(5.6, 0.3 * len(differences) + 0.9)
+    names = [f"{short(d.a)} − {short(d.b)}" for d in differences]
+    long = max(map(len, names), default=0) > 28
+    if long:
+        names = [name.replace(" − ", "\n− ") for name in names]
+    figure, axis = new_axes(PHONE, (0.42 if long else 0.3) * len(differences) + 1.0)
     for y, d in enumerate(differences):
         middle, half = 100 * d.difference, 0.0 if math.isnan(d.ci95) else 100 * d.ci95
         clear = abs(middle) > half
@@ -65,9 +69,9 @@ def difference_forest(differences: Sequence[Difference]) -> Figure:
         marker = "o" if not clear else (">" if middle > 0 else "<")
         axis.plot(middle, y, marker=marker, markersize=6, color=colour, markerfacecolor=colour if clear else "white")
     axis.axvline(0, color="black", linewidth=0.8)
-    axis.set_yticks(range(len(differences)), [f"{short(d.a)} − {short(d.b)}" for d in differences])
+    axis.set_yticks(range(len(differences)), names)
     axis.set_ylim(len(differences) - 0.4, -0.6)
-    axis.set_xlabel("difference in points, with 95% interval on the same tasks")
+    axis.set_xlabel("difference in points,\nwith 95% interval on the same tasks")
     axis.grid(True, axis="x")
     return figure
 
@@ -79,7 +83,7 @@ def reliability(bins: Mapping[str, Mapping[str, Sequence[float]]]) -> Figure:
     Each method has `counts`, `correct` and `confidence` (sums) of equal bins. A bin with fewer than 1 in 1000 of the
     answers is left out.
     """
-    figure, axis = new_axes(4.2, 3.6)
+    figure, axis = new_axes(PHONE, 3.4)
     axis.plot([0, 100], [0, 100], color="#777777", linewidth=0.9, linestyle=":")
     for i, (name, b) in enumerate(bins.items()):
         counts = np.asarray(b["counts"], float)
@@ -98,12 +102,12 @@ def task_distribution(accuracies: Mapping[str, np.ndarray], levels: int = 20) ->
     """How accuracies are spread over tasks, a row for each method, with the mean as a line."""
     lowest = min((float(np.min(a)) for a in accuracies.values()), default=0.0)
     edges = np.linspace(math.floor(20 * lowest) / 20 - 1e-9, 1 + 1e-9, levels + 1) * 100
-    figure, axes = new_grid(5.6, 0.62 * len(accuracies) + 0.8, max(len(accuracies), 1), sharex=True, sharey=True)
+    figure, axes = new_grid(PHONE, 0.62 * len(accuracies) + 0.9, max(len(accuracies), 1), sharex=True, sharey=True)
     for i, ((axis,), (name, values)) in enumerate(zip(axes, accuracies.items(), strict=False)):
         share = np.full(len(values), 100 / max(len(values), 1))
         axis.hist(100 * np.asarray(values), bins=edges.tolist(), weights=share, color=colour_of(i), alpha=0.75)
         axis.axvline(100 * float(np.mean(values)), color="black", linewidth=1.2)
-        axis.set_ylabel(short(name, 34), rotation=0, ha="right", va="center")
+        axis.set_ylabel(short(name), rotation=0, ha="right", va="center")
         axis.yaxis.set_ticks([])
-    axes[-1][0].set_xlabel("accuracy of a task % (line: mean; height: share of the tasks)")
+    axes[-1][0].set_xlabel("accuracy of a task %\n(line: mean; height: share of the tasks)")
     return figure

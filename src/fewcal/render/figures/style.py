@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 COLUMN, PAGE = 3.35, 6.9  # inches
+PHONE = 3.85  # what a page 400 pixels wide shows as it is: letters of 8 points are not made smaller there
 # Okabe and Ito's colours without the yellow, which is too pale for lines on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
