@@ -35,6 +35,8 @@ from fewcal.gaussianize import Gaussianization
 if TYPE_CHECKING:
     from torch import Tensor
 
+    _Parts = tuple[Tensor, Tensor, Tensor, Tensor]
+
 # Below this reliability the base means are taken for noise and the bank is not used.
 LEAST_RELIABILITY = 0.25
 # Base classes from which on they have all of the say.
@@ -52,6 +54,8 @@ _NOISE, _ALIKE, _LEAST_RIDGE = 20.0, 0.2, 0.0005
 _PER_NAT, _LEAST_ODDS = 4.0, 0.05
 # Of the alignment of base rows, at least: where base classes differ as much in all directions, nothing can be told.
 _LEAST_ALIGNMENT = 0.05
+# Products are quick with multiples of this many columns.
+_ALIGNED = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,49 +116,59 @@ class ClassPrior:
         """What follows from the prior and a few numbers: a small task would spend most of its time on these."""
         return Memo()
 
+    @cached_property
+    def spanned(self) -> Tensor:
+        """The last of the columns of `means`, `(C, R)`: C means differ in C − 1 directions, and the others are zero."""
+        columns = -(-len(self.means) // _ALIGNED) * _ALIGNED
+        return self.means[:, -columns:].contiguous()
+
     def neighbours(self, x: Tensor, sharpness: float, without: Tensor | None = None) -> Tensor:
         """w `(*B, C)` of points `x (*B, D)` less the origin; `without (*B)` is a base class that is no neighbour."""
 
         def make() -> tuple[Tensor, Tensor]:
-            scale = 2 * sharpness / self.unit
+            means, scale = self.spanned, 2 * sharpness / self.unit
             # As a copy: a product of a few rows with a transposed matrix is several times slower.
-            return -scale / 2 * torch.linalg.vecdot(self.means, self.means), (scale * self.means.T).contiguous()
+            return -scale / 2 * torch.linalg.vecdot(means, means), (scale * means.T).contiguous()
 
         shift, scaled = self._memo.get(("neighbours", sharpness), make)
-        scores = torch.addmm(shift, x.flatten(0, -2), scaled)
+        scores = torch.addmm(shift, x.flatten(0, -2)[:, -len(scaled) :], scaled)
         if without is not None:
             scores = scores.scatter(1, without.reshape(-1, 1), -torch.inf)
         return torch.softmax(scores, dim=-1).unflatten(0, x.shape[:-1])
 
-    def weights(self, shots: float | Tensor, strength: float, say: float) -> tuple[Tensor, Tensor, Tensor]:
+    def weights(self, shots: float | Tensor, strength: float, say: float) -> _Parts:
         """For classes with `shots` K, all of them or `(T, N)`, the parts of `posterior` in each direction.
 
-        What the prior is worth, `(D,)`, the share of the examples in the mean, `(D,)` or `(T, N, D)`, and the
-        precision, `(D,)`.
+        What the prior is worth, `(D,)`, the share of the examples in the mean, `(D,)` or `(T, N, D)`, that of the
+        neighbours in the R directions of `spanned`, `(R,)` or `(T, N, R)`, and the precision, `(D,)`.
         """
         if isinstance(shots, float):
             return self._memo.get((shots, strength, say), lambda: self._weights(shots, shots, strength, say))
         k = shots[..., None].to(self.psi.dtype)
         return self._weights(k, float(k.mean()), strength, say)
 
-    def _weights(self, k: float | Tensor, average: float, strength: float, say: float) -> tuple[Tensor, Tensor, Tensor]:
+    def _weights(self, k: float | Tensor, average: float, strength: float, say: float) -> _Parts:
         worth = 1 / torch.lerp(self.psi.min(), self.psi, say) + say * strength
-        return worth, k / (k + worth), (average + worth) / (average + worth + 1)
+        share = k / (k + worth)
+        near = say * (1 - share[..., -self.spanned.shape[1] :])
+        return worth, share, near, (average + worth) / (average + worth + 1)
 
-    @cached_property
-    def _aligned_and_all(self) -> Tensor:
-        """`(D, 2)`: for the squares of a row, both sums of `domain_match` in one product."""
-        return torch.stack([(self.spectrum - 1) / (self.alignment * self.say), torch.ones_like(self.spectrum)], dim=1)
-
-    def domain_match(self, x: Tensor) -> Tensor:
+    def domain_match(self, x: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
         """How far points `x (*B, D)` less the origin lie along the directions in which base classes differ, `(*B)`.
 
         Σ_j (σ_j − 1) x_j² / Σ_j x_j² with the `spectrum` σ, in units of what rows of this domain show on average: 0 for
         rows that know nothing of these directions. C classes span C directions, of which those of another class know a
-        share that rises with C, and so does the unit.
+        share that rises with C, and so does the unit. It is told on a scale from `low` to `high`.
         """
-        aligned, squares = (x.square() @ self._aligned_and_all).unbind(dim=-1)
-        return aligned / squares.clamp(min=1e-30)
+
+        def make() -> tuple[Tensor, Tensor]:
+            every = torch.ones_like(self.spectrum)
+            aligned = (self.spectrum - 1) / (self.alignment * self.say)
+            return torch.stack([(aligned - low) / (high - low), every]), every.new_tensor([0.0, 1e-30])
+
+        both, least = self._memo.get(("domain match", low, high), make)
+        aligned, squares = torch.nn.functional.linear(x.square(), both, least).unbind(dim=-1)  # both sums at once
+        return aligned / squares
 
     def to(self, device: torch.device | str) -> ClassPrior:
         """The same on another device."""
@@ -337,9 +351,11 @@ def posterior(
     without : Tensor (T, N) or None
         For each class a base class that is not to be its neighbour: itself, where it is one.
     """
-    worth, share, precision = prior.weights(shots, strength, say)
-    near = prior.neighbours(means, sharpness, without) @ prior.means
-    return Posterior(torch.lerp(near if say == 1 else say * near, means, share), precision, worth)
+    worth, share, of_neighbours, precision = prior.weights(shots, strength, say)
+    near = prior.neighbours(means, sharpness, without) @ prior.spanned
+    mean = means * share
+    mean[..., -near.shape[-1] :].addcmul_(near, of_neighbours)
+    return Posterior(mean, precision, worth)
 
 
 def prior_bank(prior: ClassPrior, bank: BaseBank) -> BaseBank:

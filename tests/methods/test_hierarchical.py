@@ -114,9 +114,11 @@ def test_a_sample_of_nothing_is_refused() -> None:
 # ---- the prior ------------------------------------------------------------------------------------------------------
 
 
-def test_posterior_is_that_of_the_equations(bank: BaseBank) -> None:
-    space = bank.transformed(center=True, l2=True, moments=True)
+@pytest.mark.parametrize("classes", [12, 70])  # fewer than directions, and more
+def test_posterior_is_that_of_the_equations(classes: int) -> None:
+    space = BaseBank().fit(*rows(classes, 20)).transformed(center=True, l2=True, moments=True)
     prior = fit_class_prior(space, ridge=3.0, floor=1.0)
+    assert prior.spanned.shape == (classes, min(40, -(-classes // 16) * 16))
     own = torch.randn(2, 3, 40, generator=torch.Generator().manual_seed(0)) * 0.3
     shots = torch.tensor([[1, 2, 5], [4, 4, 4]])
     found = posterior(prior, own, shots, sharpness=2.0, strength=4.0)
@@ -458,6 +460,9 @@ def test_domain_match_is_that_of_its_equation(bank: BaseBank) -> None:
     squares = x.double().numpy() ** 2
     expected = ((squares @ (deviation / deviation.mean())) / squares.sum(axis=1) - 1) / prior.alignment
     np.testing.assert_allclose(prior.domain_match(x).numpy(), expected, rtol=1e-4, atol=1e-5)
+    scaled = prior.domain_match(x, low=0.2, high=0.4).numpy()
+    np.testing.assert_allclose(scaled, (expected - 0.2) / 0.2, rtol=1e-4, atol=1e-4)
+    assert float(prior.domain_match(torch.zeros(40))) == 0
     base = prior.transform(torch.from_numpy(rows()[0])) - prior.origin  # the rows themselves, not their moments
     assert float(prior.domain_match(base).mean()) == pytest.approx(1, rel=0.1)
 

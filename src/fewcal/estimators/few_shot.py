@@ -175,9 +175,10 @@ class FewShotClassifier(IncrementalMixin):
         self._transform = transform if self._head.width is None else model
         if x.device.type != "cpu":
             self._transform, self._head = self._transform.to("cpu"), self._head.to("cpu")
-        if isinstance(method, Explainable):
-            self.params_, self._unused = method.params, method.unused
-        if isinstance(method, Explainable) and method.unused is None:
+        if not isinstance(method, Explainable):
+            return self
+        self.params_, self._unused = method.params, method.unused
+        if method.unused is None:
             self._analysis = SupportAnalysis(method, support, labels, self.classes_.tolist(), x[None])
             known = self._head.trust if isinstance(self._head, BlendedHead) else method.trust(batch).share
             share = float(known[0])

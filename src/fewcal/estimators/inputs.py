@@ -141,18 +141,19 @@ def as_rows(x: np.ndarray, device: torch.device) -> torch.Tensor:
 
 def resolve_bank(bank: object, device: str | torch.device | None) -> BaseBank:
     """A bank from what users give (a bank, a path, or base rows with their labels), on a device as users name it."""
-    if isinstance(bank, str | os.PathLike):
+    if isinstance(bank, BaseBank):
+        ready = bank
+    elif isinstance(bank, str | os.PathLike):
         file = Path(bank).absolute()
         stat = file.stat() if file.is_file() else None
-        bank = _load(file, stat and (stat.st_mtime_ns, stat.st_size))
+        ready = _load(file, stat and (stat.st_mtime_ns, stat.st_size))
     elif isinstance(bank, tuple) and len(bank) == 2:
-        bank = BaseBank().fit(*bank)
-    elif not isinstance(bank, BaseBank):
+        ready = BaseBank().fit(*bank)
+    else:
         raise InputError(
             f"bank={_short(bank)} is not a bank; use a BaseBank, a path to a saved one, a tuple (X, y) of base rows "
             "and labels, or None"
         )
-    ready: BaseBank = bank
     return ready.on(pick_device(device))
 
 

@@ -85,24 +85,27 @@ class ClassShots:
     Attributes
     ----------
     labels : Tensor (T, S)
-    numbers : ndarray (T, N)
-        Rows of each class.
+    n_classes : int
+        N.
+    dtype : torch.dtype
     least, most : int
-        The smallest and the largest of them.
-    in_order : bool
-        Whether every class has one row, and these stand in the order of the classes.
+        The smallest and the largest number of rows of a class.
+    numbers : ndarray (T, N) or None
+        Rows of each class; None where every class has one, and these stand in the order of the classes.
     """
 
     labels: Tensor
-    numbers: np.ndarray
-    least: int
-    most: int
-    in_order: bool
+    n_classes: int
     dtype: torch.dtype
+    least: int = 1
+    most: int = 1
+    numbers: np.ndarray | None = None
 
     @cached_property
     def counts(self) -> Tensor:
         """Rows of each class, `(T, N)`."""
+        if self.numbers is None:
+            return torch.ones_like(self.labels, dtype=self.dtype)
         return torch.from_numpy(self.numbers).to(device=self.labels.device, dtype=self.dtype)
 
     @property
@@ -113,7 +116,7 @@ class ClassShots:
     @property
     def average(self) -> float:
         """Rows of a class, on average."""
-        return self.labels.shape[1] / self.numbers.shape[1]
+        return self.labels.shape[1] / self.n_classes
 
     @cached_property
     def of_rows(self) -> Tensor:
@@ -127,11 +130,11 @@ class ClassShots:
 
     def means(self, x: Tensor) -> Tensor:
         """`class_means` of rows `x (T, S, D)`."""
-        if self.in_order:
+        if self.numbers is None:
             return x
         if self.even and self.most == 1:  # only their order differs
             return torch.empty_like(x).scatter_(1, self.labels[..., None].expand(x.shape), x)
-        return class_means(x, self.labels, self.numbers.shape[1])
+        return class_means(x, self.labels, self.n_classes)
 
 
 def class_shots(labels: Tensor, n_classes: int, dtype: torch.dtype) -> ClassShots:
@@ -144,11 +147,11 @@ def class_shots(labels: Tensor, n_classes: int, dtype: torch.dtype) -> ClassShot
     # On the host, where the smallest and the largest are wanted: a GPU is waited for once, and NumPy is quick.
     own = labels.cpu().numpy()
     t, s = own.shape
-    if s == n_classes and (own == np.arange(n_classes)).all():
-        return ClassShots(labels, np.ones_like(own), 1, 1, True, dtype)
+    if s == n_classes and own.tobytes() == np.arange(n_classes, dtype=own.dtype).tobytes() * t:
+        return ClassShots(labels, n_classes, dtype)
     at = own + n_classes * np.arange(t)[:, None]
     numbers = np.bincount(at.ravel(), minlength=t * n_classes).reshape(t, n_classes)
-    return ClassShots(labels, numbers, int(numbers.min()), int(numbers.max()), False, dtype)
+    return ClassShots(labels, n_classes, dtype, int(numbers.min()), int(numbers.max()), numbers)
 
 
 def minus_one_hot(probabilities: Tensor, labels: Tensor) -> Tensor:

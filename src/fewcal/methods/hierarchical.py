@@ -173,7 +173,10 @@ class HierarchicalGDC(Method):
         """How well each row matches the domain of the base classes, `(R, 1)`: what trust is judged by."""
         if self.params.trust != "auto" or self.unused is not None:
             return None
-        return torch.cat([self.prior.domain_match(self._centred(part)) for part in z.split(_AT_ONCE)])[:, None]
+        return torch.cat([self._match(part) for part in z.split(_AT_ONCE)])[:, None]
+
+    def _match(self, x: Tensor) -> Tensor:
+        return self.prior.domain_match(self._centred(x), UNLIKE, LIKE)
 
     def trust(self, batch: TaskBatch) -> Trust:
         """The say of the base classes in each task, as `fit` uses it."""
@@ -185,12 +188,9 @@ class HierarchicalGDC(Method):
         p = self.params
         if p.trust != "auto":
             return batch.support.new_full((len(batch.support),), float(p.trust))
-        if batch.precomputed is None:
-            match = self.prior.domain_match(self._centred(batch.support))
-        else:
-            match = batch.precomputed[..., 0]
-        most = self.say_at(batch.shots)
-        return ((match.mean(dim=1) - UNLIKE) * (most / (LIKE - UNLIKE))).clamp(0, most)
+        match = self._match(batch.support) if batch.precomputed is None else batch.precomputed[..., 0]
+        share, most = match.mean(dim=1).clamp_(0, 1), self.say_at(batch.shots)
+        return share if most == 1 else most * share
 
     def calibration(self, batch: TaskBatch) -> Calibration:
         """What the prior does to each support point, in the terms of eq. 5: its nearest base classes and their shares.
