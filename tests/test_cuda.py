@@ -11,7 +11,7 @@ from fewcal.bank import BaseBank
 from fewcal.evaluation import Protocol, evaluate
 from fewcal.factor_gaussian import FactorGaussian, add_stacked
 from fewcal.features.synthetic import make_features
-from fewcal.heads import lbfgs_head, sgd
+from fewcal.heads import lbfgs_head, sgd, two_loop
 from fewcal.methods import make_method
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -84,6 +84,24 @@ def test_lbfgs_takes_the_same_way_with_and_without_our_kernels(
     for other in heads[1:]:
         torch.testing.assert_close(heads[0].weight, other.weight, rtol=1e-3, atol=1e-3)
         torch.testing.assert_close(heads[0].bias, other.bias, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("ways", [5, 500])  # sums of 205 and of 20,500 numbers for each of two tasks
+def test_the_memory_of_lbfgs_suggests_the_same_direction(monkeypatch: pytest.MonkeyPatch, ways: int) -> None:
+    monkeypatch.setattr(two_loop, "_LONG", 1000)
+    g = torch.Generator().manual_seed(0)
+    steps = torch.randn(4, 2, ways, 41, generator=g)
+    grad, curvature = torch.randn(2, ways, 41, generator=g), torch.rand(41, generator=g) + 0.5
+    found = []
+    for device in ("cpu", "cuda"):
+        history = two_loop.History(torch.zeros_like(grad).to(device), torch.full((2, 1, 1), 0.5).to(device), memory=3)
+        active = torch.ones(2, dtype=torch.bool, device=device)
+        for step in steps.to(device):
+            history.direction(grad.to(device), active)
+            history.add(step, step * curvature.to(device))
+        direction, slope = history.direction(grad.to(device), active)
+        found.append((direction.cpu(), slope.cpu()))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("isotropic", [True, False])

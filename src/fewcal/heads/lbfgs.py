@@ -24,7 +24,7 @@ from fewcal.heads.fused_lbfgs import FusedPoints, Preconditioner, minimise
 from fewcal.heads.line_search import MOST_ROUNDS, NO_STEP, ROUNDING, Slopes, line_search
 from fewcal.heads.linear import LinearHead, minus_one_hot
 from fewcal.heads.registry import HeadTrainer, register_head
-from fewcal.heads.two_loop import History
+from fewcal.heads.two_loop import History, inner_products
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -222,11 +222,6 @@ def _over_truth(logits: Tensor, labels: Tensor) -> Tensor:
     return logits.sub_(logits.gather(1, labels[:, None, :]))
 
 
-def _dot(a: Tensor, b: Tensor) -> Tensor:
-    """Inner product of each task's arrays, `(T,)`."""
-    return torch.bmm(a.reshape(len(a), 1, -1), b.reshape(len(b), -1, 1))[:, 0, 0]  # one launch on a GPU, no copy
-
-
 def gradient(x: Tensor, labels: Tensor, probabilities: Tensor, w: Tensor, ridge: float) -> Tensor:
     """∂f/∂w, `(T, N, D+1)`, from the class probabilities `(T, N, M)`, which are used up."""
     residual = minus_one_hot(probabilities, labels)
@@ -298,7 +293,7 @@ class _Look:
         first = weighted.sum(dim=1)  # (T, M)
         # The log-sum-exp, without a second exponential; ∂²z² − (∂z)².
         total = (z.amax(dim=1) - p.amax(dim=1).log()).sum(dim=1)
-        spread = _dot(weighted, along) - _dot(first, first)
+        spread = inner_products(weighted, along) - inner_products(first, first)
         means: np.ndarray = torch.stack([total, first.sum(dim=1), spread]).double().cpu().numpy() / m
         return means
 

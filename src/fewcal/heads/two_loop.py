@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 # Curvature along a step, ⟨s, y⟩, from which on it is remembered.
 _LEAST_CURVATURE = 1e-12
+# Numbers in a sum, for each task, from which on a GPU does not take sums as a batch of products: there each would be
+# the work of one of its processors alone.
+_LONG = 1 << 16
 # Threads that work in step on a GPU: a pair of the memory for each.
 _WARP = 32
 
@@ -67,12 +70,16 @@ class History:
         flat = grad.flatten(1)
         both = torch.stack([self.last.view_as(grad), grad], dim=1)
         change, pushed = precondition(both.flatten(1, 2), self.damping, self.metric).view(t, 2, -1).unbind(dim=1)
-        square = torch.bmm(flat[:, None], pushed[..., None])[:, 0, 0]
+        square = inner_products(flat, pushed)
         if not self.used:
             return (pushed * -active[:, None].to(grad.dtype)).view_as(grad), -square.double() * active
         self.basis[:, 1, (self.used - 1) % m] = change
         basis = self.basis.view(t, 2 * m, -1)
-        fresh = torch.bmm(basis, torch.stack([self.last, flat], dim=2))  # with y of the newest step, and with grad
+        newest = torch.stack([self.last, flat], dim=2)  # y of the newest step, and grad
+        if basis.is_cuda and _is_long(flat):
+            fresh = torch.stack([torch.mm(a, b) for a, b in zip(basis, newest, strict=True)])
+        else:
+            fresh = torch.bmm(basis, newest)
         weights, scale, slope = self._combine(fresh, square, active)
         step = torch.bmm(weights.view(t, 1, -1), basis)[:, 0]
         return torch.addcmul(step, scale[:, None], pushed).view_as(grad), slope
@@ -105,6 +112,22 @@ class History:
         scale = torch.where(downhill, scale, -1.0) * active
         slope = torch.where(downhill, slope, -square) * active
         return weights.to(fresh.dtype).view(t, -1), scale.to(fresh.dtype), slope
+
+
+def inner_products(a: Tensor, b: Tensor) -> Tensor:
+    """⟨a, b⟩ of each task's arrays `(T, ...)`, `(T,)`.
+
+    >>> inner_products(torch.ones(2, 3, 4), torch.ones(2, 3, 4))
+    tensor([12., 12.])
+    """
+    a, b = a.reshape(len(a), -1), b.reshape(len(b), -1)
+    if a.is_cuda and not _is_long(a):
+        return torch.bmm(a[:, None], b[..., None])[:, 0, 0]  # one launch
+    return torch.linalg.vecdot(a, b)  # on a CPU several times as fast as a batch of products
+
+
+def _is_long(flat: Tensor) -> bool:
+    return flat.shape[1] > len(flat) * _LONG
 
 
 def precondition(q: Tensor, damping: Tensor, metric: Tensor | None = None) -> Tensor:
