@@ -346,6 +346,39 @@ def test_class_names_are_checked(studio: Studio) -> None:
         studio.assign(ids(studio, "red")[:1], 77)
 
 
+def test_folders_are_taken_as_classes_in_one_step(tmp_path: Path) -> None:
+    for c, name in enumerate((*COLOURS, "none of these")):
+        for i in range(2):
+            write_picture(tmp_path / name / f"{i}.png", COLOURS.get(name, (120, 120, 120)), 10 * c + i)
+    write_picture(tmp_path / "loose.png", COLOURS["red"], 99)
+    studio = colour_studio(tmp_path)
+    assert set(views.state(studio)["folders"]) == {*COLOURS, "none of these"}
+    studio.take_folders()
+    state = views.state(studio)
+    assert {c["name"]: c["count"] for c in state["classes"]} == dict.fromkeys((*COLOURS, "none of these"), 2)
+    assert state["folders"] == []
+    names = {c["id"]: c["name"] for c in state["classes"]}
+    (answer,) = [names[i["answer"]] for i in state["items"] if i["name"] == "loose.png"]
+    assert answer == "red"
+    studio.undo()
+    assert not studio.store.labels()
+    assert not studio.store.classes()
+    # Labels and classes that a person gave stay.
+    red = studio.add_class("red")
+    (first,) = [i.id for i in studio.store.items() if i.name == "blue/0.png"]
+    studio.assign([first], red)
+    studio.take_folders()
+    assert studio.store.labels()[first] == red
+    assert sorted(studio.store.classes().values()) == sorted(COLOURS)
+    studio.close()
+
+
+def test_loose_pictures_are_no_classes(studio: Studio) -> None:
+    assert views.state(studio)["folders"] == []
+    with pytest.raises(InputError, match="name the classes instead"):
+        studio.take_folders()
+
+
 def test_a_restart_finds_everything(tmp_path: Path) -> None:
     folder = colour_folder(tmp_path / "photos")
     first = colour_studio(folder)

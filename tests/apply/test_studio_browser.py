@@ -427,3 +427,17 @@ def test_axe_finds_no_serious_fault(browser: Browser, server: Server, width: int
     page.wait_for("document.querySelectorAll('#why .bars li').length === 3")
     assert page.serious_faults() == []
     page.close()
+
+
+def test_folders_become_classes_by_a_click(browser: Browser, tmp_path: Path) -> None:
+    for c, (name, colour) in enumerate(COLOURS.items()):
+        write_picture(tmp_path / "photos" / name / "0.png", colour, c)
+        write_picture(tmp_path / "photos" / f"{name}-1.png", colour, 50 + c)
+    server = Server(tmp_path / "photos")
+    page = opened(browser, server, items=6)
+    assert page.text("#take-folders") == ["Take the 3 folders as classes"]
+    page.click("#take-folders")
+    page.wait_for("document.querySelectorAll('#items .verdict .what').length === 3")
+    assert all_right(page)
+    assert page.js("document.querySelector('#take-folders').hidden")
+    server.stop()

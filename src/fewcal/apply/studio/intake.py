@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 import unicodedata
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from fewcal._utils.atomic import atomic_path
 from fewcal._utils.text import storable
+from fewcal.apply.studio.store import Item
 from fewcal.errors import FewcalWarning, FileFormatError, InputError
+from fewcal.features.io.tables import class_name
 from fewcal.features.sources.pictures import check_size, is_picture, picture_files
 from fewcal.features.sources.texts import EXTENSIONS, find_texts
 
@@ -86,6 +88,22 @@ def scan(folder: Path) -> list[tuple[str, str | None]]:
         except (InputError, FileFormatError) as error:
             warnings.warn(f"left out: {error}", FewcalWarning, stacklevel=2)
     return found
+
+
+def classes_by_folder(items: Iterable[Item]) -> dict[str, list[int]]:
+    """Items of pictures by the folder they lie in, as `fewcal classify` reads classes; nothing unless there are two.
+
+    Files that were dropped, and those that cannot be read, are in none.
+
+    >>> classes_by_folder([Item(1, "robin/1.jpg", None, "ready", None), Item(2, "wren/a/1.jpg", None, "waiting", None)])
+    {'robin': [1], 'wren': [2]}
+    """
+    found: dict[str, list[int]] = {}
+    for item in items:
+        folder, below, _ = item.name.partition("/")
+        if below and item.text is None and item.state != "failed" and folder != DROPPED:
+            found.setdefault(class_name(folder), []).append(item.id)
+    return found if len(found) > 1 else {}
 
 
 def is_text_file(name: str) -> bool:

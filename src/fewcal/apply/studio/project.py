@@ -18,6 +18,7 @@ from fewcal.apply.studio.embedder import Embedder, Progress
 from fewcal.apply.studio.intake import (
     Limits,
     checked_texts,
+    classes_by_folder,
     inside,
     is_text_file,
     keep_picture,
@@ -204,6 +205,21 @@ class Studio:
             number = self.store.next_class_id()
             self._record(Edit(f"class {name} added", classes={number: (None, name)}))
             return number
+
+    def take_folders(self) -> None:
+        """Make every folder of pictures a class, and what lies in it its examples; labels that there are stay."""
+        with self.lock:
+            found = classes_by_folder(self.store.items())
+            if not found:
+                raise InputError("the pictures do not lie in two folders or more; name the classes instead")
+            by_name = {name: number for number, name in self.store.classes().items()} | {NONE_OF_THESE: NONE_CLASS}
+            fresh = [checked_class_name(name, (), "") for name in found if name not in by_name]
+            by_name |= {name: number for number, name in enumerate(fresh, self.store.next_class_id())}
+            given = self.store.labels()
+            labels: dict[int, tuple[int | None, int | None]]
+            labels = {i: (None, by_name[name]) for name, own in found.items() for i in own if i not in given}
+            made: dict[int, tuple[str | None, str | None]] = {by_name[name]: (None, name) for name in fresh}
+            self._record(Edit(f"{len(found)} folders → classes", labels, made))
 
     def rename_class(self, number: int, name: str) -> None:
         with self.lock:

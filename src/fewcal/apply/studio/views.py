@@ -9,8 +9,10 @@ import numpy as np
 
 from fewcal.apply.studio.answers import doubt
 from fewcal.apply.studio.exports import Row
+from fewcal.apply.studio.intake import classes_by_folder
 from fewcal.apply.studio.moment import Answered, Moment
 from fewcal.apply.studio.project import Studio
+from fewcal.apply.studio.store import NONE_CLASS
 from fewcal.errors import InputError
 
 Json: TypeAlias = dict[str, "Json"] | list["Json"] | str | int | float | bool | None
@@ -35,6 +37,8 @@ def state(studio: Studio) -> dict[str, Json]:
         "base_classes": None if studio.settings.bank is None else len(studio.settings.bank),
         "reject": moment.reject,
         "classes": [{"id": i, "name": name, "count": counts.count(i)} for i, name in moment.classes.items()],
+        # offered as classes as long as there are none
+        "folders": list(classes_by_folder(moment.items)) if set(moment.classes) == {NONE_CLASS} else [],
         "items": _items(answered),
         "next": list(answered.suggested),
         "progress": asdict(moment.progress),

@@ -23,7 +23,7 @@ async function change(method, path, body, told) {
     const moved = state.items.filter((i) => before.has(i.id) && before.get(i.id) !== i.answer).length;
     problem("");
     const what = typeof told === "function" ? told(fresh.done) : told;
-    if (what) say(`${what}.${moved ? ` ${moved} answers changed.` : ""}`);
+    if (what) say(`${what}.${moved ? ` ${moved} answer${moved === 1 ? "" : "s"} changed.` : ""}`);
     return state;
   } catch (error) {
     problem(error.message);
@@ -133,6 +133,9 @@ function draw(fresh) {
   $("class-name").placeholder = state.kind === "text" ? "e.g. praise" : "e.g. robin";
   $("reject-box").hidden = state.base_classes === null;
   $("reject").checked = state.reject !== null;
+  $("take-folders").hidden = !state.folders.length;
+  $("take-folders").textContent = `Take the ${state.folders.length} folders as classes`;
+  $("take-folders").title = state.folders.join(", ");
   drawClasses();
   drawItems();
   explain(item(), state);
@@ -155,7 +158,7 @@ function drawEstimate() {
   const { expected, left_out } = state;
   const [first, more] =
     !state.items.length ? ["Begin with pictures or texts.", "Drop files anywhere on this page."]
-    : state.classes.length < 2 ? ["Name your classes.", "Type a name, Add, and again for the next one."]
+    : state.classes.length < 2 ? ["Name your classes.", `Type a name, Add, and again for the next one${state.folders.length ? "; or take the folders as classes" : ""}.`]
     : classesInUse() < 2 && state.items.some((i) => i.label !== undefined && i.state === "waiting")
       ? ["Computing the features of your examples.", "Answers follow."]
     : classesInUse() < 2 ? ["Give two classes an example each.", "Select an item, then click its class: all others are answered at once."]
@@ -306,6 +309,7 @@ function wire() {
   for (const id of ["filter", "show", "of", "order"]) $(id).addEventListener("input", () => { most = PAGE; drawItems(); });
   $("more").addEventListener("click", () => { most += PAGE; drawItems(); });
   $("reject").addEventListener("change", () => change("POST", "/api/settings", { reject: $("reject").checked ? 0.05 : null }));
+  $("take-folders").addEventListener("click", () => change("POST", "/api/folders", {}, "The folders are classes now"));
   $("undo").addEventListener("click", () => step("undo"));
   $("redo").addEventListener("click", () => step("redo"));
   $("help").addEventListener("click", () => $("keys").showModal());
