@@ -171,8 +171,14 @@ def test_strangers_are_none_of_these(album: Path, bank: Path) -> None:
     assert answers.truth is None
     assert answers.accuracy is None
     assert answers.counts()["none of these"] == 1
+    # No class has the probability of "none of these"; the one that would have been the answer is named beside it.
+    *_, (item, answer, p, best, q) = by_doubt(answers.rows())
+    assert (item, answer, np.isnan(p)) == ("yellow.png", "none of these", True)
+    assert q == answers.table["probability"][1] == answers.table[f"p({best})"][1]
     answers.write_html(album / "s.html")
-    assert "none of these" in (album / "s.html").read_text(encoding="utf-8")
+    page = (album / "s.html").read_text(encoding="utf-8")
+    assert f"nearest is {best} {100 * q:.0f}%; yellow.png" in page
+    assert "nan" not in page.partition("<main")[2]
     with pytest.raises(InputError, match="--reject needs --bank"):
         classify(album / "photos", odd, colours(), reject=0.3)
 

@@ -63,7 +63,7 @@ def _pictures(page: Page, answers: Answers, counts: dict[str, int], examples: di
     if len(shown) < len(rows):
         page.note(f"Only the first {len(shown)} of {len(rows)} pictures are shown; the table has all of them.")
     for name in counts:
-        mine = sorted((i for i in shown if rows[i][1] == name), key=lambda i: -rows[i][2])
+        mine = _in_order([i for i in shown if rows[i][1] == name], rows)
         page.heading(name)
         if name in examples:
             with page.details(counted(examples[name], "example")):
@@ -83,6 +83,11 @@ def _pictures(page: Page, answers: Answers, counts: dict[str, int], examples: di
     )
 
 
+def _in_order(mine: list[int], rows: list[AnswerRow]) -> list[int]:
+    """The most certain first; of those that are none of the classes, what resembles one least."""
+    return sorted(mine, key=lambda i: rows[i][4] if np.isnan(rows[i][2]) else -rows[i][2])
+
+
 def counted(number: int, what: str) -> str:
     """A number of things in words.
 
@@ -100,7 +105,8 @@ def _caption(answers: Answers, row: AnswerRow, i: int) -> str:
     item, name, p, second, q = row
     known = f"is {answers.truth[i]}; " if answers.truth is not None and answers.truth[i] != name else ""
     warning = "⚠ " if known and name != NONE_OF_THESE else ""
-    return f"{warning}{known}{100 * p:.0f}%, then {second} {100 * q:.0f}%; {Path(item).name}"
+    sure = "nearest is" if p != p else f"{100 * p:.0f}%, then"
+    return f"{warning}{known}{sure} {second} {100 * q:.0f}%; {Path(item).name}"
 
 
 def _thumbnail(items: Items, i: int) -> bytes:

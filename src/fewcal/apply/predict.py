@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -156,21 +157,25 @@ def in_words(table: Columns, truth: Sequence[str] | None, classes: Sequence[str]
 
 
 def answer_rows(table: Columns) -> list[AnswerRow]:
-    """For each row of a table of predictions: item, answer, its probability, the next class, its probability."""
+    """For each row of a table of predictions: item, answer, its probability, the next class, its probability.
+
+    "None of these" has no probability (NaN), and the class that would have been the answer is next to it.
+    """
     classes = [k for k in table if k.startswith("p(")]
     p = np.stack([table[k] for k in classes], axis=1)
     order = np.argsort(-p, axis=1, kind="stable")
     items = table["item"] if "item" in table else table["row"]
     out = []
     for i, (item, name) in enumerate(zip(items, table["prediction"], strict=True)):
-        first, second = order[i, 0], order[i, 1]
-        out.append((str(item), str(name), float(p[i, first]), classes[second][2:-1], float(p[i, second])))
+        away = "p_other" in table and name == NONE_OF_THESE
+        best, following = (math.nan, order[i, 0]) if away else (float(p[i, order[i, 0]]), order[i, 1])
+        out.append((str(item), str(name), best, classes[following][2:-1], float(p[i, following])))
     return out
 
 
 def by_doubt(rows: Sequence[AnswerRow]) -> list[AnswerRow]:
-    """Rows of answers, those whose two best classes are nearest to each other first."""
-    return sorted(rows, key=lambda row: row[2] - row[4])
+    """Rows of answers, those whose two best classes are nearest to each other first, and "none of these" last."""
+    return sorted(rows, key=lambda row: (math.isnan(row[2]), row[4] if math.isnan(row[2]) else row[2] - row[4]))
 
 
 def predict_features(classifier: Classifier, x: np.ndarray, reject: float | None = None) -> Columns:

@@ -197,10 +197,14 @@ def classify(
 
 def print_answers(kind: str, rows: Sequence[tuple[str, str, float, str, float]], kept: bool) -> None:
     """A table of answers as they come, the doubtful ones first; `kept` says whether a file has all of them."""
-    shown = [[i, a, f"{100 * p:.1f}", b, f"{100 * q:.1f}"] for i, a, p, b, q in rows[:MOST_PRINTED]]
+    shown = [[i, a, _percent(p), b, _percent(q)] for i, a, p, b, q in rows[:MOST_PRINTED]]
     table([kind, "answer", "%", "next", "%"], shown, ["left", "left", "right", "left", "right"])
     if len(rows) > MOST_PRINTED:
         print(f"the most doubtful first; {len(rows) - MOST_PRINTED} more" + ("" if kept else ": --out FILE keeps all"))
+
+
+def _percent(p: float) -> str:
+    return "–" if p != p else f"{100 * p:.1f}"
 
 
 @data_app.command("prepare")
