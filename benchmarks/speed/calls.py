@@ -63,6 +63,10 @@ def start(runs: int, folder: Path) -> None:
     classify = [*fewcal, "classify", "--support", support, "--query", query, "-q"]
     processes("fewcal classify, an extractor that is none", [*classify, "-e", "nope"], runs, 2)
     processes("fewcal classify, a preset that is none", [*classify, "--preset", "nope"], runs, 2)
+    (folder / "none").mkdir()
+    (folder / "none" / "empty.jpg").touch()
+    none = [*fewcal, "classify", "--support", support, "--query", str(folder / "none")]
+    processes("fewcal classify, a picture that is none", none, runs, 2)
     torn = folder / "torn.fewcal"
     torn.write_bytes(b"torn")
     processes("fewcal model info, a file that is torn", [*fewcal, "model", "info", str(torn)], runs, 2)

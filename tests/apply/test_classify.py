@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from fewcal.apply.classify import check_same_extractor, classify
-from fewcal.apply.predict import by_doubt, write_predictions
+from fewcal.apply.predict import accuracy, by_doubt, in_words, write_predictions
 from fewcal.bank import BaseBank
 from fewcal.cli import main
 from fewcal.errors import FewcalWarning, FileFormatError, InputError
@@ -380,3 +380,11 @@ def test_texts_are_extracted_without_naming_an_extractor(tmp_path: Path, monkeyp
     (tmp_path / "topics.csv").write_text("text,label\nsun,dry\nrains,wet\n", encoding="utf-8")
     assert run("extract", tmp_path / "topics.csv", "--split", "base", "--out", tmp_path / "features", "-q") == 0
     assert np.load(tmp_path / "features" / "base.npz")["features"].ravel().tolist() == [3, 5]
+
+
+def test_none_of_these_with_examples_of_its_own_is_an_answer() -> None:
+    table = {"prediction": np.array(["a", "none of these", "none of these"], object)}
+    truth = ["a", "none of these", "a"]
+    assert accuracy(table, truth) == pytest.approx(2 / 3)
+    assert in_words(table, truth, ["a", "none of these"])[0].startswith("2 of 3 answers are right")
+    assert accuracy(table | {"p_other": np.array([0, 1, 1])}, truth) == 1

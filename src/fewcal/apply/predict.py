@@ -127,14 +127,19 @@ def true_classes(labels: list[str] | None, classes: Sequence[str], rejects: bool
 
 
 def accuracy(table: Columns, truth: Sequence[str] | None) -> float | None:
-    """Share of right answers, where the truth is known; "none of these" is no answer and not counted."""
-    answered = table["prediction"] != NONE_OF_THESE
+    """Share of right answers, where the truth is known; what was turned away has none and is not counted."""
+    answered = _answered(table)
     return None if truth is None or not answered.any() else float(_right(table, truth).sum() / answered.sum())
 
 
-def _right(table: Columns, truth: Sequence[str]) -> np.ndarray:
+def _answered(table: Columns) -> np.ndarray:
+    """Rows that were not turned away; "none of these" may also be a class with examples, as in the studio."""
     found = table["prediction"]
-    return (found == np.array(truth, object)) & (found != NONE_OF_THESE)
+    return found != NONE_OF_THESE if "p_other" in table else np.ones(len(found), bool)
+
+
+def _right(table: Columns, truth: Sequence[str]) -> np.ndarray:
+    return (table["prediction"] == np.array(truth, object)) & _answered(table)
 
 
 def in_words(table: Columns, truth: Sequence[str] | None, classes: Sequence[str]) -> list[str]:
@@ -145,7 +150,7 @@ def in_words(table: Columns, truth: Sequence[str] | None, classes: Sequence[str]
     if truth is None:
         return told
     known = np.isin(np.array(truth, object).astype(str), classes)
-    away = table["prediction"] == NONE_OF_THESE
+    away = ~_answered(table)
     if refused:
         told[0] += f", {int((known & away).sum())} of which are of one of the classes by their names"
     if not known.all():

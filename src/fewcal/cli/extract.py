@@ -170,15 +170,15 @@ def classify(
 ) -> None:
     """Classify pictures or texts from a few examples of each."""
     check_reject_has_bank(reject, bank)
-    from fewcal._utils.terminal import ProgressBar
-    from fewcal.apply.classify import classify as run
-    from fewcal.apply.classify import usual_preset
-    from fewcal.apply.predict import by_doubt, gdc_settings
     from fewcal.features.sources.find import found_ahead
 
-    gdc_settings(set_ or [], usual_preset(bank, preset or "default"))  # before anything is read
     columns = (text_column, label_column)
     with found_ahead(support, query, extractor, columns, workers, skip_bad) as (known, asked):
+        # Pictures are read while all this is imported.
+        from fewcal._utils.terminal import ProgressBar
+        from fewcal.apply.classify import classify as run
+        from fewcal.apply.predict import by_doubt
+
         reading = partial(run, batch=batch, workers=workers, skip_bad=skip_bad, columns=columns)
         start = partial(reading, preset=preset or "default", settings=set_ or [], reject=reject, seed=seed)
         with ProgressBar("items", quiet) as report:

@@ -93,10 +93,12 @@ def bank_info(
     quiet: Quiet = False,
 ) -> None:
     """What a bank holds."""
-    from fewcal.apply.build_bank import bank_facts
     from fewcal.bank import BaseBank
 
-    facts = bank_facts(BaseBank.load(file)) | {"file": str(file), "bytes": file.stat().st_size}
+    bank = BaseBank.load(file)  # what is wrong with it is told before anything else is imported
+    from fewcal.apply.build_bank import bank_facts
+
+    facts = bank_facts(bank) | {"file": str(file), "bytes": file.stat().st_size}
     write_json(json_file, facts)
     if not quiet:
         table(None, [[k, cell(v)] for k, v in facts.items()])

@@ -17,12 +17,12 @@ from fewcal.cli.extract import (
     UsualExtractor,
     Workers,
 )
-from fewcal.cli.options import Device, Json, Preset, Quiet, Reject, Seed, Set, existing
+from fewcal.cli.options import Device, Json, Preset, Quiet, Reject, Seed, Set, existing, readable_model
 from fewcal.cli.printing import cell, table, write_json
 
 model_app = typer.Typer(no_args_is_help=True, help="Saved classifiers.")
 ModelFile = Annotated[
-    Path, typer.Argument(help="A classifier that `fewcal fit` or the studio wrote.", callback=existing)
+    Path, typer.Argument(help="A classifier that `fewcal fit` or the studio wrote.", callback=readable_model)
 ]
 
 

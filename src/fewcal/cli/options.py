@@ -34,6 +34,15 @@ def existing(given: Given) -> Given:
     return given
 
 
+def readable_model(path: Path | None) -> Path | None:
+    """Refuse a file that is torn or of another kind before anything is imported that a classifier is made of."""
+    if existing(path) is not None:
+        from fewcal._utils.safetensors_io import read_header
+
+        read_header(path)
+    return path
+
+
 Json = Annotated[Path | None, typer.Option("--json", help="Write the result as JSON to this file.", metavar="FILE")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no table: files and exit code only.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, … or auto.", callback=checked_device)]

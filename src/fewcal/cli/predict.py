@@ -9,7 +9,7 @@ import typer
 
 from fewcal.apply.checks import checked_table_file
 from fewcal.cli.extract import LabelColumn, SkipBad, TextColumn, print_answers
-from fewcal.cli.options import Device, Json, Preset, Quiet, Raw, Reject, Seed, Set, Support, existing
+from fewcal.cli.options import Device, Json, Preset, Quiet, Raw, Reject, Seed, Set, Support, existing, readable_model
 from fewcal.cli.printing import table, write_json
 from fewcal.errors import InputError
 
@@ -26,7 +26,7 @@ def predict(
         typer.Argument(help="With --model: pictures, texts or features to classify.", callback=existing),
     ] = None,
     model: Annotated[
-        Path | None, typer.Option(help="A saved classifier, instead of --support and --query.", callback=existing)
+        Path | None, typer.Option(help="A saved classifier, instead of --support.", callback=readable_model)
     ] = None,
     support: Annotated[
         Path | None, typer.Option(help="Labelled examples of your classes (features).", callback=existing)

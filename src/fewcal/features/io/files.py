@@ -42,13 +42,16 @@ def read_file(path: StrPath) -> RawSplit:
     """The raw arrays of one feature file, by its extension; any trouble is one line that names the file."""
     path = Path(path)
     known = FORMATS.get(path.suffix.lower())
+    if path.is_dir():
+        raise FileFormatError(
+            f"{path} is a folder, not a feature file; name a file inside it, or make one of its pictures or texts with "
+            "`fewcal extract`"
+        )
     if known is None:
         raise FileFormatError(
             f"{path} has the unknown extension {path.suffix or '(none)'!r}; known are {', '.join(EXTENSIONS)}"
         )
     try:
-        if path.is_dir():
-            raise FileFormatError(f"{path} is a folder, not a feature file; name a file inside it")
         if path.stat().st_size == 0:
             raise FileFormatError(f"{path} is empty (0 bytes); write it again")
         return known.read(path)
