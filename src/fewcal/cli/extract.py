@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fewcal.apply.checks import check_reject_has_bank, checked_table_file
-from fewcal.cli.options import Device, Json, Preset, Quiet, Raw, Reject, Seed, Set, existing
+from fewcal.cli.options import Device, Json, KnownPreset, Quiet, Raw, Reject, Seed, Set, existing
 from fewcal.cli.printing import cell, table, write_json
 from fewcal.errors import InputError
 
@@ -157,7 +157,7 @@ def classify(
     reject: Reject = None,
     text_column: TextColumn = "text",
     label_column: LabelColumn = "label",
-    preset: Preset = None,
+    preset: KnownPreset = None,
     set_: Set = None,
     batch: Batch = 32,
     workers: Workers = None,

@@ -17,7 +17,7 @@ from fewcal.cli.extract import (
     UsualExtractor,
     Workers,
 )
-from fewcal.cli.options import Device, Json, Preset, Quiet, Reject, Seed, Set, existing, readable_model
+from fewcal.cli.options import Device, Json, KnownPreset, Quiet, Reject, Seed, Set, existing, readable_model
 from fewcal.cli.printing import cell, table, write_json
 
 model_app = typer.Typer(no_args_is_help=True, help="Saved classifiers.")
@@ -51,7 +51,7 @@ def fit(
     ] = False,
     text_column: TextColumn = "text",
     label_column: LabelColumn = "label",
-    preset: Preset = None,
+    preset: KnownPreset = None,
     set_: Set = None,
     batch: Batch = 32,
     workers: Workers = None,

@@ -34,9 +34,19 @@ def existing(given: Given) -> Given:
     return given
 
 
+def known_preset(name: str | None) -> str | None:
+    """Refuse a preset that is none: at once, before anything is read."""
+    if name is not None:
+        from fewcal.presets import get_preset
+
+        get_preset(name)
+    return name
+
+
 def readable_model(path: Path | None) -> Path | None:
     """Refuse a file that is torn or of another kind before anything is imported that a classifier is made of."""
-    if existing(path) is not None:
+    existing(path)
+    if path is not None:
         from fewcal._utils.safetensors_io import read_header
 
         read_header(path)
@@ -49,6 +59,12 @@ Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, … or auto.", cal
 Seed = Annotated[int, typer.Option(help="Seed of all random numbers.")]
 Preset = Annotated[
     str | None, typer.Option(help="Parameters of gdc; see `fewcal presets list`.", autocompletion=complete_preset)
+]
+KnownPreset = Annotated[
+    str | None,
+    typer.Option(
+        help="Parameters of gdc; see `fewcal presets list`.", autocompletion=complete_preset, callback=known_preset
+    ),
 ]
 Set = Annotated[
     list[str] | None,
