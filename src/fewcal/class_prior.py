@@ -35,8 +35,6 @@ from fewcal.gaussianize import Gaussianization
 if TYPE_CHECKING:
     from torch import Tensor
 
-    _Parts = tuple[Tensor, Tensor, Tensor, Tensor]
-
 # Below this reliability the base means are taken for noise and the bank is not used.
 LEAST_RELIABILITY = 0.25
 # Base classes from which on they have all of the say.
@@ -116,17 +114,13 @@ class ClassPrior:
         """What follows from the prior and a few numbers: a small task would spend most of its time on these."""
         return Memo()
 
-    @cached_property
-    def spanned(self) -> Tensor:
-        """The last of the columns of `means`, `(C, R)`: C means differ in C − 1 directions, and the others are zero."""
-        columns = -(-len(self.means) // _ALIGNED) * _ALIGNED
-        return self.means[:, -columns:].contiguous()
-
     def neighbours(self, x: Tensor, sharpness: float, without: Tensor | None = None) -> Tensor:
         """w `(*B, C)` of points `x (*B, D)` less the origin; `without (*B)` is a base class that is no neighbour."""
 
         def make() -> tuple[Tensor, Tensor]:
-            means, scale = self.spanned, 2 * sharpness / self.unit
+            # C means differ in C − 1 directions, which are the last ones; in all others they are zero.
+            columns = -(-len(self.means) // _ALIGNED) * _ALIGNED
+            means, scale = self.means[:, -columns:], 2 * sharpness / self.unit
             # As a copy: a product of a few rows with a transposed matrix is several times slower.
             return -scale / 2 * torch.linalg.vecdot(means, means), (scale * means.T).contiguous()
 
@@ -136,22 +130,20 @@ class ClassPrior:
             scores = scores.scatter(1, without.reshape(-1, 1), -torch.inf)
         return torch.softmax(scores, dim=-1).unflatten(0, x.shape[:-1])
 
-    def weights(self, shots: float | Tensor, strength: float, say: float) -> _Parts:
+    def weights(self, shots: float | Tensor, strength: float, say: float) -> tuple[Tensor, Tensor, Tensor]:
         """For classes with `shots` K, all of them or `(T, N)`, the parts of `posterior` in each direction.
 
-        What the prior is worth, `(D,)`, the share of the examples in the mean, `(D,)` or `(T, N, D)`, that of the
-        neighbours in the R directions of `spanned`, `(R,)` or `(T, N, R)`, and the precision, `(D,)`.
+        What the prior is worth, `(D,)`, the share of the examples in the mean, `(D,)` or `(T, N, D)`, and the
+        precision, `(D,)`.
         """
         if isinstance(shots, float):
             return self._memo.get((shots, strength, say), lambda: self._weights(shots, shots, strength, say))
         k = shots[..., None].to(self.psi.dtype)
         return self._weights(k, float(k.mean()), strength, say)
 
-    def _weights(self, k: float | Tensor, average: float, strength: float, say: float) -> _Parts:
+    def _weights(self, k: float | Tensor, average: float, strength: float, say: float) -> tuple[Tensor, Tensor, Tensor]:
         worth = 1 / torch.lerp(self.psi.min(), self.psi, say) + say * strength
-        share = k / (k + worth)
-        near = say * (1 - share[..., -self.spanned.shape[1] :])
-        return worth, share, near, (average + worth) / (average + worth + 1)
+        return worth, k / (k + worth), (average + worth) / (average + worth + 1)
 
     def domain_match(self, x: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
         """How far points `x (*B, D)` less the origin lie along the directions in which base classes differ, `(*B)`.
@@ -162,9 +154,9 @@ class ClassPrior:
         """
 
         def make() -> tuple[Tensor, Tensor]:
-            every = torch.ones_like(self.spectrum)
-            aligned = (self.spectrum - 1) / (self.alignment * self.say)
-            return torch.stack([(aligned - low) / (high - low), every]), every.new_tensor([0.0, 1e-30])
+            every, aligned = torch.ones_like(self.spectrum), (self.spectrum - 1) / (self.alignment * self.say)
+            of_zeros = every.new_tensor([-low / (high - low), 1.0])  # a row of zeros matches as 0 does
+            return torch.stack([(aligned - low) / (high - low), every]), 1e-30 * of_zeros
 
         both, least = self._memo.get(("domain match", low, high), make)
         aligned, squares = torch.nn.functional.linear(x.square(), both, least).unbind(dim=-1)  # both sums at once
@@ -351,11 +343,9 @@ def posterior(
     without : Tensor (T, N) or None
         For each class a base class that is not to be its neighbour: itself, where it is one.
     """
-    worth, share, of_neighbours, precision = prior.weights(shots, strength, say)
-    near = prior.neighbours(means, sharpness, without) @ prior.spanned
-    mean = means * share
-    mean[..., -near.shape[-1] :].addcmul_(near, of_neighbours)
-    return Posterior(mean, precision, worth)
+    worth, share, precision = prior.weights(shots, strength, say)
+    near = prior.neighbours(means, sharpness, without) @ prior.means
+    return Posterior(torch.lerp(near if say == 1 else say * near, means, share), precision, worth)
 
 
 def prior_bank(prior: ClassPrior, bank: BaseBank) -> BaseBank:

@@ -118,7 +118,6 @@ def test_a_sample_of_nothing_is_refused() -> None:
 def test_posterior_is_that_of_the_equations(classes: int) -> None:
     space = BaseBank().fit(*rows(classes, 20)).transformed(center=True, l2=True, moments=True)
     prior = fit_class_prior(space, ridge=3.0, floor=1.0)
-    assert prior.spanned.shape == (classes, min(40, -(-classes // 16) * 16))
     own = torch.randn(2, 3, 40, generator=torch.Generator().manual_seed(0)) * 0.3
     shots = torch.tensor([[1, 2, 5], [4, 4, 4]])
     found = posterior(prior, own, shots, sharpness=2.0, strength=4.0)
@@ -463,6 +462,7 @@ def test_domain_match_is_that_of_its_equation(bank: BaseBank) -> None:
     scaled = prior.domain_match(x, low=0.2, high=0.4).numpy()
     np.testing.assert_allclose(scaled, (expected - 0.2) / 0.2, rtol=1e-4, atol=1e-4)
     assert float(prior.domain_match(torch.zeros(40))) == 0
+    assert float(prior.domain_match(torch.zeros(40), low=0.2, high=0.4)) == pytest.approx(-1)
     base = prior.transform(torch.from_numpy(rows()[0])) - prior.origin  # the rows themselves, not their moments
     assert float(prior.domain_match(base).mean()) == pytest.approx(1, rel=0.1)
 
