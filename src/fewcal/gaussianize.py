@@ -1,8 +1,9 @@
-"""Gaussianization of features: Tukey's ladder or Yeo-Johnson, then centring, L2 norm and whitening (eq. 1-3).
+"""Gaussianization of features: a power transform, then centring, a cap on spreads, L2 norm and whitening (eq. 1-3).
 
-The paper's step is the power transform alone. Centring on the base mean and L2 normalisation after it, and whitening
-with the pooled within-class covariance of the base classes, are ours: on real features they matter more than any other
-choice. One fitted `Gaussianization` maps base rows, support and query alike.
+The paper's step is the power transform alone, Tukey's ladder or Yeo-Johnson. Powers of both signs, centring on the base
+mean, the cap and L2 normalisation after it, and whitening with the pooled within-class covariance of the base classes,
+are ours: on real features they matter more than any other choice. One fitted `Gaussianization` maps base rows, support
+and query alike.
 """
 
 from __future__ import annotations
@@ -16,9 +17,13 @@ from fewcal.errors import InputError
 if TYPE_CHECKING:
     from torch import Tensor
 
-Kind = Literal["tukey", "yeo-johnson", "none"]
-KINDS = ("auto", "tukey", "yeo-johnson", "none")
+Kind = Literal["tukey", "yeo-johnson", "signed-power", "none"]
+KINDS = ("auto", "tukey", "yeo-johnson", "signed-power", "none")
 DEFAULT_EPS = 1e-6
+# Standard deviations of features in units of their median, at most, where the default works.
+MAX_SPREAD = 4.0
+# Rows whose squares are summed together.
+_AT_ONCE = 8192
 
 
 def tukey(x: Tensor, beta: float, eps: float = DEFAULT_EPS) -> Tensor:
@@ -74,6 +79,17 @@ def yeo_johnson(x: Tensor, beta: float) -> Tensor:
     return positive - negative  # each is zero on the other's side
 
 
+def signed_power(x: Tensor, beta: float) -> Tensor:
+    r"""Powers of both signs, :math:`\operatorname{sign}(x)\,|x|^\beta` with β > 0.
+
+    For tails that are long on both sides: Yeo-Johnson makes one tail shorter and the other longer. (Perronnin, Sánchez, Mensink, ECCV 2010.)
+
+    >>> signed_power(torch.tensor([-4.0, 0.0, 4.0]), 0.5)
+    tensor([-2.,  0.,  2.])
+    """
+    return x if beta == 1 else x.abs().pow_(beta).copysign_(x)
+
+
 def inverse_tukey(z: Tensor, beta: float, eps: float = DEFAULT_EPS) -> Tensor:
     """x with `tukey(x) = z`; values of z that no x ≥ 0 has become the nearest x that there is.
 
@@ -119,11 +135,11 @@ def _lengths(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Gaussianization:
-    """A fitted map of features: power transform → − mean → L2 → whitening → L2, each step optional but the first.
+    """A fitted map of features: power → − mean → · scale → L2 → whitening → L2, each step optional but the first.
 
     Attributes
     ----------
-    kind : {"tukey", "yeo-johnson", "none"}
+    kind : {"tukey", "yeo-johnson", "signed-power", "none"}
         Decided once on base data: Tukey only if every base feature was ≥ 0 (eq. 1).
     beta : float
         The power β, one for all features.
@@ -135,6 +151,11 @@ class Gaussianization:
         Normalise rows after that.
     whitening : Tensor (D, D) or None
         Applied as `x @ whitening`, after which rows are normalised again.
+    scale : Tensor (D,) or None
+        What features are multiplied by once they are centred: less than 1 where a feature spreads much more than
+        others, whose say in the length of a row would be lost.
+    max_spread : float or None
+        The cap that `scale` comes from; see `spread_scale`.
 
     Examples
     --------
@@ -151,6 +172,8 @@ class Gaussianization:
     mean: Tensor | None = None
     l2: bool = False
     whitening: Tensor | None = None
+    scale: Tensor | None = None
+    max_spread: float | None = None
 
     def power(self, x: Tensor, name: str = "X") -> Tensor:
         """The power transform alone (eq. 1)."""
@@ -158,6 +181,8 @@ class Gaussianization:
             return x
         if self.kind == "yeo-johnson":
             return yeo_johnson(x, self.beta)
+        if self.kind == "signed-power":
+            return signed_power(x, self.beta)
         if self.beta != 1 and x.numel() and bool((low := x.min()) < 0):
             raise InputError(
                 f"{name} has negative features (smallest {float(low):.4g}), but the base features were all ≥ 0 and "
@@ -170,6 +195,8 @@ class Gaussianization:
         z = self.power(x, name)
         if self.mean is not None:
             z = z - self.mean
+        if self.scale is not None:
+            z = z * self.scale
         if self.whitening is not None:  # after which rows are of unit length, whatever length they had before
             z = z @ self.whitening
         elif not self.l2:
@@ -181,20 +208,28 @@ class Gaussianization:
         """Map points `(..., D)` back to raw features; lengths that L2 normalisation took away cannot be given back."""
         if self.l2 or self.whitening is not None:
             raise InputError("L2 normalisation and whitening cannot be undone; use l2=False and whiten=False")
+        if self.scale is not None:
+            z = z / self.scale
         if self.mean is not None:
             z = z + self.mean
         if self.kind == "none":
             return z
         if self.kind == "yeo-johnson":
             return inverse_yeo_johnson(z, self.beta)
+        if self.kind == "signed-power":
+            return signed_power(z, 1 / self.beta)
         return inverse_tukey(z, self.beta, self.eps)
 
     def to(self, device: torch.device | str) -> Gaussianization:
         """The same map with its tensors on `device`."""
-        move = {f: t.to(device) for f, t in (("mean", self.mean), ("whitening", self.whitening)) if t is not None}
-        return replace(self, **move)  # type: ignore[arg-type]
+        return replace(self, **{name: t.to(device) for name, t in self.tensors().items()})  # type: ignore[arg-type]
 
-    def settings(self) -> dict[str, str | float | bool]:
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors of this map by the names of their fields."""
+        named = {"mean": self.mean, "whitening": self.whitening, "scale": self.scale}
+        return {name: t for name, t in named.items() if t is not None}
+
+    def settings(self) -> dict[str, str | float | bool | None]:
         """The scalars of this map, for metadata and messages."""
         return {
             "kind": self.kind,
@@ -203,7 +238,23 @@ class Gaussianization:
             "center": self.mean is not None,
             "l2": self.l2,
             "whitened": self.whitening is not None,
+            "max_spread": self.max_spread,
         }
+
+
+def spread_scale(deviation: Tensor, most: float) -> Tensor | None:
+    """What features with standard deviations `(D,)` are multiplied by, so that none exceeds `most` times the median.
+
+    The median is that of the features that vary. None where no feature exceeds it.
+
+    >>> spread_scale(torch.tensor([1.0, 2.0, 80.0, 0.0]), 4.0)
+    tensor([1.0000, 1.0000, 0.1000, 1.0000])
+    """
+    varies = deviation > 0
+    if not bool(varies.any()):
+        return None
+    limit = most * deviation[varies].median()
+    return None if bool((deviation <= limit).all()) else (limit / deviation).clamp(max=1)
 
 
 class GaussianizationFitter:
@@ -223,6 +274,7 @@ class GaussianizationFitter:
         center: bool = False,
         l2: bool = False,
         eps: float = DEFAULT_EPS,
+        max_spread: float | None = None,
     ) -> None:
         if kind not in KINDS:
             raise InputError(f"kind={kind!r} is unknown; use one of {', '.join(KINDS)}")
@@ -230,10 +282,15 @@ class GaussianizationFitter:
             raise InputError(f"beta={beta!r} is out of range; the power must lie in [-10, 10] (the paper uses 0 to 10)")
         if not eps > 0:
             raise InputError(f"eps={eps!r} must be > 0; it keeps log(0) finite")
+        if kind == "signed-power" and not beta > 0:
+            raise InputError(f"beta={beta!r} must be > 0 for kind='signed-power'; use a power from 0.1 to 1")
+        if max_spread is not None and not max_spread >= 1:
+            raise InputError(f"max_spread={max_spread!r} must be ≥ 1, or None for no cap; it is in units of the median")
         self.beta, self.kind, self.center, self.l2, self.eps = float(beta), kind, bool(center), bool(l2), float(eps)
+        self.max_spread = max_spread
         self.rows = 0
         self.low = float("inf")
-        self._sums: dict[str, Tensor] = {}
+        self._sums: dict[str, Tensor] = {}  # of features (1, D), and with a cap of their squares too (2, D)
 
     def update(self, x: Tensor) -> GaussianizationFitter:
         """Take in rows `(R, D)`."""
@@ -242,12 +299,19 @@ class GaussianizationFitter:
         self.rows += len(x)
         self.low = min(self.low, float(x.min()))
         self._check_sign()
-        if self.center:
+        if self.center or self.max_spread is not None:
             for kind in self._candidates():
-                total = Gaussianization(kind, self.beta, self.eps).power(x).sum(dim=0, dtype=torch.float64)
+                total = self._sum(Gaussianization(kind, self.beta, self.eps).power(x))
                 before = self._sums.get(kind)
                 self._sums[kind] = total if before is None else before + total.to(before.device)
         return self
+
+    def _sum(self, z: Tensor) -> Tensor:
+        total = z.sum(dim=0, keepdim=True, dtype=torch.float64)
+        if self.max_spread is None:
+            return total
+        squares = [part.double().square().sum(dim=0, keepdim=True) for part in z.split(_AT_ONCE)]
+        return torch.cat([total, torch.cat(squares).sum(dim=0, keepdim=True)])
 
     def merge(self, other: GaussianizationFitter) -> GaussianizationFitter:
         """Take in what another fitter has seen."""
@@ -270,11 +334,23 @@ class GaussianizationFitter:
         if not self.rows:
             raise InputError("no base rows were given; the transform is fitted on base data")
         kind = self._candidates()[-1]
-        mean = (self._sums[kind] / self.rows).to(dtype or torch.float32) if self.center else None
-        return Gaussianization(kind, self.beta, self.eps, mean=mean, l2=self.l2)
+        mean = (self._sums[kind][0] / self.rows).to(dtype or torch.float32) if self.center else None
+        scale = None
+        if self.max_spread is not None:
+            first, second = self._sums[kind] / self.rows
+            scale = spread_scale((second - first.square()).clamp(min=0).sqrt(), self.max_spread)
+        return Gaussianization(
+            kind,
+            self.beta,
+            self.eps,
+            mean=mean,
+            l2=self.l2,
+            scale=None if scale is None else scale.to(dtype or torch.float32),
+            max_spread=self.max_spread,
+        )
 
     def _settings(self) -> dict[str, object]:
-        return {name: getattr(self, name) for name in ("beta", "kind", "center", "l2", "eps")}
+        return {name: getattr(self, name) for name in ("beta", "kind", "center", "l2", "eps", "max_spread")}
 
     def _check_sign(self) -> None:
         if self.kind == "tukey" and self.low < 0 and self.beta != 1:
@@ -296,10 +372,11 @@ def fit_gaussianization(
     center: bool = False,
     l2: bool = False,
     eps: float = DEFAULT_EPS,
+    max_spread: float | None = None,
 ) -> Gaussianization:
     """Fit the map on base rows `(R, D)` held in memory (eq. 1): Tukey iff every feature is ≥ 0.
 
     >>> fit_gaussianization(torch.tensor([[-1.0, 2.0]])).kind
     'yeo-johnson'
     """
-    return GaussianizationFitter(beta, kind, center, l2, eps).update(x).finish()
+    return GaussianizationFitter(beta, kind, center, l2, eps, max_spread).update(x).finish()

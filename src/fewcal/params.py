@@ -80,11 +80,18 @@ class GDCParams:
     )
     kind: str = parameter(
         "auto",
-        "power transform; auto: Tukey's ladder if all base features are ≥ 0, else Yeo-Johnson",
+        "power transform; auto: Tukey's ladder if all base features are ≥ 0, else Yeo-Johnson, or powers of both signs "
+        "where β is auto and these are better",
         choices=KINDS,
     )
     eps: float = parameter(1e-6, "keeps log(x + ε) finite at 0, for β ≤ 0", low=1e-30, high=1.0)
     center: bool = parameter(False, "subtract the mean of the base rows after the power transform")
+    max_spread: float | None = parameter(
+        None,
+        "then bring down features whose standard deviation is more than this many times the median one",
+        low=1,
+        also=(None,),
+    )
     l2: bool = parameter(False, "then scale rows to unit length")
     whiten: float | bool | str = parameter(
         False,
@@ -220,17 +227,23 @@ class GDCParams:
         return SklearnTrainer(self.head)
 
     def for_bank(self, bank: BaseBank) -> GDCParams:
-        """The same, with the β that the base classes choose where it is "auto"."""
+        """The same, with the power that the base classes choose where β is "auto"."""
         if self.beta != "auto":
             return self
-        beta = bank.power_choice(self.kind, self.eps).beta
-        if beta not in self._with_beta:  # presets are one object each, and a check of all fields takes a while
-            self._with_beta[beta] = self.with_changes(beta=beta)
-        return self._with_beta[beta]
+        found = bank.power_choice(self.kind, self.eps)
+        choice = (found.beta, found.kind if self.kind == "auto" else self.kind)
+        if choice not in self._with_power:  # presets are one object each, and a check of all fields takes a while
+            self._with_power[choice] = self.with_changes(beta=choice[0], kind=choice[1])
+        return self._with_power[choice]
 
     @cached_property
-    def _with_beta(self) -> dict[float, GDCParams]:
+    def _with_power(self) -> dict[tuple[float, str], GDCParams]:
         return {}
+
+    @property
+    def space(self) -> dict[str, Any]:
+        """What `BaseBank.transformed` takes of the parameters, β chosen (`for_bank`)."""
+        return {name: getattr(self, name) for name in ("beta", "kind", "eps", "center", "max_spread", "l2")}
 
     def with_changes(self, **changes: Any) -> GDCParams:
         """A copy with some fields replaced; unknown names are refused with the nearest known ones."""

@@ -5,9 +5,10 @@ is from that is told by the kurtosis of the deviations r from its mean,
 
     κ = median over features of  E[r⁴] / E[r²]²     (a normal distribution has 3),
 
-taken where the method works: after the power, centring and scaling to unit length. A power that is too strong costs as
-much as one that is missing, so the largest β in `POWERS` with κ ≤ `GAUSSIAN_KURTOSIS` is taken, or the smallest where
-none suffices. The same holds for features of any sign with Yeo-Johnson's powers.
+taken where the method works: after the power, centring, the cap on spreads and scaling to unit length. A power that is
+too strong costs as much as one that is missing, so the largest β in `POWERS` with κ ≤ `GAUSSIAN_KURTOSIS` is taken, or
+that of the smallest κ where none suffices. For features of any sign the powers are Yeo-Johnson's, which help where one
+tail is long, and powers of both signs, which help where both are: the better of the two at each β.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from fewcal._utils.lazy_torch import torch
 from fewcal.errors import InputError
-from fewcal.gaussianize import DEFAULT_EPS, fit_gaussianization
+from fewcal.gaussianize import DEFAULT_EPS, MAX_SPREAD, fit_gaussianization
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,10 +39,13 @@ class PowerChoice:
     beta : float
     kurtosis : dict of float by float
         κ after each power that was looked at; empty where a power was given and not chosen.
+    kind : str
+        "signed-power" where that was better than what `auto` stands for.
     """
 
     beta: float
     kurtosis: dict[float, float] = field(default_factory=dict)
+    kind: str = "auto"
 
 
 def within_class_kurtosis(z: Tensor, codes: Tensor) -> float:
@@ -67,16 +71,25 @@ def choose_power(x: Tensor, codes: Tensor, kind: str = "auto", eps: float = DEFA
     >>> heavy = torch.randn(600, 64, generator=torch.Generator().manual_seed(0)).abs() ** 3
     >>> choose_power(heavy, torch.arange(600) % 4).beta < 1
     True
+    >>> choose_power(torch.randn(600, 64, generator=torch.Generator().manual_seed(0)) ** 3, torch.arange(600) % 4).kind
+    'signed-power'
     >>> choose_power(torch.randn(600, 8, generator=torch.Generator().manual_seed(0)), torch.arange(600) % 4).beta
     1.0
     """
+    kinds: dict[float, str] = {}
     kurtosis: dict[float, float] = {}
+    either = kind == "auto" and x.numel() > 0 and bool(x.min() < 0)
     for beta in POWERS:
-        z = fit_gaussianization(x, beta, kind, center=True, l2=True, eps=eps)(x)
-        kurtosis[beta] = within_class_kurtosis(z, codes)
+        tried = {}
+        for one in (kind, "signed-power") if either and beta != 1 else (kind,):
+            z = fit_gaussianization(x, beta, one, center=True, l2=True, eps=eps, max_spread=MAX_SPREAD)(x)
+            tried[one] = within_class_kurtosis(z, codes)
+        kinds[beta] = min(tried, key=lambda name: tried[name])
+        kurtosis[beta] = tried[kinds[beta]]
         if kurtosis[beta] <= GAUSSIAN_KURTOSIS:
             break
-    return PowerChoice(beta, kurtosis)
+    best = beta if kurtosis[beta] <= GAUSSIAN_KURTOSIS else min(kurtosis, key=lambda power: kurtosis[power])
+    return PowerChoice(best, kurtosis, kinds[best])
 
 
 class PowerSample:

@@ -26,6 +26,7 @@ from fewcal._version import __version__
 from fewcal.calibrate import METRICS
 from fewcal.covariance import COVARIANCES
 from fewcal.errors import FewcalWarning, FileFormatError, InputError
+from fewcal.gaussianize import MAX_SPREAD
 from fewcal.params import HIERARCHICAL, RENAMED, GDCParams, current_values
 
 
@@ -128,6 +129,7 @@ _DEFAULT = GDCParams(
     model="hierarchical",
     beta="auto",
     center=True,
+    max_spread=MAX_SPREAD,
     l2=True,
     whiten=2.0,
     strength=1.0,
@@ -157,7 +159,14 @@ def _resolved(p: GDCParams) -> dict[str, str]:
         "average": "plain mean of the k covariances",
     }[p.cov_weights]
     extras = [
-        name for name, on in (("centre", p.center), ("L2", p.l2), (f"whiten λ={p.whiten}", p.whiten is not False)) if on
+        name
+        for name, on in (
+            ("centre", p.center),
+            (f"spreads at most {p.max_spread:g} times the median", p.max_spread is not None),
+            ("L2", p.l2),
+            (f"whiten λ={p.whiten}", p.whiten is not False),
+        )
+        if on
     ]
     return {
         "distance in the weight": distance

@@ -72,7 +72,9 @@ def build_bank(
             raise InputError(f"preset {preset!r} takes base rows as they are: build the bank without --preset")
         rows = torch.from_numpy(split.float32())
         power = _power(p, lambda: PowerSample().update(rows, labels.tolist()))
-        transform = fit_gaussianization(rows, power.beta, p.kind, p.center, p.l2, p.eps).to(pick_device(device))
+        kind = power.kind if p.kind == "auto" else p.kind
+        fitted = fit_gaussianization(rows, power.beta, kind, p.center, p.l2, p.eps, p.max_spread)
+        transform = fitted.to(pick_device(device))
     elif rank is not None:
         raise InputError("--rank drops the rows, so the space must be fixed: give --preset as well")
     bank = BaseBank(rank, dtype, transform, power)
@@ -146,7 +148,8 @@ def bank_from_parts(
     if not parts:
         raise InputError("no parts were given; a bank needs at least one file of base rows")
     power = _power(params, lambda: _merged(_map(_sample_part, parts, scheduler)))
-    settings = (power.beta, params.kind, params.center, params.l2, params.eps)
+    kind = power.kind if params.kind == "auto" else params.kind
+    settings = (power.beta, kind, params.center, params.l2, params.eps, params.max_spread)
     fitter = GaussianizationFitter(*settings)
     for one in _map(_fit_part, parts, scheduler, settings):
         fitter.merge(one)
@@ -187,7 +190,7 @@ def _rows(part: Path) -> tuple[np.ndarray, list[str]]:
     return split.features, [split.classes[i] for i in split.require_labels()]
 
 
-def _fit_part(part: Path, settings: tuple[float, str, bool, bool, float]) -> GaussianizationFitter:
+def _fit_part(part: Path, settings: tuple[float, str, bool, bool, float, float | None]) -> GaussianizationFitter:
     features, _ = _rows(part)
     return GaussianizationFitter(*settings).update(torch.from_numpy(features).float())
 

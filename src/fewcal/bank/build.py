@@ -123,10 +123,10 @@ class BankParts:
 
     def tensors(self) -> list[object]:
         """Every tensor in them, some in lists, for size accounting."""
-        whitening = None if self.transform is None else self.transform.whitening
+        transform = None if self.transform is None else list(self.transform.tensors().values())
         rows = None if self.rows is None else self.rows.tensors()
         factors = None if self.factors is None else self.factors.room
-        return [*self.moments.tensors().values(), rows, factors, whitening]
+        return [*self.moments.tensors().values(), rows, factors, transform]
 
 
 def from_rows(x: Tensor, classes: list[Hashable], codes: Tensor, settings: BankParts) -> BankParts:
@@ -198,8 +198,8 @@ def _same_transform(a: Gaussianization | None, b: Gaussianization | None) -> boo
         return a is b
     if a.settings() != b.settings():
         return False
-    pairs = ((a.mean, b.mean), (a.whitening, b.whitening))
-    return all(s is t or (s is not None and t is not None and torch.equal(s.cpu(), t.cpu())) for s, t in pairs)
+    ours, theirs = a.tensors(), b.tensors()
+    return ours.keys() == theirs.keys() and all(torch.equal(t.cpu(), theirs[name].cpu()) for name, t in ours.items())
 
 
 def storage_dtype(x: object, dtype: str | None) -> torch.dtype:

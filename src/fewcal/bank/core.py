@@ -370,21 +370,21 @@ class BaseBank:
         center: bool = False,
         l2: bool = False,
         eps: float = 1e-6,
+        max_spread: float | None = None,
         whiten: float | bool = False,
         moments: bool = False,
     ) -> BaseBank:
         """The bank as seen through a transform; derived once and remembered.
 
-        A raw bank with rows can go anywhere. A bank that was built with a transform can only be used with that
-        transform (and any whitening on top of it). With `moments` rows need not be kept in the new space: means and
-        the pooled covariance are all that is asked for.
+        A raw bank with rows can go anywhere, one that was built with a transform only there (and whitened on top of it).
+        With `moments` rows need not be kept: means and the pooled covariance are all that is asked for.
 
         >>> import numpy as np
         >>> raw = BaseBank().fit(np.random.default_rng(0).random((20, 3)), [0, 1] * 10)
         >>> raw.transformed(beta=0.5, l2=True).transform.settings()["kind"]
         'tukey'
         """
-        key = SpaceKey(float(beta), kind, bool(center), bool(l2), float(eps))
+        key = SpaceKey(float(beta), kind, bool(center), bool(l2), float(eps), max_spread)
         if moments and key not in self.memo:
             key = replace(key, moments=True)
 

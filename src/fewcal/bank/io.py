@@ -60,16 +60,14 @@ def described(parts: BankParts, known_as: str) -> tuple[dict[str, object], dict[
         "fingerprint": known_as,
         "source": parts.source,
         "transform": None,
-        "power": None if parts.power is None else [parts.power.beta, list(parts.power.kurtosis.items())],
+        "power": None if parts.power is None else _power_to_json(parts.power),
         "one_shot": None if parts.one_shot is None else list(parts.one_shot),
     }
     if parts.unit_centre is not None:
         tensors["unit_centre"], meta["unit_centre_variance"] = parts.unit_centre
     if parts.transform is not None:
         meta["transform"] = parts.transform.settings()
-        for name in ("mean", "whitening"):
-            if (t := getattr(parts.transform, name)) is not None:
-                tensors[f"transform.{name}"] = t
+        tensors |= {f"transform.{name}": t for name, t in parts.transform.tensors().items()}
     return meta, {k: v.detach().cpu().contiguous() for k, v in tensors.items()}
 
 
@@ -125,10 +123,10 @@ def restored(meta: Mapping[str, Any], tensors: Mapping[str, Tensor], check: RowC
     factors = FactorStore.from_tensors(tensors["factors"], tensors["factor_sizes"], rank) if rank else None
     transform, s = None, meta["transform"]
     if s is not None:
-        mean, whitening = tensors.get("transform.mean"), tensors.get("transform.whitening")
-        transform = Gaussianization(s["kind"], s["beta"], s["eps"], mean, s["l2"], whitening)
+        known = {name: tensors.get(f"transform.{name}") for name in ("mean", "whitening", "scale")}
+        transform = Gaussianization(s["kind"], s["beta"], s["eps"], l2=s["l2"], max_spread=s.get("max_spread"), **known)
     power = meta.get("power")  # banks of version 0.1 have none
-    chosen = None if power is None else PowerChoice(float(power[0]), {float(b): float(k) for b, k in power[1]})
+    chosen = None if power is None else _power_from_json(*power)
     scale = meta.get("one_shot")  # banks of version 0.2 have none
     one_shot = None if scale is None else _one_shot(*scale)
     centre = None  # nor that
@@ -137,6 +135,14 @@ def restored(meta: Mapping[str, Any], tensors: Mapping[str, Tensor], check: RowC
     return BankParts(
         rank, meta["dtype"], transform, classes, moments, rows, factors, meta["source"], chosen, one_shot, centre
     )
+
+
+def _power_to_json(power: PowerChoice) -> list[object]:
+    return [power.beta, list(power.kurtosis.items()), power.kind]
+
+
+def _power_from_json(beta: float, kurtosis: list[tuple[float, float]], kind: str = "auto") -> PowerChoice:
+    return PowerChoice(float(beta), {float(b): float(k) for b, k in kurtosis}, str(kind))
 
 
 def _one_shot(gamma: float, log_odds: float) -> OneShotScale:

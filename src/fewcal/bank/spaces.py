@@ -27,6 +27,7 @@ class SpaceKey:
     center: bool
     l2: bool
     eps: float
+    max_spread: float | None = None
     moments: bool = False
     whiten: float | None = None
 
@@ -65,7 +66,7 @@ def transformed(parts: BankParts, key: SpaceKey) -> BankParts:
             "give the transform to BaseBank(transform=...) or keep rows (rank=None)"
         )
     x = parts.rows.joined().float()
-    transform = fit_gaussianization(x, key.beta, key.kind, key.center, key.l2, key.eps)
+    transform = fit_gaussianization(x, key.beta, key.kind, key.center, key.l2, key.eps, key.max_spread)
     settings = BankParts(0 if key.moments else None, "float32", transform, source=parts.source)
     codes = torch.repeat_interleave(torch.arange(len(parts.classes), device=x.device), parts.moments.counts)
     out = from_rows(transform(x, "base X"), list(parts.classes), codes, settings)
@@ -76,8 +77,10 @@ def transformed(parts: BankParts, key: SpaceKey) -> BankParts:
 
 def _check_same_space(transform: Gaussianization, key: SpaceKey) -> None:
     have = transform.settings()
-    wanted = {"beta": key.beta, "center": key.center, "l2": key.l2}
+    wanted: dict[str, object] = {"beta": key.beta, "center": key.center, "l2": key.l2}
     same_kind = key.kind in ("auto", have["kind"]) or key.beta == 1.0
+    if transform.scale is not None:  # a bank of before there was a cap, or that needs none, has none
+        wanted["max_spread"] = key.max_spread
     if not same_kind or any(have[f] != v for f, v in wanted.items()):
         given = ", ".join(f"{f}={have[f]}" for f in ("kind", *wanted))
         asked = ", ".join(f"{f}={v}" for f, v in {"kind": key.kind, **wanted}.items())
@@ -123,7 +126,7 @@ def whitened(parts: BankParts, w: Tensor) -> BankParts:
     base = parts.transform or Gaussianization("none")
     return BankParts(
         rank=0,
-        transform=Gaussianization(base.kind, base.beta, base.eps, base.mean, base.l2, whitening=w),
+        transform=replace(base, whitening=w),
         classes=list(parts.classes),
         moments=moments,
         source=parts.source,

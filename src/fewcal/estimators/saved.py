@@ -68,10 +68,9 @@ def moments_only(bank: BaseBank, params: GDCParams) -> BaseBank:
 
     And what its rows tell of one example a class, and where they lay before.
     """
-    p = params
-    space = bank.transformed(beta=float(p.beta), kind=p.kind, center=p.center, l2=p.l2, eps=p.eps, moments=True)
+    space = bank.transformed(**params.space, moments=True)
     parts = replace(space.parts, rank=0, rows=None, factors=None)
-    if p.model == "hierarchical":
+    if params.model == "hierarchical":
         parts = replace(parts, one_shot=_one_shot(bank, params), unit_centre=base_centre(bank))
     return BaseBank.from_parts(parts)
 

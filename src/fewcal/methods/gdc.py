@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 # Rows looked at together; fixed, so that what is precomputed of a row depends on the split alone.
 _PRECOMPUTED_ROWS = 2048
-_SPACE_FIELDS = ("beta", "kind", "eps", "center", "l2")
 _CALIBRATOR_FIELDS = tuple(f.name for f in fields(Calibrator) if f.name not in ("bank", "equal"))
 # Methods that differ in other fields alone share calibration and covariance.
 _CALIBRATION_FIELDS = tuple(f.name for f in fields(GDCParams) if f.name not in ("n", "n_per", "head", "C"))
@@ -85,7 +84,7 @@ class GDC(Method):
         if self.cap_k:
             self.params = self.params.with_changes(k=min(self.params.k, len(bank)))
         self.params = p = self.params.for_bank(bank)
-        space: dict[str, Any] = {f: getattr(p, f) for f in _SPACE_FIELDS}
+        space = p.space
         # Rows in the new space are for class covariances; without transform_base only the transform is taken from it.
         space["moments"] = p.cov == "pooled" or not p.transform_base
         seen = bank.transformed(**space)

@@ -109,7 +109,7 @@ class HierarchicalGDC(Method):
         assert bank is not None
         bank.check()
         self.params = p = self.params.for_bank(bank)
-        space = bank.transformed(beta=float(p.beta), kind=p.kind, eps=p.eps, center=True, l2=True, moments=True)
+        space = bank.transformed(**{**p.space, "center": True, "l2": True}, moments=True)
         share = reliability(space)
         self.unused = why_ignored(len(space), share) if p.trust == "auto" else None
         if self.unused is not None:

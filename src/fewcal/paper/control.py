@@ -37,14 +37,14 @@ class SupportOnly(NearestCentroid):
     def settings(self) -> dict[str, JSON]:
         p = self.params
         head = str(p.head) if p.trainer.samples else "centroid"
-        own: dict[str, JSON] = {"beta": p.beta, "kind": p.kind, "eps": p.eps, "center": p.center, "l2": p.l2}
+        own: dict[str, JSON] = {k: v for k, v in p.space.items() if v is not None}
         return own | {"head": head} | ({"C": p.C} if head == "lbfgs" else {})
 
     def prepare(self, bank: BaseBank | None) -> Method:
         super().prepare(bank)
         assert bank is not None
         p = self.params.for_bank(bank)
-        seen = bank.transformed(beta=float(p.beta), kind=p.kind, eps=p.eps, center=p.center, l2=p.l2, moments=True)
+        seen = bank.transformed(**p.space, moments=True)
         self.set_space(seen.transform, bank)
         return self
 

@@ -280,7 +280,7 @@ def _groups(made: Mapping[str, tuple[GDCParams, int]]) -> list[list[str]]:
     """Variants that share a space and a number of tasks are run together: one bank, and not too many at once."""
     groups: dict[Hashable, list[str]] = {}
     for name, (p, tasks) in made.items():
-        groups.setdefault((tasks, p.beta, p.kind, p.eps, p.center, p.l2), []).append(name)
+        groups.setdefault((tasks, *p.space.values()), []).append(name)
     return list(groups.values())
 
 
