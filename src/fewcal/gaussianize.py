@@ -82,7 +82,8 @@ def yeo_johnson(x: Tensor, beta: float) -> Tensor:
 def signed_power(x: Tensor, beta: float) -> Tensor:
     r"""Powers of both signs, :math:`\operatorname{sign}(x)\,|x|^\beta` with β > 0.
 
-    For tails that are long on both sides: Yeo-Johnson makes one tail shorter and the other longer. (Perronnin, Sánchez, Mensink, ECCV 2010.)
+    For tails that are long on both sides: Yeo-Johnson makes one shorter and the other longer. (Perronnin, Sánchez,
+    Mensink, ECCV 2010.)
 
     >>> signed_power(torch.tensor([-4.0, 0.0, 4.0]), 0.5)
     tensor([-2.,  0.,  2.])

@@ -376,8 +376,8 @@ class BaseBank:
     ) -> BaseBank:
         """The bank as seen through a transform; derived once and remembered.
 
-        A raw bank with rows can go anywhere, one that was built with a transform only there (and whitened on top of it).
-        With `moments` rows need not be kept: means and the pooled covariance are all that is asked for.
+        A raw bank with rows can go anywhere, one built with a transform only there (and whitened on top of it). With
+        `moments` rows need not be kept: means and the pooled covariance are all that is asked for.
 
         >>> import numpy as np
         >>> raw = BaseBank().fit(np.random.default_rng(0).random((20, 3)), [0, 1] * 10)
