@@ -24,7 +24,7 @@ from fewcal.gaussianize import DEFAULT_EPS, MAX_SPREAD, fit_gaussianization
 if TYPE_CHECKING:
     from torch import Tensor
 
-POWERS = (1.0, 0.75, 0.5)
+POWERS = (1.0, 0.75, 0.5, 0.35, 0.25)
 GAUSSIAN_KURTOSIS = 7.0
 # What the choice is made from, at most: so many classes, so many rows of each. It bounds time and memory.
 SAMPLED_CLASSES, SAMPLED_ROWS = 256, 32
