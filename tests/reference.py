@@ -34,6 +34,18 @@ def yeo_johnson(x: np.ndarray, beta: float) -> np.ndarray:
     return out
 
 
+def signed_power(x: np.ndarray, beta: float) -> np.ndarray:
+    x = np.asarray(x, dtype=np.float64)
+    return np.sign(x) * np.abs(x) ** beta
+
+
+def spread_scale(x: np.ndarray, most: float) -> np.ndarray:
+    """What each feature is multiplied by, so that no standard deviation is above `most` times the median one."""
+    deviation = x.std(axis=0)
+    limit = most * np.sort(deviation[deviation > 0])[(np.count_nonzero(deviation) - 1) // 2]
+    return np.array([limit / d if d > limit else 1.0 for d in deviation])
+
+
 def unit_rows(x: np.ndarray) -> np.ndarray:
     length = np.sqrt((x**2).sum(axis=-1, keepdims=True))
     return x / np.where(length == 0, 1, length)
@@ -229,6 +241,7 @@ _KNOWN = {
         "kind",
         "eps",
         "center",
+        "max_spread",
         "l2",
         "whiten",
         "transform_base",
@@ -269,12 +282,16 @@ def one_task(
     def power(x: np.ndarray) -> np.ndarray:
         if kind == "none":
             return x
+        if kind == "signed-power":
+            return signed_power(x, p["beta"])
         return tukey(x, p["beta"], p["eps"]) if kind == "tukey" else yeo_johnson(x, p["beta"])
 
-    centre = np.concatenate([power(rows) for rows in base]).mean(axis=0) if p["center"] else 0.0
+    powered = np.concatenate([power(rows) for rows in base])
+    centre = powered.mean(axis=0) if p["center"] else 0.0
+    scale = 1.0 if p["max_spread"] is False else spread_scale(powered, p["max_spread"])
 
     def move(x: np.ndarray) -> np.ndarray:
-        z = power(x) - centre
+        z = (power(x) - centre) * scale
         return unit_rows(z) if p["l2"] else z
 
     bases = [move(rows) for rows in base] if p["transform_base"] else base

@@ -19,6 +19,8 @@ from fewcal.gaussianize import (
     GaussianizationFitter,
     fit_gaussianization,
     l2_normalise,
+    signed_power,
+    spread_scale,
     tukey,
     yeo_johnson,
 )
@@ -147,6 +149,7 @@ def test_steps_come_in_order() -> None:
         "center": True,
         "l2": True,
         "whitened": True,
+        "max_spread": False,
     }
     assert torch.equal(g.to("cpu")(torch.from_numpy(x)), g(torch.from_numpy(x)))
 
@@ -191,3 +194,88 @@ def test_fitters_with_different_settings_do_not_merge() -> None:
     ):
         with pytest.raises(InputError, match="different settings"):
             one.merge(other.update(torch.rand(2, 2)))
+
+
+# ---- powers of both signs -------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(st.floats(0.1, 3), st.lists(st.floats(-50, 50), min_size=2, max_size=20))
+def test_signed_powers_are_odd_monotone_and_undone(beta: float, values: list[float]) -> None:
+    x = torch.tensor(sorted(values), dtype=torch.float64)
+    z = signed_power(x, beta)
+    np.testing.assert_allclose(z.numpy(), reference.signed_power(x.numpy(), beta), rtol=1e-12)
+    assert torch.equal(signed_power(-x, beta), -z)
+    assert (z.diff() >= 0).all()
+    back = Gaussianization("signed-power", beta).inverse(z)
+    large = x.abs() > 1e-3  # smaller ones may underflow
+    np.testing.assert_allclose(back[large].numpy(), x[large].numpy(), rtol=1e-6)
+
+
+def test_signed_powers_shorten_both_tails_where_yeo_johnson_makes_one_longer() -> None:
+    x = torch.tensor([[-9.0], [9.0]])
+    both = fit_gaussianization(x, 0.5, "signed-power")(x).abs()
+    one = fit_gaussianization(x, 0.5, "yeo-johnson")(x).abs()
+    assert float(both[0]) == float(both[1]) == 3.0
+    assert float(one[1]) < 9 < float(one[0])
+
+
+@pytest.mark.parametrize("beta", [0.0, -0.5])
+def test_signed_powers_need_a_positive_power(beta: float) -> None:
+    with pytest.raises(InputError, match="must be > 0 for kind='signed-power'"):
+        fit_gaussianization(torch.randn(4, 2), beta, "signed-power")
+
+
+# ---- features that spread far more than others ----------------------------------------------------------------------
+
+
+def test_spreads_are_capped_as_in_the_reference() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(2.0, [1.0, 2.0, 3.0, 50.0, 0.0, 900.0], size=(400, 6))
+    g = fit_gaussianization(torch.from_numpy(x), 1.0, center=True, max_spread=4.0)
+    assert g.scale is not None
+    np.testing.assert_allclose(g.scale.numpy(), reference.spread_scale(x, 4.0), rtol=1e-5)
+    spread = g(torch.from_numpy(x)).std(dim=0, correction=0)
+    assert spread.max() / spread[2] == pytest.approx(4.0, rel=1e-5)
+    np.testing.assert_allclose(g.inverse(g(torch.from_numpy(x))).numpy(), x, rtol=1e-4, atol=1e-4)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.floats(1, 1e6), st.sampled_from([1.0, 0.5, 0.25]), st.booleans())
+def test_a_capped_feature_is_the_same_at_every_scale(times: float, beta: float, signed: bool) -> None:
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(60, 5)) if signed else rng.random((60, 5))
+    x[:, 2] *= 10**6  # above the cap for every power
+    larger = x.copy()
+    larger[:, 2] *= times
+    kind = "signed-power" if signed else "tukey"
+    seen = [fit_gaussianization(torch.from_numpy(v), beta, kind, True, True, max_spread=4.0) for v in (x, larger)]
+    rows, again = (g(torch.from_numpy(v)).numpy() for g, v in zip(seen, (x, larger), strict=True))
+    np.testing.assert_allclose(again, rows, rtol=2e-4, atol=1e-6)
+
+
+def test_features_that_spread_alike_are_left_alone() -> None:
+    x = torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
+    capped, plain = fit_gaussianization(x, max_spread=4.0), fit_gaussianization(x)
+    assert capped.scale is None
+    assert torch.equal(capped(x), plain(x))
+    assert spread_scale(torch.zeros(3), 4.0) is None  # constant features
+
+
+def test_a_cap_is_fitted_in_chunks() -> None:
+    x = torch.randn(40, 5, generator=torch.Generator().manual_seed(0)) * torch.tensor([1.0, 1.0, 2.0, 1.0, 99.0])
+    whole = fit_gaussianization(x, 1.0, center=True, max_spread=4.0)
+    parts = [GaussianizationFitter(1.0, center=True, max_spread=4.0).update(part) for part in x.split(7)]
+    merged = parts[0]
+    for part in parts[1:]:
+        merged.merge(part)
+    assert whole.scale is not None
+    torch.testing.assert_close(merged.finish().scale, whole.scale)
+    with pytest.raises(InputError, match="different settings"):
+        merged.merge(GaussianizationFitter(1.0, center=True))
+
+
+@pytest.mark.parametrize("most", [0.5, 0.0, -1.0, math.nan, True])
+def test_a_cap_below_the_median_is_refused(most: float) -> None:
+    with pytest.raises(InputError, match=r"max_spread=.* must be ≥ 1"):
+        fit_gaussianization(torch.randn(4, 2), max_spread=most)

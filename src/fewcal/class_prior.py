@@ -210,15 +210,15 @@ def ridge_share(values: Tensor, freedom: int) -> float:
 def transferable_ratio(between: Tensor, within: Tensor, classes: int, floor: float) -> Tensor:
     r"""ψ `(D,)`: variance of the means of new classes over that within them, in each direction.
 
-        σ² = min(1, F/0.25)·min(1, D/(C−1))·λ̄,   ψ_j = (λ_j − σ²)₊ / (w_j + σ²) + min(floor·F, 0.15),   F = Σλ / Σw
+        σ² = min(1, F/0.25)·λ̄,   ψ_j = (λ_j − σ²)₊ / (w_j + σ²) + min(floor·F, 0.15),   F = Σλ / Σw,   λ̄ = Σλ / (C − 1)
 
     Training drives base classes apart until each has directions of its own and their means are the corners of a regular
     simplex, with equal eigenvalues λ_j (neural collapse: Papyan, Han, Donoho, PNAS 2020). Of new classes a regular
     simplex tells nothing: rows of theirs fall along these directions at random. So the average eigenvalue λ̄ is taken
     for noise of new classes and only what exceeds it for differences between them; less of it where base classes are
-    hardly apart, and a backbone cannot have learnt them by heart, and where the space has less than the C − 1 directions
-    that a simplex of C corners needs: base classes share those that there are, and so will new ones. The last term stands for differences in directions in
-    which base classes have none.
+    hardly apart, and a backbone cannot have learnt them by heart. A simplex needs C − 1 directions: where the space has
+    less, base classes share those that there are, and so will new ones. The last term stands for differences in
+    directions in which base classes have none.
 
     Parameters
     ----------
@@ -237,9 +237,13 @@ def transferable_ratio(between: Tensor, within: Tensor, classes: int, floor: flo
     tensor([0.1500, 0.1500, 0.1500, 0.1500])
     >>> transferable_ratio(torch.tensor([4.0, 1.0, 1.0, 0.0]), w, classes=4, floor=1.0)
     tensor([0.8167, 0.1500, 0.1500, 0.1500])
+
+    Of thirteen classes in four dimensions, equal eigenvalues are no simplex:
+
+    >>> transferable_ratio(torch.full((4,), 2.0), w, classes=13, floor=1.0)
+    tensor([0.9500, 0.9500, 0.9500, 0.9500])
     """
     ratio = float(between.sum() / within.sum().clamp(min=1e-30))
-    # λ̄ is an average over min(D, C − 1) directions: with the share D/(C − 1) it is one over C − 1 of them.
     own = min(1.0, ratio / _COLLAPSED) * between.sum() / max(classes - 1, 1)
     outside = max(min(floor * ratio, _MOST_OUTSIDE), 1e-6)
     return (between - own).clamp(min=0) / (within + own).clamp(min=1e-30) + outside

@@ -155,7 +155,7 @@ class Gaussianization:
     scale : Tensor (D,) or None
         What features are multiplied by once they are centred: less than 1 where a feature spreads much more than
         others, whose say in the length of a row would be lost.
-    max_spread : float or None
+    max_spread : float or False
         The cap that `scale` comes from; see `spread_scale`.
 
     Examples
@@ -174,7 +174,7 @@ class Gaussianization:
     l2: bool = False
     whitening: Tensor | None = None
     scale: Tensor | None = None
-    max_spread: float | None = None
+    max_spread: float | bool = False
 
     def power(self, x: Tensor, name: str = "X") -> Tensor:
         """The power transform alone (eq. 1)."""
@@ -230,7 +230,29 @@ class Gaussianization:
         named = {"mean": self.mean, "whitening": self.whitening, "scale": self.scale}
         return {name: t for name, t in named.items() if t is not None}
 
-    def settings(self) -> dict[str, str | float | bool | None]:
+    @property
+    def capped(self) -> int:
+        """How many features are brought down."""
+        return 0 if self.scale is None else int((self.scale < 1).sum())
+
+    @property
+    def words(self) -> str:
+        """The map for people.
+
+        >>> Gaussianization("tukey", 0.5, mean=torch.zeros(3), scale=torch.tensor([1.0, 1.0, 0.1]), l2=True).words
+        "β = 0.5 (Tukey's powers), centred, 1 of 3 features brought down, unit length"
+        """
+        power = {"tukey": "Tukey's powers", "yeo-johnson": "Yeo-Johnson", "signed-power": "powers of both signs"}
+        steps = ["no power" if self.kind == "none" or self.beta == 1 else f"β = {self.beta:g} ({power[self.kind]})"]
+        if self.mean is not None:
+            steps.append("centred")
+        if self.scale is not None:
+            steps.append(f"{self.capped} of {len(self.scale)} features brought down")
+        if self.whitening is not None:
+            steps.append("whitened")
+        return ", ".join([*steps, *(["unit length"] if self.l2 or self.whitening is not None else [])])
+
+    def settings(self) -> dict[str, str | float | bool]:
         """The scalars of this map, for metadata and messages."""
         return {
             "kind": self.kind,
@@ -275,7 +297,7 @@ class GaussianizationFitter:
         center: bool = False,
         l2: bool = False,
         eps: float = DEFAULT_EPS,
-        max_spread: float | None = None,
+        max_spread: float | bool = False,
     ) -> None:
         if kind not in KINDS:
             raise InputError(f"kind={kind!r} is unknown; use one of {', '.join(KINDS)}")
@@ -285,8 +307,8 @@ class GaussianizationFitter:
             raise InputError(f"eps={eps!r} must be > 0; it keeps log(0) finite")
         if kind == "signed-power" and not beta > 0:
             raise InputError(f"beta={beta!r} must be > 0 for kind='signed-power'; use a power from 0.1 to 1")
-        if max_spread is not None and not max_spread >= 1:
-            raise InputError(f"max_spread={max_spread!r} must be ≥ 1, or None for no cap; it is in units of the median")
+        if max_spread is not False and (max_spread is True or not max_spread >= 1):
+            raise InputError(f"max_spread={max_spread!r} must be ≥ 1, or False for none; it is in units of the median")
         self.beta, self.kind, self.center, self.l2, self.eps = float(beta), kind, bool(center), bool(l2), float(eps)
         self.max_spread = max_spread
         self.rows = 0
@@ -300,7 +322,7 @@ class GaussianizationFitter:
         self.rows += len(x)
         self.low = min(self.low, float(x.min()))
         self._check_sign()
-        if self.center or self.max_spread is not None:
+        if self.center or self.max_spread is not False:
             for kind in self._candidates():
                 total = self._sum(Gaussianization(kind, self.beta, self.eps).power(x))
                 before = self._sums.get(kind)
@@ -309,7 +331,7 @@ class GaussianizationFitter:
 
     def _sum(self, z: Tensor) -> Tensor:
         total = z.sum(dim=0, keepdim=True, dtype=torch.float64)
-        if self.max_spread is None:
+        if self.max_spread is False:
             return total
         squares = [part.double().square().sum(dim=0, keepdim=True) for part in z.split(_AT_ONCE)]
         return torch.cat([total, torch.cat(squares).sum(dim=0, keepdim=True)])
@@ -337,7 +359,7 @@ class GaussianizationFitter:
         kind = self._candidates()[-1]
         mean = (self._sums[kind][0] / self.rows).to(dtype or torch.float32) if self.center else None
         scale = None
-        if self.max_spread is not None:
+        if self.max_spread is not False:
             first, second = self._sums[kind] / self.rows
             scale = spread_scale((second - first.square()).clamp(min=0).sqrt(), self.max_spread)
         return Gaussianization(
@@ -373,7 +395,7 @@ def fit_gaussianization(
     center: bool = False,
     l2: bool = False,
     eps: float = DEFAULT_EPS,
-    max_spread: float | None = None,
+    max_spread: float | bool = False,
 ) -> Gaussianization:
     """Fit the map on base rows `(R, D)` held in memory (eq. 1): Tukey iff every feature is ≥ 0.
 

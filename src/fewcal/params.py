@@ -86,11 +86,11 @@ class GDCParams:
     )
     eps: float = parameter(1e-6, "keeps log(x + ε) finite at 0, for β ≤ 0", low=1e-30, high=1.0)
     center: bool = parameter(False, "subtract the mean of the base rows after the power transform")
-    max_spread: float | None = parameter(
-        None,
+    max_spread: float | bool = parameter(
+        False,
         "then bring down features whose standard deviation is more than this many times the median one",
         low=1,
-        also=(None,),
+        also=(False,),
     )
     l2: bool = parameter(False, "then scale rows to unit length")
     whiten: float | bool | str = parameter(

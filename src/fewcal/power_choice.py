@@ -47,6 +47,17 @@ class PowerChoice:
     kurtosis: dict[float, float] = field(default_factory=dict)
     kind: str = "auto"
 
+    @property
+    def words(self) -> str:
+        """The choice for people.
+
+        >>> PowerChoice(0.5, {1.0: 16.8, 0.75: 9.4, 0.5: 4.9}).words
+        'β = 0.5 (within-class kurtosis 16.8 at β = 1, 9.4 at β = 0.75, 4.9 at β = 0.5)'
+        """
+        tried = ", ".join(f"{kurtosis:.1f} at β = {beta:g}" for beta, kurtosis in self.kurtosis.items())
+        signs = ", powers of both signs" if self.kind == "signed-power" else ""
+        return f"β = {self.beta:g}{signs}" + (f" (within-class kurtosis {tried})" if tried else " (given)")
+
 
 def within_class_kurtosis(z: Tensor, codes: Tensor) -> float:
     """κ of rows `z (R, D)` with classes `codes (R,)`.

@@ -162,7 +162,7 @@ def _resolved(p: GDCParams) -> dict[str, str]:
         name
         for name, on in (
             ("centre", p.center),
-            (f"spreads at most {p.max_spread} times the median", p.max_spread is not None),
+            (f"spreads at most {p.max_spread:g} times the median", p.max_spread is not False),
             ("L2", p.l2),
             (f"whiten λ={p.whiten}", p.whiten is not False),
         )

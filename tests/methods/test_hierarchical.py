@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from fewcal import BaseBank, GDCClassifier, Protocol, evaluate
 from fewcal._utils.randomness import TaskRandom
+from fewcal.bank.io import described, restored
 from fewcal.class_prior import (
     enough_classes,
     fit_class_prior,
@@ -24,6 +26,7 @@ from fewcal.class_prior import (
 )
 from fewcal.errors import FewcalWarning, InputError
 from fewcal.features.synthetic import make_features
+from fewcal.gaussianize import fit_gaussianization
 from fewcal.heads import discriminant
 from fewcal.heads.discriminant import (
     Discriminant,
@@ -38,7 +41,7 @@ from fewcal.heads.linear import class_means
 from fewcal.methods import TaskBatch, make_method
 from fewcal.methods.bankless import Bankless, bankless_logistic
 from fewcal.methods.hierarchical import HierarchicalGDC
-from fewcal.power_choice import PowerSample, choose_power, within_class_kurtosis
+from fewcal.power_choice import PowerChoice, PowerSample, choose_power, within_class_kurtosis
 from fewcal.presets import get_preset, with_settings
 
 
@@ -85,6 +88,86 @@ def test_heavy_tails_ask_for_a_power_and_normal_features_do_not() -> None:
     heavy = choose_power(normal.abs() ** 4, codes)
     assert heavy.beta < 1.0
     assert list(heavy.kurtosis.values()) == sorted(heavy.kurtosis.values(), reverse=True)
+
+
+def test_long_tails_of_any_sign_ask_for_the_better_of_two_powers() -> None:
+    rng = np.random.default_rng(0)
+    codes = torch.arange(4000) % 20
+    normal = torch.from_numpy(rng.normal(size=(4000, 30))).float()
+    both = choose_power(normal**3, codes)
+    assert (both.kind, both.beta) == ("signed-power", 0.5)  # |z|^1.5 has a kurtosis of 6
+    skew = normal.exp() - 2
+    one = choose_power(skew, codes)
+    seen = [fit_gaussianization(skew, one.beta, kind, True, True)(skew) for kind in ("yeo-johnson", "signed-power")]
+    tried = [within_class_kurtosis(z, codes) for z in seen]
+    assert one.kurtosis[one.beta] == min(tried)
+    assert choose_power(normal**3, codes, kind="yeo-johnson").kind == "yeo-johnson"  # asked for
+    params = get_preset("default").for_bank(BaseBank().fit((normal**3).numpy(), codes.numpy()))
+    assert (params.kind, params.beta) == ("signed-power", 0.5)
+
+
+def test_where_no_power_suffices_the_smallest_kurtosis_decides() -> None:
+    rng = np.random.default_rng(0)
+    sparse = torch.from_numpy((rng.random((4000, 30)) < 0.004) * rng.random((4000, 30))).float()
+    found = choose_power(sparse, torch.arange(4000) % 20)
+    assert min(found.kurtosis.values()) > 7
+    assert found.kurtosis[found.beta] == min(found.kurtosis.values())
+
+
+@pytest.mark.parametrize("times", [40.0, 1e4])
+def test_a_few_features_of_another_scale_change_little(times: float) -> None:
+    x, y = rows(70, 20)
+    raw, far = BaseBank().fit(x, y), x.copy()
+    far[:, [3, 17]] *= times
+    new, labels = rows(5, 30, seed=9)
+    shots = np.concatenate([np.flatnonzero(labels == c)[:2] for c in range(5)])
+    plain = GDCClassifier(raw).fit(new[shots], labels[shots])
+    new_far = new.copy()
+    new_far[:, [3, 17]] *= times
+    capped = GDCClassifier(BaseBank().fit(far, y)).fit(new_far[shots], labels[shots])
+    assert "2 of 40 features brought down" in str(capped.explain())
+    assert "brought down" not in str(plain.explain())
+    without = GDCClassifier(BaseBank().fit(far, y), max_spread=False).fit(new_far[shots], labels[shots])
+    right = [c.score(q, labels) for c, q in ((plain, new), (capped, new_far), (without, new_far))]
+    assert right[1] > right[0] - 0.05 > right[2]
+
+
+@pytest.mark.parametrize("rank", [0, None])
+def test_a_bank_and_a_classifier_keep_powers_and_capped_features(tmp_path: Path, rank: int | None) -> None:
+    x, y = rows(70, 20)
+    x = x**3
+    x[:, 5] *= 300
+    raw = BaseBank().fit(x, y)
+    params = get_preset("default").for_bank(raw)
+    transform = raw.transformed(**params.space).transform
+    assert transform is not None
+    assert (transform.kind, transform.capped) == ("signed-power", 1)
+    built = BaseBank(rank, transform=transform, power=raw.power_choice()).fit(x, y)
+    loaded = BaseBank.load(built.save(tmp_path / "bank.safetensors"))
+    new, labels = rows(5, 4, seed=9)
+    expected = GDCClassifier(built).fit(new, labels)
+    np.testing.assert_array_equal(
+        GDCClassifier(loaded).fit(new, labels).predict_proba(new), expected.predict_proba(new)
+    )
+    again = GDCClassifier.load(expected.save(tmp_path / "model.fewcal"))
+    np.testing.assert_array_equal(again.predict_proba(new), expected.predict_proba(new))
+    with pytest.raises(InputError, match=r"another space .*max_spread=4.*max_spread=False"):
+        GDCClassifier(loaded, max_spread=False).fit(new, labels)
+
+
+def test_a_bank_of_before_there_was_a_cap_is_read_and_used(tmp_path: Path) -> None:
+    x, y = rows(70, 20)
+    transform = BaseBank().fit(x, y).transformed(beta=1.0, center=True, l2=True).transform
+    built = BaseBank(0, transform=transform, power=PowerChoice(1.0, {1.0: 3.0})).fit(x, y)
+    meta, tensors = described(built.parts, built.fingerprint)
+    assert isinstance(meta["transform"], dict)
+    assert isinstance(meta["power"], list)
+    del meta["transform"]["max_spread"]
+    del meta["power"][2]
+    old = BaseBank.from_parts(restored(json.loads(json.dumps(meta)), tensors))
+    new, labels = rows(5, 2, seed=9)
+    ours, theirs = (GDCClassifier(bank).fit(new, labels).predict_proba(new) for bank in (built, old))
+    np.testing.assert_array_equal(ours, theirs)
 
 
 def test_a_sample_gathered_in_chunks_chooses_as_the_whole() -> None:

@@ -20,10 +20,10 @@ from fewcal.bank import BaseBank
 from fewcal.bank.build import Storage
 from fewcal.errors import InputError
 from fewcal.evaluation.executors import dask_client
-from fewcal.features import FeatureSet, load_split
+from fewcal.features import FeatureSet, FeatureSplit, load_split
 from fewcal.features.extract import bank_source
 from fewcal.features.sources.pictures import picture_files
-from fewcal.gaussianize import Gaussianization, GaussianizationFitter, fit_gaussianization
+from fewcal.gaussianize import MAX_SPREAD, Gaussianization, GaussianizationFitter, fit_gaussianization
 from fewcal.params import GDCParams
 from fewcal.power_choice import PowerChoice, PowerSample
 from fewcal.presets import get_preset
@@ -96,20 +96,18 @@ def bank_facts(bank: BaseBank) -> JSONObject:
         "kept": kept,
         "explained share": f"{float(explained.min()):.3f} to {float(explained.max()):.3f}" if bank.rank else None,
         "transform": bank.transform.settings() if bank.transform is not None else "raw",
-        "power": power_facts(bank.power_choice()),
+        "power": bank.power_choice().words,
         "fingerprint": bank.fingerprint,
         "source": bank.source,
     }
 
 
-def power_facts(choice: PowerChoice) -> str:
-    """The power that the preset default takes, in words.
-
-    >>> power_facts(PowerChoice(0.5, {1.0: 16.8, 0.75: 9.4, 0.5: 4.9}))
-    'β = 0.5 (within-class kurtosis 16.8 at β = 1, 9.4 at β = 0.75, 4.9 at β = 0.5)'
-    """
-    tried = ", ".join(f"{kurtosis:.1f} at β = {beta:g}" for beta, kurtosis in choice.kurtosis.items())
-    return f"β = {choice.beta:g}" + (f" (within-class kurtosis {tried})" if tried else " (given)")
+def gaussianization_facts(split: FeatureSplit) -> JSONObject:
+    """How the preset default makes base classes Gaussian: its power, and features that spread far more than others."""
+    rows = torch.from_numpy(split.float32())
+    choice = PowerSample().update(rows, split.require_labels().tolist()).choose()
+    capped = fit_gaussianization(rows, choice.beta, choice.kind, max_spread=MAX_SPREAD).capped
+    return {"power": choice.words, "capped_features": capped}
 
 
 def find_parts(folder: Path) -> list[Path]:
@@ -190,7 +188,7 @@ def _rows(part: Path) -> tuple[np.ndarray, list[str]]:
     return split.features, [split.classes[i] for i in split.require_labels()]
 
 
-def _fit_part(part: Path, settings: tuple[float, str, bool, bool, float, float | None]) -> GaussianizationFitter:
+def _fit_part(part: Path, settings: tuple[float, str, bool, bool, float, float | bool]) -> GaussianizationFitter:
     features, _ = _rows(part)
     return GaussianizationFitter(*settings).update(torch.from_numpy(features).float())
 

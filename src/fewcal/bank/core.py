@@ -370,7 +370,7 @@ class BaseBank:
         center: bool = False,
         l2: bool = False,
         eps: float = 1e-6,
-        max_spread: float | None = None,
+        max_spread: float | bool = False,
         whiten: float | bool = False,
         moments: bool = False,
     ) -> BaseBank:

@@ -124,7 +124,9 @@ def restored(meta: Mapping[str, Any], tensors: Mapping[str, Tensor], check: RowC
     transform, s = None, meta["transform"]
     if s is not None:
         known = {name: tensors.get(f"transform.{name}") for name in ("mean", "whitening", "scale")}
-        transform = Gaussianization(s["kind"], s["beta"], s["eps"], l2=s["l2"], max_spread=s.get("max_spread"), **known)
+        transform = Gaussianization(
+            s["kind"], s["beta"], s["eps"], l2=s["l2"], max_spread=s.get("max_spread", False), **known
+        )
     power = meta.get("power")  # banks of version 0.1 have none
     chosen = None if power is None else _power_from_json(*power)
     scale = meta.get("one_shot")  # banks of version 0.2 have none

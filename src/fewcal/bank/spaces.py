@@ -27,7 +27,7 @@ class SpaceKey:
     center: bool
     l2: bool
     eps: float
-    max_spread: float | None = None
+    max_spread: float | bool = False
     moments: bool = False
     whiten: float | None = None
 

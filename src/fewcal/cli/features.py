@@ -26,12 +26,19 @@ def features_info_command(
     json_file: Json = None,
     quiet: Quiet = False,
 ) -> None:
-    """Classes, rows, dimension, sign, sparsity, scale, duplicates and class leaks of a feature set."""
+    """Classes, rows, dimension, sign, sparsity, scale, duplicates and class leaks of a feature set.
+
+    And the power that the preset default takes for it.
+    """
+    from fewcal.apply.build_bank import gaussianization_facts
     from fewcal.features import FeatureSet
     from fewcal.features.describe import features_info
 
-    facts = features_info(FeatureSet.load(folder, allow_leaks=True))
-    write_json(json_file, facts)
+    features = FeatureSet.load(folder, allow_leaks=True)
+    facts = features_info(features)
+    splits = features.splits()
+    gaussian = gaussianization_facts(splits["base"]) if "base" in splits else None
+    write_json(json_file, {**facts, "gaussianization": gaussian})
     if quiet:
         return
     columns = {name: flat(split) for name, split in facts["splits"].items()}
@@ -40,6 +47,10 @@ def features_info_command(
     if across := facts["across"]:
         rows = [[k, str(v["duplicate_rows"]), cell(v["shared_classes"])] for k, v in across.items()]
         table(["between splits", "duplicate rows", "shared classes"], rows)
+    if gaussian is not None:
+        print(f"Gaussianization of the preset default: {gaussian['power']}")
+        if capped := gaussian["capped_features"]:
+            print(f"  {capped} of {facts['dimension']} features spread far more than others and are brought down")
     for line in facts["warnings"]:
         print(f"warning: {line}")
 

@@ -22,8 +22,8 @@ class GDCClassifier(ClassifierMixin, BaseEstimator, FewShotClassifier):
     model : {"weighted", "hierarchical"}, default=None
         The paper's calibration, or that of the preset `default`.
     sharpness, floor, scatter : default=None
-        Of the hierarchical model, beside beta, kind, eps, whiten, strength and trust.
-    beta, kind, eps, center, l2, whiten, transform_base : default=None
+        Of the hierarchical model, beside beta, kind, eps, max_spread, whiten, strength and trust.
+    beta, kind, eps, center, max_spread, l2, whiten, transform_base : default=None
         Gaussianization. This and every following parameter is that of `GDCParams`; `None` takes it from the preset.
     metric, delta, mahalanobis_ridge, mahalanobis_shift, k, m, distance_scale, distance_scale_of : default=None
         Neighbours and weights. A k of the preset is brought down to the number of base classes; one given here must

@@ -107,6 +107,8 @@ class Explanation:
         What all weights were multiplied by, 0 to 1: how far bank and support speak for calibration at all.
     warnings : list of str
         Plain words, empty when all is well.
+    features : str
+        What was done to the features first, as chosen from the base classes.
     """
 
     points: list[PointExplanation]
@@ -116,6 +118,7 @@ class Explanation:
     far_distance: float
     trust: float
     warnings: list[str]
+    features: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Nested dictionaries and lists of plain values."""
@@ -150,6 +153,8 @@ class Explanation:
             lines.append(f"{c.label} ({c.shots}): {', '.join(parts)}; {moved}{far}")
         if len(self.classes) > _LINES:
             lines.append(f"… and {len(self.classes) - _LINES} more classes")
+        if self.features:
+            lines.append(f"features: {self.features}")
         return "\n".join(lines)
 
 
@@ -236,8 +241,16 @@ def explain_calibration(
         )
     elif method.partly_used is not None:
         warnings.insert(0, f"{method.partly_used}; the base classes have a say of {float(trust):.0%}")
+    space = method.bank.transform
     return Explanation(
-        points, by_class, method.params.metric, typical, _far_distance(method.bank), float(trust), warnings
+        points,
+        by_class,
+        method.params.metric,
+        typical,
+        _far_distance(method.bank),
+        float(trust),
+        warnings,
+        "" if space is None else space.words,
     )
 
 

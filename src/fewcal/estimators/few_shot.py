@@ -81,6 +81,7 @@ class FewShotClassifier(IncrementalMixin):
         kind: str | None = None,
         eps: float | None = None,
         center: bool | None = None,
+        max_spread: float | bool | None = None,
         l2: bool | None = None,
         whiten: float | bool | str | None = None,
         transform_base: bool | None = None,

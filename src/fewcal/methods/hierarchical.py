@@ -1,7 +1,8 @@
 r"""GDC as a hierarchical Gaussian model, the `default`: everything that it needs to know follows from the bank.
 
-1. β of the power transform is the gentlest that makes base classes Gaussian (`fewcal.power_choice`).
-2. Rows are centred, scaled to unit length, whitened with the pooled covariance and scaled again.
+1. The power transform is the gentlest that makes base classes Gaussian (`fewcal.power_choice`).
+2. Rows are centred, features that spread far more than others brought down, rows scaled to unit length, whitened with
+   the pooled covariance and scaled again.
 3. The base means and the near ones among them are the prior of a class mean, its examples the likelihood
    (`fewcal.class_prior`): eq. 5 with weights that fall with the number of examples.
 4. The posterior predictive classifies, together with the scatter of the support (`fewcal.heads.discriminant`): with one
