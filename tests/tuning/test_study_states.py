@@ -20,7 +20,8 @@ from optuna.trial import TrialState
 
 from fewcal.errors import FewcalError
 from fewcal.tuning.journal import JournalFile
-from fewcal.tuning.storage import JOURNAL, count, drop_lost, me, open_storage, require_optuna
+from fewcal.tuning.storage import JOURNAL, count, drop_lost, open_storage, require_optuna
+from fewcal.tuning.worker_process import me
 from limits import largest_file
 
 TORN = st.binary(min_size=1, max_size=60).map(lambda b: b.replace(b"\n", b"")) | st.just(b'{"op_code":6,"trial_i')
@@ -91,7 +92,6 @@ class Study(RuleBasedStateMachine):
             self.study.enqueue_trial({"x": x})
             self.queue.append(x)
         trial = self.study.ask()
-        trial.set_user_attr("worker", me())
         assert trial.suggest_float("x", 0, 1) == self.queue.pop(0)
         self.running[trial.number] = trial
 

@@ -1,18 +1,9 @@
-"""Searches: spaces, paired trials, pruning, storage, workers that die, selection, novel classes opened once."""
+"""Searches: spaces, paired trials, pruning, selection, novel classes opened once."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import random
-import shutil
-import signal
-import subprocess
-import sys
-import threading
-import time
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +21,7 @@ from fewcal.features import FeatureSplit
 from fewcal.methods.gdc import GDC
 from fewcal.params import GDCParams
 from fewcal.presets import describe_preset, get_preset, save_preset
-from fewcal.tuning import Search, Tuning, spaces, tune
+from fewcal.tuning import Search, spaces, tune
 from fewcal.tuning.protocols import PROTOCOLS, DefaultProtocol
 from fewcal.tuning.pruning import steps
 from fewcal.tuning.run import write_result
@@ -39,20 +30,10 @@ from fewcal.tuning.selection import Finalist, behind, choose, contenders, rerun_
 from fewcal.tuning.show import draw
 from fewcal.tuning.spaces import Space, default_space, make_space, paper_space, space_names
 from fewcal.tuning.start import first_trials, start_points
-from fewcal.tuning.storage import _alive, count, drop_lost, give_up, me, open_storage
-from fewcal.tuning.study import StudyPlace, open_study
-from fewcal.tuning.trials import TrialRunner
-from fewcal.tuning.workers import ignore_sigint
-from limits import PATIENCE
-from processes import FORKED
-from small_features import feature_set, save_features, split
-
-QUICK = Search(trials=8, tasks=20, query=5, heads=("closed_form",), finalists=3, final_tasks=20)
-
-
-def quick(out: Path, search: Search = QUICK, **more: Any) -> Tuning:
-    return tune(feature_set(), search, out=out, **({"plots": False} | more))
-
+from fewcal.tuning.storage import count, open_storage
+from fewcal.tuning.study import StudyPlace
+from small_features import feature_set, split
+from small_search import QUICK, in_memory, quick, runner
 
 # ---- spaces ---------------------------------------------------------------------------------------------------------
 
@@ -188,10 +169,6 @@ def test_a_protocol_is_one_class(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 # ---- trials ---------------------------------------------------------------------------------------------------------
 
 
-def runner(search: Search = QUICK) -> TrialRunner:
-    return SearchData.of(feature_set(), search).runner(search, "cpu")
-
-
 def test_a_trial_has_the_accuracy_that_evaluate_gives() -> None:
     params = get_preset("whitened").with_changes(k=4, whiten=2.0)
     found = runner().accuracy(params)
@@ -230,12 +207,6 @@ def test_the_newest_spaces_stay_while_there_is_room() -> None:
     kept = {key.beta for key in bank.memo if isinstance(key, SpaceKey)}
     assert 0.25 in kept
     assert 0.5 not in kept
-
-
-def in_memory(search: Search) -> Any:
-    return optuna.create_study(
-        direction="maximize", pruner=search.rules.pruning.pruner(), sampler=search.rules.sampler(0)
-    )
 
 
 def test_a_hopeless_trial_is_pruned_and_a_good_one_is_not() -> None:
@@ -555,227 +526,6 @@ def test_a_preset_that_is_no_complete_trial_has_no_accuracy_on_the_tasks_of_the_
     draw(tmp_path / "s", odd, QUICK)
     assert strict(tmp_path / "s" / "tuning.json")["finalists"][0]["search tasks"] is None
     assert strict(tmp_path / "s" / "preset.json")["provenance"]["accuracy"]["search tasks"] is None
-
-
-# ---- storage and workers --------------------------------------------------------------------------------------------
-
-
-def test_sqlite(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/study.db"
-    result = quick(tmp_path / "s", storage=url, study="mine")
-    loaded = optuna.load_study(study_name="mine", storage=url)
-    assert len([t for t in loaded.trials if t.state.is_finished()]) == result.counts.finished == QUICK.trials
-
-
-def test_an_empty_database_that_another_worker_fills_in_this_moment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    url, real, calls = f"sqlite:///{tmp_path}/study.db", optuna.storages.RDBStorage, []
-
-    def crowded(*args: Any, **more: Any) -> Any:
-        calls.append(args)
-        if len(calls) < 3:
-            raise RuntimeError("(sqlite3.OperationalError) table studies already exists")
-        return real(*args, **more)
-
-    monkeypatch.setattr(optuna.storages, "RDBStorage", crowded)
-    assert isinstance(open_storage(tmp_path, url), real)
-    assert len(calls) == 3
-
-
-def test_trials_of_the_dead_are_taken_over() -> None:
-    search = Search(trials=2, tasks=10, query=5, heads=("closed_form",))
-    study = in_memory(search)
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    zombie = subprocess.Popen([sys.executable, "-c", ""], stdout=subprocess.PIPE)
-    assert zombie.stdout is not None
-    assert zombie.stdout.read() == b""  # it ends now, and nobody fetches it
-    deadline = time.monotonic() + PATIENCE
-    while _alive(zombie.pid) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not _alive(zombie.pid)
-    zombie.wait()
-    zombie.stdout.close()
-    dead, alive = study.ask(), study.ask()
-    dead.suggest_float("m", 0, 1)
-    host = os.uname().nodename
-    dead.set_user_attr("worker", {"host": host, "pid": gone.pid})
-    alive.set_user_attr("worker", {"host": host, "pid": os.getpid()})
-    assert drop_lost(study) == 1
-    assert [t.state for t in study.trials] == [TrialState.FAIL, TrialState.RUNNING, TrialState.WAITING]
-    assert study.ask().suggest_float("m", 0, 1) == dead.params["m"]
-    assert count(study).finished == 0  # a lost trial does not count
-    far = study.ask()
-    far.set_user_attr("worker", {"host": "elsewhere", "pid": gone.pid})
-    assert drop_lost(study) == 0  # another machine's, and only just begun
-
-
-def test_a_process_with_the_number_of_a_dead_one_is_not_taken_for_it() -> None:
-    study = in_memory(QUICK)
-    trial = study.ask()
-    trial.suggest_float("m", 0, 1)
-    trial.set_user_attr("worker", me())
-    assert drop_lost(study) == 0
-    if me()["born"] is None:
-        pytest.skip("this system does not tell when a process began")
-    trial.set_user_attr("worker", me() | {"born": me()["born"] - 1})
-    assert drop_lost(study) == 1
-
-
-def test_a_trial_killed_before_it_had_a_worker_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    study = in_memory(QUICK)
-    study.enqueue_trial({"m": 0.5})
-    study.ask()
-    assert drop_lost(study) == 0
-    monkeypatch.setattr("fewcal.tuning.storage._NAMELESS", timedelta(0))
-    assert drop_lost(study) == 1
-    assert study.ask().suggest_float("m", 0, 1) == 0.5
-
-
-def test_an_interrupted_trial_is_begun_again_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    r = runner()
-    space, study = QUICK.make_space(len(r.bank)), in_memory(QUICK)
-    values = start_points(space, r.bank)[0]
-    study.enqueue_trial(values)
-
-    def interrupt(*_: Any) -> Any:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(r, "run", interrupt)
-        for _ in range(2):
-            with pytest.raises(KeyboardInterrupt):
-                run_trial(study, study.ask(), space, r, QUICK)
-    assert [t.state for t in study.trials] == [TrialState.FAIL, TrialState.FAIL, TrialState.WAITING]
-    trial = study.ask()
-    assert space.suggest(trial) == space.params(values)
-    assert give_up(study, trial)
-    assert not give_up(study, trial)
-    assert TrialState.WAITING not in [t.state for t in study.trials]  # three times were enough
-
-
-def test_a_trial_that_others_took_for_lost_does_not_stop_its_worker() -> None:
-    r = runner()
-    space, study = QUICK.make_space(len(r.bank)), in_memory(QUICK)
-    trial = study.ask()
-    give_up(study, trial)
-    assert run_trial(study, trial, space, r, QUICK) is None
-    assert study.trials[0].state == TrialState.FAIL
-
-
-def _join(folder: Path, features: Path, trials: int) -> None:
-    """A worker as a user would start it on another machine."""
-    search = Search(**(QUICK.to_dict() | {"trials": trials, "heads": ("closed_form",)}))
-    tune(features, search, out=folder, resume=True, plots=False)
-
-
-def test_four_processes_two_of_them_killed_lose_no_finished_trial(tmp_path: Path) -> None:
-    features = save_features(tmp_path / "features", **feature_set().splits())
-    folder, trials = tmp_path / "s", 60
-    # The first one makes the study, so that the others can join it.
-    open_study(StudyPlace(folder), QUICK, SearchData.of(feature_set(), QUICK), resume=False)
-    processes = [FORKED.Process(target=_join, args=(folder, features, trials)) for _ in range(4)]
-    for process in processes:
-        process.start()
-    journal = folder / "study.journal"
-
-    def finished() -> dict[int, float | None]:
-        study = optuna.load_study(study_name="fewcal", storage=open_storage(folder))
-        return {t.number: t.value for t in study.trials if t.state in (TrialState.COMPLETE, TrialState.PRUNED)}
-
-    def refused() -> int:
-        return count(optuna.load_study(study_name="fewcal", storage=open_storage(folder))).refused
-
-    deadline = time.monotonic() + PATIENCE
-    while len(finished()) < 10 and time.monotonic() < deadline:
-        time.sleep(0.1)
-    seen: dict[int, float | None] = {}
-    pick = random.Random(0)
-    for process in pick.sample(processes, 2):
-        seen |= finished()
-        os.kill(process.pid or 0, signal.SIGKILL)
-        time.sleep(pick.random())
-    for process in processes:
-        process.join(120)
-    assert sorted(p.exitcode or 0 for p in processes) == [-signal.SIGKILL, -signal.SIGKILL, 0, 0]
-    at_end = finished()
-    assert len(seen) >= 10
-    assert all(at_end[number] == value for number, value in seen.items())
-    assert len(at_end) + refused() >= trials
-    assert journal.is_file()
-    assert get_preset(folder / "preset.json").head == "closed_form"
-
-
-def test_workers_leave_ctrl_c_to_their_parent() -> None:
-    before = signal.getsignal(signal.SIGINT)
-    ask = [sys.executable, "-c", "import signal; print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)"]
-    with ignore_sigint():
-        assert subprocess.run(ask, capture_output=True, text=True, check=True).stdout.strip() == "True"
-    assert signal.getsignal(signal.SIGINT) is before
-    thread = threading.Thread(target=ignore_sigint().__enter__)  # where signals cannot be set, nothing is
-    thread.start()
-    thread.join()
-    assert signal.getsignal(signal.SIGINT) is before
-
-
-def test_worker_processes_share_a_study(tmp_path: Path) -> None:
-    result = quick(tmp_path / "s", workers=2)
-    assert result.counts.finished >= QUICK.trials
-    pids = {t.user_attrs["worker"]["pid"] for t in result.study.trials if "worker" in t.user_attrs}
-    assert pids - {os.getpid()}
-
-
-def test_a_dask_cluster_computes_the_trials(tmp_path: Path) -> None:
-    pytest.importorskip("distributed")
-    result = quick(tmp_path / "s", scheduler="local:2")
-    assert result.counts.finished == QUICK.trials
-    r = runner()
-    space = QUICK.make_space(len(r.bank))
-    for trial in result.study.trials:
-        if trial.state == TrialState.COMPLETE:
-            assert trial.value == pytest.approx(r.accuracy(space.params(trial.params)).mean(), abs=0.011)
-
-
-@pytest.fixture(scope="module")
-def postgresql(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A real server on loopback, for as long as the tests of this file."""
-    tools = sorted(Path("/usr/lib/postgresql").glob("*/bin")) if Path("/usr/lib/postgresql").is_dir() else []
-    found = shutil.which("initdb", path=os.pathsep.join([os.environ.get("PATH", ""), *map(str, tools)]))
-    if found is None:
-        pytest.skip("PostgreSQL is not installed (Debian: apt-get install postgresql)")
-    pytest.importorskip("psycopg")
-    tool = Path(found).resolve().parent
-    root = os.geteuid() == 0
-    folder = Path(subprocess.run(["mktemp", "-d"], capture_output=True, text=True, check=True).stdout.strip())
-    # The server refuses to run as root.
-    user = ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"] if root else []
-    if root:
-        shutil.chown(folder, "nobody", "nogroup")
-    port = 20_000 + os.getpid() % 20_000
-    data = folder / "data"
-
-    def call(*command: str) -> None:
-        subprocess.run([*user, *command], check=True, capture_output=True, text=True, cwd=folder)
-
-    try:
-        call(str(tool / "initdb"), "-D", str(data), "-U", "fewcal", "-A", "trust", "--no-sync")
-        options = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={folder} -c fsync=off"
-        call(str(tool / "pg_ctl"), "-D", str(data), "-w", "-l", str(folder / "log"), "-o", options, "start")
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"PostgreSQL does not start here: {getattr(error, 'stderr', error)}")
-    yield f"postgresql://fewcal@127.0.0.1:{port}/postgres"
-    call(str(tool / "pg_ctl"), "-D", str(data), "-m", "immediate", "stop")
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def test_postgresql_for_real(tmp_path: Path, postgresql: str) -> None:
-    result = quick(tmp_path / "s", storage=postgresql, study="together", workers=2)
-    storage = open_storage(tmp_path, postgresql)
-    study = optuna.load_study(study_name="together", storage=storage)
-    done = [t for t in study.trials if t.state in (TrialState.COMPLETE, TrialState.PRUNED)]
-    assert len(done) == result.counts.finished >= QUICK.trials
-    assert not (tmp_path / "s" / "study.journal").exists()
 
 
 # ---- preset files ---------------------------------------------------------------------------------------------------

@@ -16,8 +16,9 @@ from fewcal.errors import InputError
 from fewcal.features import FeatureSet
 from fewcal.tuning.protocols import ENQUEUE, TuningProtocol, find_protocol
 from fewcal.tuning.spaces import Space, find_space, make_space
-from fewcal.tuning.storage import count, drop_lost, give_up, me
+from fewcal.tuning.storage import count, drop_lost, give_up
 from fewcal.tuning.trials import TrialRunner
+from fewcal.tuning.worker_process import me
 
 if TYPE_CHECKING:
     import optuna
@@ -181,9 +182,7 @@ def work(
         now = count(study)
         if now.finished + now.running >= search.trials:
             return
-        trial = study.ask()
-        trial.set_user_attr("worker", me())
-        run_trial(study, trial, space, runner, search)
+        run_trial(study, study.ask(), space, runner, search)
         if after is not None:
             after()
 

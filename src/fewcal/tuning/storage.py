@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import time
 import warnings
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING
 
 from fewcal._utils.text import one_line
 from fewcal._utils.types import JSONObject
 from fewcal.errors import FewcalError, InputError
+from fewcal.tuning.worker_process import CLAIM, WORKER, alive
 
 if TYPE_CHECKING:
     import optuna
@@ -24,7 +23,8 @@ if TYPE_CHECKING:
 JOURNAL = "study.journal"
 # A trial of another machine that began this long ago and has not ended is taken for lost.
 _LOST = timedelta(hours=2)
-# One that has no name of a worker after this long: killed while the sampler was at work.
+# One that has no name of a worker after this long, and that nobody of this machine tried to take: its worker names it
+# in the next moment, and was killed in this one.
 _NAMELESS = timedelta(minutes=1)
 # A trial is begun this often at most, so that one which brings down its workers does so no more.
 _TRIES = 3
@@ -46,14 +46,15 @@ def require_optuna() -> ModuleType:
 
 def open_storage(folder: Path, url: str | None = None) -> BaseStorage:
     """The journal file in `folder`, or the database at `url`."""
-    optuna = require_optuna()
+    require_optuna()
+    from fewcal.tuning import signed
+
     if url is None:
         from fewcal.tuning.journal import JournalFile
 
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            kept: BaseStorage = optuna.storages.JournalStorage(JournalFile(folder / JOURNAL))
-            return kept
+            return signed.SignedJournal(JournalFile(folder / JOURNAL))
         except OSError as error:
             raise InputError(f"cannot write {folder / JOURNAL}: {error.strerror or error}") from error
         except FewcalError:
@@ -69,8 +70,7 @@ def open_storage(folder: Path, url: str | None = None) -> BaseStorage:
         url = url.replace("postgresql:", "postgresql+psycopg:", 1)
     for attempt in range(_ATTEMPTS):
         try:
-            database: BaseStorage = optuna.storages.RDBStorage(url, engine_kwargs=options)
-            return database
+            return signed.SignedDatabase(url, engine_kwargs=options)
         except ImportError as error:
             raise InputError(f"storage {scheme} needs a driver: pip install 'fewcal[postgresql]' ({error})") from error
         except Exception as error:
@@ -110,53 +110,15 @@ def without_password(url: str) -> str:
 # ---- trials and their workers ---------------------------------------------------------------------------------------
 
 
-class Worker(TypedDict):
-    """A process that computes trials."""
-
-    host: str
-    pid: int
-    born: int | None
-
-
-def me() -> Worker:
-    """This process, as its trials name it; numbers of processes come again, above all in containers."""
-    return {"host": socket.gethostname(), "pid": os.getpid(), "born": _born(os.getpid())}
-
-
-def _stat(pid: int) -> list[str]:
-    """What Linux tells of a process, from its state on."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-
-
-def _born(pid: int) -> int | None:
-    """When a process began, in ticks since the machine did; None where nobody knows."""
-    try:
-        return int(_stat(pid)[19])
-    except (OSError, IndexError, ValueError):
-        return None
-
-
-def _alive(pid: int, born: int | None = None) -> bool:
-    """Whether a process of this machine runs; one that has ended and was not fetched yet does not."""
-    if born is not None and _born(pid) not in (born, None):
-        return False  # another one with the same number
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    try:
-        return _stat(pid)[0] != "Z"
-    except (OSError, IndexError):  # not Linux, or gone in this moment
-        return True
-
-
 def _lost(trial: FrozenTrial) -> bool:
     """Whether nobody works on a running trial any more."""
-    worker = trial.user_attrs.get("worker")
-    if worker is not None and worker["host"] == socket.gethostname():
-        return not _alive(int(worker["pid"]), worker.get("born"))
+    worker = trial.user_attrs.get(WORKER)
+    claims = [given for name, given in trial.user_attrs.items() if name.startswith(CLAIM) and given is not None]
+    found = {alive(who) for who in ([worker] if worker is not None else claims)}
+    if True in found:
+        return False
+    if found == {False}:
+        return True
     patience = _NAMELESS if worker is None else _LOST
     return trial.datetime_start is not None and datetime.now() - trial.datetime_start > patience
 

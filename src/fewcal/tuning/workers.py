@@ -20,7 +20,7 @@ from fewcal.evaluation.executors import dask_client, ship, worker_lost
 from fewcal.params import GDCParams
 from fewcal.tuning.search import Search, SearchData, refuse, work
 from fewcal.tuning.spaces import Picks, Space
-from fewcal.tuning.storage import Counts, complete_trials, count, drop_lost, give_up, me
+from fewcal.tuning.storage import Counts, complete_trials, count, drop_lost, give_up
 from fewcal.tuning.study import StudyPlace, open_study
 from fewcal.tuning.trials import TrialRunner
 
@@ -167,7 +167,6 @@ def on_dask(study: optuna.Study, space: Space, search: Search, data: SearchData,
                 now = count(study)
                 while len(busy) < slots + 1 and now.finished + len(busy) < search.trials:
                     trial = study.ask()
-                    trial.set_user_attr("worker", me())
                     params = space.suggest(trial)
                     busy[client.submit(_measure, shipped, params, pure=False)] = (trial, params)
                 if not busy:
