@@ -21,8 +21,10 @@ OTHER_PROCESSOR := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABL
 
 # One process more than the two cores of a small machine: some tests wait for a server, a page or a command. What the
 # tests of a file share is made once, by the process that runs the file; tests/conftest.py says which files come first.
+# The second round only computes: a process for each core.
 WORKERS ?= 3
-PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+CORES ?= 2
+PYTEST := $(BIN)/python -m pytest -q --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test coverage test-slow redteam surroundings lint format bench bench-scale bench-gpu docs clean
 
@@ -30,8 +32,8 @@ demo: $(STAMP)
 	$(BIN)/python -m fewcal.demo
 
 test: $(STAMP) surroundings
-	$(PYTEST)
-	$(OTHER_PROCESSOR) $(PYTEST) $(NUMERIC)
+	$(PYTEST) -n $(WORKERS)
+	$(OTHER_PROCESSOR) $(PYTEST) -n $(CORES) $(NUMERIC)
 
 # Pages are tested in Chromium, shared studies on PostgreSQL, loops in C where there is a compiler. Root on Debian gets
 # them; elsewhere one line says what is missing.
@@ -47,7 +49,7 @@ surroundings:
 
 # Lines that no test runs; it makes the suite a quarter slower, so it is a command of its own.
 coverage: $(STAMP) surroundings
-	$(PYTEST) --cov --cov-report=term
+	$(PYTEST) -n $(WORKERS) --cov --cov-report=term
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -q -m slow

@@ -27,6 +27,7 @@ from fewcal.evaluation.run_folder import load_run
 from fewcal.features import FeatureSet
 from fewcal.methods import Method, make_method
 from limits import PATIENCE
+from processes import forked_dask_workers
 from small_features import Broken, Slow, feature_set
 
 distributed = pytest.importorskip("distributed")
@@ -37,6 +38,12 @@ PROTOCOL = Protocol(way=3, query=5, tasks=120, seed=5)
 @pytest.fixture(scope="module")
 def features() -> FeatureSet:
     return feature_set()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forked() -> Iterator[None]:
+    with forked_dask_workers():
+        yield
 
 
 @pytest.fixture(autouse=True)

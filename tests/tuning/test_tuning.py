@@ -474,7 +474,7 @@ def test_a_published_setting_that_the_space_does_not_hold_is_refused(space: str,
 
 
 def test_the_papers_protocol_takes_the_best_of_three_on_novel(tmp_path: Path) -> None:
-    search = Search("paper", "paper/mini", ("lbfgs",), trials=4, tasks=5, query=5)
+    search = Search("paper", "paper/mini", ("closed_form",), trials=4, tasks=5, query=5)
     result = quick(tmp_path / "s", search, novel_tasks=5)
     assert result.novel is not None
     tuned = [f.tuned for f in result.finalists]
@@ -486,7 +486,7 @@ def test_the_papers_protocol_takes_the_best_of_three_on_novel(tmp_path: Path) ->
 
 
 def test_the_papers_choice_stands_when_later_trials_are_better_on_validation(tmp_path: Path) -> None:
-    search = Search("paper", "paper/mini", ("lbfgs",), trials=1, tasks=10, query=5)
+    search = Search("paper", "paper/mini", ("closed_form",), trials=1, tasks=10, query=5)
     first = quick(tmp_path / "s", search, novel_tasks=10)
     study = first.study
     for number in range(3):  # better than anything can be

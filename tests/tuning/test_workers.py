@@ -28,7 +28,7 @@ from fewcal.tuning.study import StudyPlace, open_study
 from fewcal.tuning.worker_process import WORKER, alive, me
 from fewcal.tuning.workers import ignore_sigint
 from limits import PATIENCE
-from processes import FORKED
+from processes import FORKED, forked_dask_workers
 from small_features import feature_set, save_features
 from small_search import QUICK, in_memory, quick, runner
 
@@ -272,7 +272,8 @@ def test_worker_processes_share_a_study(tmp_path: Path) -> None:
 
 def test_a_dask_cluster_computes_the_trials(tmp_path: Path) -> None:
     pytest.importorskip("distributed")
-    result = quick(tmp_path / "s", scheduler="local:2")
+    with forked_dask_workers():
+        result = quick(tmp_path / "s", scheduler="local:2")
     assert result.counts.finished == QUICK.trials
     r = runner()
     space = QUICK.make_space(len(r.bank))
@@ -313,7 +314,8 @@ def postgresql(tmp_path_factory: pytest.TempPathFactory) -> Any:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def test_postgresql_for_real(tmp_path: Path, postgresql: str) -> None:
+def test_postgresql_for_real(tmp_path: Path, postgresql: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("multiprocessing.get_context", lambda _: FORKED)
     result = quick(tmp_path / "s", storage=postgresql, study="together", workers=2)
     storage = open_storage(tmp_path, postgresql)
     study = optuna.load_study(study_name="together", storage=storage)
