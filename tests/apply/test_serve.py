@@ -166,6 +166,8 @@ def test_foreign_names_and_pages_are_kept_out(client: TestClient) -> None:
     assert client.get("/health", headers={"host": "evil.example"}).status_code == 403
     assert client.get("/health", headers={"origin": "http://evil.example"}).status_code == 403
     assert client.get("/health", headers={"origin": f"http://{HOST}"}).status_code == 200
+    # As a browser sends it where a proxy with TLS stands before the service.
+    assert client.get("/health", headers={"origin": f"https://{HOST}"}).status_code == 200
 
 
 def test_requests_that_come_together_are_computed_together() -> None:

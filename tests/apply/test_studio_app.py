@@ -160,10 +160,17 @@ def test_other_host_names_are_refused(page: TestClient, host: str) -> None:
     assert page.get(f"/?token={TOKEN}", headers={"host": host}).status_code == 403
 
 
-@pytest.mark.parametrize("origin", ["http://evil.example", "null", f"http://{HOST}.evil.example", ""])
+@pytest.mark.parametrize(
+    "origin",
+    [
+        *("http://evil.example", "null", "", f"http://{HOST}.evil.example", f"http://{HOST}@evil.example"),
+        *(f"https://{HOST}", HOST, f"//{HOST}", "http://localhost:8000", "http://127.0.0.1", f"http://{HOST}/"),
+    ],
+)
 def test_other_pages_cannot_change_anything(page: TestClient, origin: str) -> None:
     answer = page.post("/api/classes", json={"name": "x"}, headers={"origin": origin})
     assert answer.status_code == 403
+    assert answer.json()["error"] == f"this request comes from another page than http://{HOST}"
     del page.headers["origin"]
     assert page.post("/api/classes", json={"name": "x"}).status_code == 403
 
