@@ -6,13 +6,16 @@ import gc
 import json
 import math
 import pickle
+import re
 import threading
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from fewcal._utils.parameters import parameters_of
 from fewcal._utils.randomness import TaskRandom
 from fewcal.episodes import Episodes, EpisodeSpec, sample_episodes
 from fewcal.errors import InputError
@@ -21,8 +24,10 @@ from fewcal.evaluation import engine as engine_module
 from fewcal.evaluation.engine import Engine, Job, run_block
 from fewcal.evaluation.stats import expected_calibration_error
 from fewcal.features import FeatureSet, FeatureSplit
-from fewcal.methods import GDC, Method, TaskBatch, make_method, parse_methods
+from fewcal.heads import HEADS
+from fewcal.methods import GDC, METHODS, Method, TaskBatch, make_method, parse_methods
 from fewcal.methods.ncm import NearestCentroid
+from fewcal.params import GDCParams
 from fewcal.presets import get_preset
 from limits import PATIENCE
 from small_features import Broken, feature_set, save_features, split
@@ -282,6 +287,46 @@ def test_the_callers_methods_are_left_alone_and_travel_light(features: FeatureSe
     again = evaluate(methods, features, PROTOCOL, out=tmp_path / "run", resume=True)
     assert again.settings == first.settings
     same(again, first)
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "words"),
+    [
+        ("cosine", {"scale": -3}, "scale=-3 is out of range; use a number from 1e-06 to 1e+06"),
+        ("cosine", {"scale": 0.0}, "scale=0.0 is out of range"),
+        ("cosine", {"scale": math.nan}, "scale=nan is out of range"),
+        ("cosine", {"steps": -1}, "steps=-1 is out of range; use a number ≥ 0"),
+        ("cosine", {"lr": 0.0}, "lr=0.0 is out of range; use a number ≥ 1e-30"),
+        ("cosine", {"lr": math.inf}, "lr=inf must be finite"),
+        *(
+            (name, {"C": value}, f"C={value} is out of range")
+            for name in ("lr", "lr-gauss", "lr_l2")
+            for value in (0.0, -1)
+        ),
+        ("lr-gauss", {"beta": 11}, "beta=11 is out of range; use a number from -10 to 10"),
+        ("dc", {"k": 0}, "k=0 is out of range; use a number ≥ 1"),
+        ("dc", {"alpha": -0.1}, "alpha=-0.1 is out of range; use a number ≥ 0"),
+        ("dc", {"beta": -10.5}, "beta=-10.5 is out of range"),
+        ("dc", {"n": 0}, "n=0 is out of range; use a number ≥ 1"),
+        ("dc", {"C": -1.0}, "C=-1.0 is out of range; use a number ≥ 1e-30"),
+    ],
+)
+def test_parameters_of_methods_that_are_out_of_range(method: str, settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=re.escape(f"method {method!r}: {words}")):
+        make_method(method, **settings)
+    with pytest.raises(InputError, match=re.escape(words)):
+        METHODS[method](**settings)
+
+
+def test_every_number_that_a_method_or_a_head_takes_has_a_range() -> None:
+    heads = {f"head {name}": parameters_of(cls) for name, cls in HEADS.items()}
+    methods = {name: cls.accepts for name, cls in METHODS.items() if name != "gdc"}
+    for name, accepted in (heads | methods | {"gdc": parameters_of(GDCParams)}).items():
+        for key, one in accepted.items():
+            assert one.choices or one.flag or one.low is not None or key == "head", f"{name} takes any {key}"
+    for name, cls in METHODS.items():
+        if name != "gdc":
+            assert cls().settings.keys() == cls.accepts.keys(), f"{name} takes what it does not check"
 
 
 def test_settings_of_methods_are_checked_by_name_and_kind() -> None:

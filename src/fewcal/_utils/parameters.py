@@ -44,6 +44,8 @@ class Parameter:
         One line, for people.
     choices : collection of str
         The words it may be, where it is a word; a registry as it is, so that what is registered later counts.
+    flag : bool
+        Whether it is True or False.
     low, high : float or None
         The range, where it is a number.
     also : tuple
@@ -56,6 +58,7 @@ class Parameter:
 
     help: str
     choices: Collection[str] = ()
+    flag: bool = False
     low: float | None = None
     high: float = math.inf
     also: tuple[object, ...] = ()
@@ -72,6 +75,8 @@ class Parameter:
         """
         if self.choices:
             return f"one of {', '.join(self.choices)}"
+        if self.flag:
+            return "True or False"
         if self.low is None:
             return ""
         words = f" (or {' or '.join(map(repr, self.also))})" if self.also else ""
@@ -82,6 +87,10 @@ class Parameter:
         """The value, a NumPy scalar as Python's own; raises `InputError` with the remedy if it is not accepted."""
         if self.choices and value not in self.choices:
             raise InputError(f"{name}={value!r} is unknown; use {self.accepts}")
+        if self.flag and not isinstance(value, bool | np.bool_):
+            raise InputError(f"{name}={value!r} is no truth value; use {self.accepts}")
+        if self.flag:
+            return bool(value)
         if self.low is None or any(type(value) is type(word) and value == word for word in self.also):
             return value
         number = value.item() if isinstance(value, np.generic) else value  # as a grid search hands them over
@@ -103,7 +112,8 @@ def parameter(default: Any, help: str, **accepts: Any) -> Any:
     >>> parameters_of(Settings)["k"].accepts
     'a number ≥ 1'
     """
-    return field(default=default, metadata={_KEY: Parameter(help, **accepts)})
+    flag = isinstance(default, bool) and "low" not in accepts
+    return field(default=default, metadata={_KEY: Parameter(help, flag=flag, **accepts)})
 
 
 def same_parameter(cls: type[_Dataclass], name: str) -> Any:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from fewcal._utils.lazy_torch import torch
 from fewcal._utils.names import nearest_names
+from fewcal._utils.parameters import Parameter
 from fewcal._utils.types import JSON
 from fewcal.bank import BaseBank
 from fewcal.errors import InputError
@@ -40,13 +41,15 @@ class Method(ABC):
 
     name: ClassVar[str]
     needs_bank: ClassVar[bool] = False
+    # Its own parameters: attributes of these names, which `set_parameters` sets where they are accepted.
+    accepts: ClassVar[Mapping[str, Parameter]] = {}
     # Set by `prepare`, with `set_space`, where features are transformed.
     gaussianization: Gaussianization | None = None
     _space: tuple[BaseBank, tuple[Hashable, ...]] | None = None
 
     @classmethod
     def make(cls, preset: object, settings: Mapping[str, JSON]) -> Method:
-        """The method with `settings` in place of its defaults, checked by name and type; presets are for GDC."""
+        """The method with `settings` in place of its defaults, checked by name, type and range; presets are for GDC."""
         if preset is not None:
             raise InputError(f"presets are for gdc; method {cls.name!r} takes its own parameters")
         known = cls().settings
@@ -58,7 +61,15 @@ class Method(ABC):
             if isinstance(value, bool) or not isinstance(value, kind):
                 what = "a whole number" if kind == (int,) else "a number"
                 raise InputError(f"method {cls.name!r}: {key}={value!r} must be {what}")
-        return cls(**settings)
+        try:
+            return cls(**settings)
+        except InputError as error:
+            raise InputError(f"method {cls.name!r}: {error}") from error
+
+    def set_parameters(self, **values: float) -> None:
+        """Set parameters of `accepts`; raises `InputError` for a value out of range."""
+        for name, value in values.items():
+            setattr(self, name, self.accepts[name].checked(name, value))
 
     def set_space(self, transform: Gaussianization | None, bank: BaseBank, *more: Hashable) -> None:
         """Work behind a transform fitted on the bank; `more` tells apart spaces that its settings do not."""
@@ -110,7 +121,7 @@ class Method(ABC):
     @property
     def settings(self) -> dict[str, JSON]:
         """Parameters, for the record of a run."""
-        return {}
+        return {name: getattr(self, name) for name in self.accepts}
 
     @abstractmethod
     def fit(self, batch: TaskBatch) -> Head:

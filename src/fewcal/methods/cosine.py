@@ -5,12 +5,13 @@ Chen, Liu, Kira, Wang, Huang. A closer look at few-shot classification. ICLR 201
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import TYPE_CHECKING
+from collections.abc import Hashable, Mapping
+from typing import TYPE_CHECKING, ClassVar
 
 from fewcal._utils.lazy_torch import torch
-from fewcal._utils.types import JSON
+from fewcal._utils.parameters import Parameter, parameters_of
 from fewcal.gaussianize import l2_normalise
+from fewcal.heads import SGD
 from fewcal.heads.linear import LinearHead, class_means, membership
 from fewcal.methods.base import Method, TaskBatch
 from fewcal.methods.registry import register_method
@@ -24,13 +25,17 @@ class CosineClassifier(Method):
     """Softmax over `scale` × cosine similarity; weights start at the class means and take `steps` gradient steps."""
 
     name = "cosine"
+    accepts: ClassVar[Mapping[str, Parameter]] = {
+        "scale": Parameter("what cosines are multiplied by", low=1e-6, high=1e6),
+        "steps": Parameter("gradient steps; 0: the class means as they are", low=0, integer=True),
+        "lr": parameters_of(SGD)["lr"],
+    }
+    scale: float
+    steps: int
+    lr: float
 
     def __init__(self, scale: float = 10.0, steps: int = 50, lr: float = 0.1) -> None:
-        self.scale, self.steps, self.lr = scale, steps, lr
-
-    @property
-    def settings(self) -> dict[str, JSON]:
-        return {"scale": self.scale, "steps": self.steps, "lr": self.lr}
+        self.set_parameters(scale=scale, steps=steps, lr=lr)
 
     @property
     def space(self) -> Hashable:

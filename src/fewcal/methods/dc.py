@@ -8,22 +8,24 @@ for each support point; logistic regression with C = 1.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from fewcal._utils.lazy_torch import torch
-from fewcal._utils.types import JSON
+from fewcal._utils.parameters import Parameter, parameters_of
 from fewcal.bank import BaseBank
 from fewcal.calibrate import Calibrator
 from fewcal.covariance import CalibratedCovariance, ShrunkCovariance, shares, shrink_covariance
 from fewcal.covariance.independent import TALL
-from fewcal.errors import InputError
 from fewcal.heads.calibrated import Calibrated, points_each, sampled_bytes
 from fewcal.heads.lbfgs import lbfgs_head
 from fewcal.heads.linear import LinearHead
 from fewcal.methods.base import Method, TaskBatch, require_raw
 from fewcal.methods.registry import register_method
+from fewcal.params import GDCParams
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 _RIDGE = 3.0
 # Points for each feature from which on iterations are so dear that it pays.
 _POINTS_OF_METRIC = 2
+_GDC = parameters_of(GDCParams)  # what both have means the same
 
 
 @register_method
@@ -41,15 +44,21 @@ class DC(Method):
 
     name = "dc"
     needs_bank = True
+    accepts: ClassVar[Mapping[str, Parameter]] = {
+        "k": _GDC["k"],
+        "alpha": _GDC["constant"],
+        "beta": replace(_GDC["beta"], also=()),
+        "n": _GDC["n"],
+        "C": _GDC["C"],
+    }
+    k: int
+    alpha: float
+    beta: float
+    n: int
+    C: float
 
     def __init__(self, k: int = 2, alpha: float = 0.21, beta: float = 0.5, n: int = 750, C: float = 1.0) -> None:
-        if not n >= 1:
-            raise InputError(f"n={n!r} must be at least 1; DC draws n points for each class")
-        self.k, self.alpha, self.beta, self.n, self.C = k, alpha, beta, n, C
-
-    @property
-    def settings(self) -> dict[str, JSON]:
-        return {"k": self.k, "alpha": self.alpha, "beta": self.beta, "n": self.n, "C": self.C}
+        self.set_parameters(k=k, alpha=alpha, beta=beta, n=n, C=C)
 
     def prepare(self, bank: BaseBank | None) -> Method:
         super().prepare(bank)

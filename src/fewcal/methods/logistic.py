@@ -5,15 +5,18 @@ The "no method" baseline of Yang, Liu, Xu (ICLR 2021) and of the GDC paper's abl
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
+from dataclasses import replace
+from typing import ClassVar
 
-from fewcal._utils.types import JSON
+from fewcal._utils.parameters import Parameter, parameters_of
 from fewcal.bank import BaseBank
 from fewcal.gaussianize import Gaussianization
-from fewcal.heads.lbfgs import lbfgs_head
+from fewcal.heads.lbfgs import LBFGS, lbfgs_head
 from fewcal.heads.linear import LinearHead
 from fewcal.methods.base import Method, RowMap, TaskBatch
 from fewcal.methods.registry import register_method
+from fewcal.params import GDCParams
 
 
 @register_method
@@ -21,13 +24,11 @@ class LogisticRegression(Method):
     """L2-regularised multinomial logistic regression (scikit-learn's objective) on raw features."""
 
     name = "lr"
+    accepts: ClassVar[Mapping[str, Parameter]] = {"C": parameters_of(LBFGS)["C"]}
+    C: float
 
     def __init__(self, C: float = 1.0) -> None:
-        self.C = C
-
-    @property
-    def settings(self) -> dict[str, JSON]:
-        return {"C": self.C}
+        self.set_parameters(C=C)
 
     def fit(self, batch: TaskBatch) -> LinearHead:
         return lbfgs_head(batch.support, batch.labels, batch.n_classes, C=self.C, max_iter=1000)
@@ -39,14 +40,14 @@ class GaussianizedLogisticRegression(LogisticRegression):
 
     name = "lr-gauss"
     needs_bank = True
+    accepts: ClassVar[Mapping[str, Parameter]] = {
+        **LogisticRegression.accepts,
+        "beta": replace(parameters_of(GDCParams)["beta"], also=()),
+    }
+    beta: float
 
     def __init__(self, C: float = 1.0, beta: float = 0.5) -> None:
-        super().__init__(C)
-        self.beta = beta
-
-    @property
-    def settings(self) -> dict[str, JSON]:
-        return {"C": self.C, "beta": self.beta}
+        self.set_parameters(C=C, beta=beta)
 
     def prepare(self, bank: BaseBank | None) -> Method:
         super().prepare(bank)

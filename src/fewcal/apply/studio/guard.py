@@ -4,8 +4,8 @@
   the cookie or the header `Authorization: Bearer TOKEN`.
 - **Host.** Names other than those the server was bound to are refused: a foreign name that resolves to this machine
   (DNS rebinding) is not one of them.
-- **Origin.** A request that changes something must come from a page of this server (scheme, name and port), or carry the
-  token in its header. The server speaks HTTP; it is not meant to stand behind a proxy, which Host refuses already.
+- **Origin.** A request that changes something must come from a page of this server (scheme, name and port), or carry
+  the token in its header. The server speaks HTTP; behind a proxy it would refuse the name in Host already.
 - **Size.** A body beyond the limit is refused as soon as that is known.
 - **Headers.** No scripts but our own, no frames, nothing cached, no sniffing of types.
 """
