@@ -560,10 +560,6 @@ def uninterrupted(tmp_path: Path) -> tuple[Path, Path]:
     return data, tmp_path / "whole"
 
 
-def blocks_of(folder: Path) -> int:
-    return len(list(folder.glob("blocks/*.npz")))
-
-
 @pytest.mark.slow
 def test_killed_ten_times_at_random_moments(tmp_path: Path) -> None:
     data, reference = uninterrupted(tmp_path)

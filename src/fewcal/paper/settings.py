@@ -26,7 +26,6 @@ GROUP_WORDS: dict[Group, str] = {
 }
 
 UNIT: dict[str, bool] = {"center": True, "l2": True}
-SCALES: dict[str, dict[str, bool]] = {"features as they come": {}, "unit scale": UNIT}
 
 
 @dataclass(frozen=True)
