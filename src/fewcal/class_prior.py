@@ -82,6 +82,9 @@ class ClassPrior:
         How much the base means differ in each direction (their standard deviation), 1 on average.
     alignment : float
         Σ_j σ_j x_j² / Σ_j x_j² − 1 of base rows x, with the spectrum σ.
+    alignment_error : float
+        The standard deviation of that from row to row, in units of it, were rows normal: in few dimensions, or where
+        base classes differ as much in all directions, it is as large as what is to be told by it.
     gap : float
         By how much the cosine of two base rows of one class exceeds that of rows of two, on average; the squared length
         of the base means without the noise in it.
@@ -104,6 +107,7 @@ class ClassPrior:
     deviation: Tensor
     spectrum: Tensor
     alignment: float
+    alignment_error: float
     gap: float
     say: float
     ridge_share: float
@@ -283,6 +287,8 @@ def fit_class_prior(bank: BaseBank, ridge: float, floor: float) -> ClassPrior:
     between = means.square().sum(dim=0)
     apart = between.sqrt() / between.sqrt().mean().clamp(min=1e-30)
     energy = spread + between / len(bank)
+    alignment = max(float(energy @ apart / energy.sum()) - 1, _LEAST_ALIGNMENT)
+    error = float(((apart - 1 - alignment) * energy).norm()) * 2**0.5 / float(energy.sum())
     base = bank.transform or Gaussianization("none")
     whitening = (vectors * gain) @ rotation
     return ClassPrior(
@@ -296,7 +302,8 @@ def fit_class_prior(bank: BaseBank, ridge: float, floor: float) -> ClassPrior:
         # A symmetric root: unlike eigenvectors it is the same on every device, and so are the examples drawn with it.
         deviation=((vectors * values.sqrt()) @ vectors.T @ whitening / length).float(),
         spectrum=apart.float(),
-        alignment=max(float(energy @ apart / energy.sum()) - 1, _LEAST_ALIGNMENT),
+        alignment=alignment,
+        alignment_error=max(error / alignment, 1e-9),
         gap=max(float(between.sum()) / len(bank) - noise, 1e-6),
         say=enough_classes(len(bank)),
         ridge_share=needed,

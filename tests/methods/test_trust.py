@@ -101,12 +101,30 @@ def test_the_support_overrules_a_domain_that_does_not_match() -> None:
     loud = NOISE * np.where(np.arange(DIM) < 30, 2.5, 1.0)  # rows hardly lie along the directions of base classes
     found = HierarchicalGDC(get_preset("default")).prepare(BaseBank().fit(*rows(CLASSES, 100, seed=0, noise=loud)))
     assert isinstance(found, HierarchicalGDC)
-    for shot, low, high in ((1, 0.0, 0.0), (20, 0.99, 1.0)):
+    for shot, low, high in ((1, 0.0, found.say), (20, 0.99, 1.0)):
         z = found.transform(torch.from_numpy(rows(5, shot, seed=1, noise=loud)[0]))[None]
-        share, outside = found.trust(TaskBatch(z, torch.arange(5).repeat_interleave(shot)[None], 5, TaskRandom(0)))
+        share, _ = found.trust(TaskBatch(z, torch.arange(5).repeat_interleave(shot)[None], 5, TaskRandom(0)))
         assert low <= float(share) <= high
-        assert outside is not None
-        assert bool(outside) == (shot == 1)
+
+
+def test_a_match_that_is_not_known_well_counts_less() -> None:
+    """The share is 1 − h·(1 − match) with h = 0.2·√N/e; the error e is the deviation of the match of normal rows."""
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(70), 20)
+    for dim, spread, certain in ((300, np.where(np.arange(300) < 30, 3.0, 0.0), True), (12, np.ones(12), False)):
+        x = spread * rng.normal(size=(70, dim))[labels] + rng.normal(size=(1400, dim))
+        method = HierarchicalGDC(get_preset("default")).prepare(BaseBank().fit(x.astype(np.float32), labels))
+        assert isinstance(method, HierarchicalGDC)
+        prior = method.prior
+        energy = prior.deviation.square().sum(dim=0) + prior.means.square().mean(dim=0)
+        normal = torch.from_numpy(rng.normal(size=(20000, dim))).float() * energy.sqrt()
+        assert float(prior.domain_match(normal).std()) == pytest.approx(prior.alignment_error, rel=0.15)
+        known = 0.2 * 5**0.5 / prior.alignment_error
+        assert (known >= 1) == certain
+        z = torch.from_numpy(rng.normal(size=(8, 5, dim))).float()
+        match = ((prior.domain_match(z).mean(dim=1) - 0.2) / 0.2).clamp(0, 1)
+        share = used(method, TaskBatch(z, torch.arange(5).expand(8, 5), 5, TaskRandom(0, range(8)), raw=z))
+        torch.testing.assert_close(share, 1 - min(1.0, known) * (1 - match))
 
 
 def test_a_wrong_covariance_has_no_more_of_a_say_than_before() -> None:

@@ -185,12 +185,19 @@ class HierarchicalGDC(Method):
         return Trust(share, share <= 0 if self.params.trust == "auto" else None)
 
     def _trust_before(self, batch: TaskBatch) -> Tensor:
-        """The share `(T,)` before rows are left out: by the number of base classes, and by where the task lies."""
+        """The share `(T,)` before rows are left out: by the number of base classes, and by where the task lies.
+
+        The match of N classes is known up to e/√N, e the `alignment_error`. Where that is more than what lies between
+        tasks that are like the base classes and those that are not, the match counts by as much less.
+        """
         p = self.params
         if p.trust != "auto":
             return batch.support.new_full((len(batch.support),), float(p.trust))
         match = self._match(batch.support) if batch.precomputed is None else batch.precomputed[..., 0]
         share, most = match.mean(dim=1).clamp_(0, 1), self.say_at(batch.shots)
+        known = (LIKE - UNLIKE) * batch.n_classes**0.5 / self.prior.alignment_error
+        if known < 1:
+            share = 1 - known * (1 - share)
         return share if most == 1 else most * share
 
     def calibration(self, batch: TaskBatch) -> Calibration:
