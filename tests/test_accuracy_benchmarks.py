@@ -97,12 +97,12 @@ def test_poor_banks_are_what_they_say(features: FeatureSet) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::fewcal.errors.FewcalWarning")
-def test_trust_is_high_for_related_classes_and_zero_for_few(features: FeatureSet) -> None:
+def test_trust_is_high_for_related_classes_and_at_most_its_share_for_few(features: FeatureSet) -> None:
     novel, protocol = features.split("novel"), Protocol(tasks=10)
     full = poor_banks.mean_trust(features.split("base"), novel, protocol)
     few = poor_banks.mean_trust(poor_banks.few_classes(features.split("base"), 5), novel, protocol)
     assert full > 0.5
-    assert few == 0.0
+    assert few <= 5 / 60
 
 
 def test_a_set_of_the_same_extractor_is_found() -> None:

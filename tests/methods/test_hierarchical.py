@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
@@ -31,7 +33,9 @@ from fewcal.heads import discriminant
 from fewcal.heads.discriminant import (
     Discriminant,
     cosine_variance,
+    doubted,
     fit_gamma,
+    misled,
     oas_ridge,
     one_shot_log_odds,
     squared_separation,
@@ -578,6 +582,34 @@ def test_one_example_is_never_surer_than_cosines_between_classes_allow(classes: 
         right = scores.diagonal(dim1=1, dim2=2)
         odds = (right - (scores.sum(dim=2) - right) / 4).mean(dim=1)
         assert bool((odds <= 0.33 / cosine_variance(z) * 1.001).all())
+
+
+@given(st.integers(2, 40), st.floats(1e-6, 0.05), st.floats(1e-3, 200.0))
+def test_doubt_leaves_answers_and_order_and_bounds_every_probability(ways: int, chance: float, spread: float) -> None:
+    scores = spread * torch.randn(7, ways, generator=torch.Generator().manual_seed(ways), dtype=torch.float64)
+    weights = np.exp(scores.numpy() - scores.numpy().max(axis=1, keepdims=True)) + chance
+    found = torch.softmax(doubted(scores, chance), dim=-1)
+    np.testing.assert_allclose(found.numpy(), weights / weights.sum(axis=1, keepdims=True), rtol=1e-9)
+    assert found.argmax(dim=-1).tolist() == scores.argmax(dim=-1).tolist()
+    assert float(found.min()) >= chance / ((1 + chance) * ways)
+    assert bool((doubted(scores, chance).gather(1, scores.argsort(dim=1)).diff(dim=1) >= 0).all())
+
+
+def test_doubt_rises_with_classes_to_a_limit_and_falls_with_examples() -> None:
+    sure = [ways * misled(ways, 1) for ways in (2, 5, 20, 50, 1000)]
+    assert sure == sorted(sure)
+    assert sure[-1] == pytest.approx(sure[-2])
+    assert misled(5, 1) == 4 * misled(5, 4)
+
+
+def test_a_query_on_top_of_an_example_is_doubted_by_the_number_of_classes(bank: BaseBank) -> None:
+    """The bound is that of the equation: p = (1 + ε)/(1 + Nε) where a class is infinitely far ahead."""
+    method = prepared(bank, trust=1.0)
+    for way, shot in ((4, 1), (12, 1), (4, 5)):
+        batch = task_batch(method, way, shot, tasks=2)
+        most = torch.softmax(method.fit(batch).logits(1e3 * batch.support), dim=-1).amax(dim=-1)
+        chance = misled(way, shot)
+        torch.testing.assert_close(most, torch.full_like(most, (1 + chance) / (1 + way * chance)))
 
 
 def test_base_classes_of_another_domain_lose_their_say(bank: BaseBank) -> None:

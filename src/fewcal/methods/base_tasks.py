@@ -23,7 +23,7 @@ from fewcal.calibrate import spaced_indices
 from fewcal.class_prior import ClassPrior, posterior
 from fewcal.gaussianize import l2_normalise
 from fewcal.heads.base import Head
-from fewcal.heads.discriminant import Discriminant
+from fewcal.heads.discriminant import Discriminant, misled
 from fewcal.methods.bankless import one_shot_head
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def one_shot_scale(
         return one_shot_head(examples, labels, n, torch.ones_like)
 
     rows = l2_normalise(fresh @ _whitening(prior)) - prior.origin
-    return OneShotScale(_calibrated(rows, model, guess), _calibrated(x, plain, _USUAL_LOG_ODDS))
+    return OneShotScale(_calibrated(rows, model, guess, misled(n, 1)), _calibrated(x, plain, _USUAL_LOG_ODDS))
 
 
 def _whitening(prior: ClassPrior) -> Tensor:
@@ -95,10 +95,10 @@ def _tasks(bank: BaseBank, space: BaseBank, rows: Tensor) -> tuple[Tensor, Tenso
     return classes, x.view(g, n, p, -1)
 
 
-def _calibrated(x: Tensor, make: Callable[[Tensor], Head], guess: float) -> float:
+def _calibrated(x: Tensor, make: Callable[[Tensor], Head], guess: float, doubt: float = 0.0) -> float:
     """The scale of scores by which the confidence in tasks of rows `x (G, N, P, D)` is as high as their accuracy.
 
-    `make` is given examples `(P·G, N, D)` and returns a classifier of scale 1.
+    `make` is given examples `(P·G, N, D)` and returns a classifier of scale 1, whose answers are `doubted`.
     """
     g, n, p, d = x.shape
     examples = x.permute(2, 0, 1, 3).reshape(p * g, n, d)
@@ -111,6 +111,7 @@ def _calibrated(x: Tensor, make: Callable[[Tensor], Head], guess: float) -> floa
     low, high = -_OCTAVES, _OCTAVES
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        sure = float((guess * 2**middle * behind).exp().sum(dim=-1).reciprocal().mean())
+        every = (guess * 2**middle * behind).exp_().add_(doubt)
+        sure = (1 + doubt) * float(every.sum(dim=-1).reciprocal().mean())
         low, high = (middle, high) if sure < right else (low, middle)
     return guess * 2 ** ((low + high) / 2)
