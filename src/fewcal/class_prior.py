@@ -52,6 +52,8 @@ _NOISE, _ALIKE, _LEAST_RIDGE = 20.0, 0.2, 0.0005
 _PER_NAT, _LEAST_ODDS = 4.0, 0.05
 # Of the alignment of base rows, at least: where base classes differ as much in all directions, nothing can be told.
 _LEAST_ALIGNMENT = 0.05
+# Of rows, which have unit length: less than this tells nothing of where they differ.
+_LEAST_ENERGY = 1e-5
 # Products are quick with multiples of this many columns.
 _ALIGNED = 16
 
@@ -150,21 +152,25 @@ class ClassPrior:
         return worth, k / (k + worth), (average + worth) / (average + worth + 1)
 
     def domain_match(self, x: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
-        """How far points `x (*B, D)` less the origin lie along the directions in which base classes differ, `(*B)`.
+        """How far the rows of a task, `x (*B, S, D)`, lie along the directions in which base classes differ, `(*B)`.
 
-        Σ_j (σ_j − 1) x_j² / Σ_j x_j² with the `spectrum` σ, in units of what rows of this domain show on average: 0 for
-        rows that know nothing of these directions. C classes span C directions, of which those of another class know a
-        share that rises with C, and so does the unit. It is told on a scale from `low` to `high`.
+        Σ_j (σ_j − 1) v_j / Σ_j v_j with the `spectrum` σ and v_j the mean square of the rows in direction j, in units
+        of what rows of this domain show on average: 0 for rows that know nothing of these directions. Once around the
+        origin, and once around their own mean: birds lie where base classes know birds, and may differ elsewhere. The
+        less of the two is told. C classes span C directions, of which those of another class know a share that rises
+        with C, and so does the unit. It is told on a scale from `low` to `high`.
         """
 
         def make() -> tuple[Tensor, Tensor]:
             every, aligned = torch.ones_like(self.spectrum), (self.spectrum - 1) / (self.alignment * self.say)
-            of_zeros = every.new_tensor([-low / (high - low), 1.0])  # a row of zeros matches as 0 does
-            return torch.stack([(aligned - low) / (high - low), every]), 1e-30 * of_zeros
+            of_same = every.new_tensor([-low / (high - low), 1.0])  # rows that are all the same match as 0 does
+            return torch.stack([(aligned - low) / (high - low), every]), _LEAST_ENERGY * of_same
 
         both, least = self._memo.get(("domain match", low, high), make)
-        aligned, squares = torch.nn.functional.linear(x.square(), both, least).unbind(dim=-1)  # both sums at once
-        return aligned / squares
+        squares = x.square().sum(dim=-2)
+        around = torch.stack([squares, squares - x.sum(dim=-2).square() / x.shape[-2]])
+        aligned, energy = torch.nn.functional.linear(around, both, least).unbind(dim=-1)  # both sums at once
+        return (aligned / energy).amin(dim=0)
 
     def to(self, device: torch.device | str) -> ClassPrior:
         """The same on another device."""

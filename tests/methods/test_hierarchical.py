@@ -541,17 +541,37 @@ def test_base_classes_that_differ_alike_in_all_directions_lose_their_say() -> No
 
 def test_domain_match_is_that_of_its_equation(bank: BaseBank) -> None:
     prior = fit_class_prior(bank.transformed(center=True, l2=True, moments=True), 3.0, 1.0)
-    x = torch.randn(5, 40, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(5, 6, 40, generator=torch.Generator().manual_seed(0))
     deviation = prior.means.double().square().sum(dim=0).sqrt().numpy()
-    squares = x.double().numpy() ** 2
-    expected = ((squares @ (deviation / deviation.mean())) / squares.sum(axis=1) - 1) / prior.alignment
+    squares = (x.double().numpy() ** 2).mean(axis=1)
+    matches = [
+        ((v @ (deviation / deviation.mean())) / v.sum(axis=1) - 1) / prior.alignment
+        for v in (squares, x.double().numpy().var(axis=1))
+    ]
+    assert len({int(np.argmin(pair)) for pair in zip(*matches, strict=True)}) == 2  # each is the less somewhere
+    expected = np.minimum(*matches)
     np.testing.assert_allclose(prior.domain_match(x).numpy(), expected, rtol=1e-4, atol=1e-5)
     scaled = prior.domain_match(x, low=0.2, high=0.4).numpy()
     np.testing.assert_allclose(scaled, (expected - 0.2) / 0.2, rtol=1e-4, atol=1e-4)
-    assert float(prior.domain_match(torch.zeros(40))) == 0
-    assert float(prior.domain_match(torch.zeros(40), low=0.2, high=0.4)) == pytest.approx(-1)
+    same = prior.means[:1] / prior.means[0].norm()
+    for rows_ in (torch.zeros(3, 40), same.expand(4, 40), same):  # nothing is told of where they differ
+        assert float(prior.domain_match(rows_)) == pytest.approx(0, abs=0.1)
+        assert float(prior.domain_match(rows_, low=0.2, high=0.4)) == pytest.approx(-1, abs=0.1)
     base = prior.transform(torch.from_numpy(rows()[0])) - prior.origin  # the rows themselves, not their moments
-    assert float(prior.domain_match(base).mean()) == pytest.approx(1, rel=0.1)
+    assert float(prior.domain_match(base)) == pytest.approx(1, rel=0.1)
+
+
+def test_where_a_task_lies_is_no_sign_that_base_classes_know_its_classes(bank: BaseBank) -> None:
+    """All rows lie far out along the first directions of the bank; in one task they differ there too."""
+    method = prepared(bank)
+    prior, noise = method.prior, torch.randn(5, 40, generator=torch.Generator().manual_seed(0))
+    first = prior.spectrum > prior.spectrum.quantile(0.8)
+    labels = torch.arange(5)[None]
+    unsure = 1 - 0.2 * 4**0.5 / prior.alignment_error
+    for where, share in ((first, 1.0), (~first, unsure)):
+        z = (prior.means[0] + 0.3 * where * noise)[None]
+        batch = TaskBatch(torch.cat([z, z], dim=-1), labels, 5, TaskRandom(0))
+        assert float(method.trust(batch).share) == pytest.approx(share, abs=1e-5)
 
 
 def test_cosines_and_log_odds_of_one_example_a_class() -> None:

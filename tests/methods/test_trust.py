@@ -108,7 +108,7 @@ def test_the_support_overrules_a_domain_that_does_not_match() -> None:
 
 
 def test_a_match_that_is_not_known_well_counts_less() -> None:
-    """The share is 1 − h·(1 − match) with h = 0.2·√N/e; the error e is the deviation of the match of normal rows."""
+    """The share is 1 − h·(1 − match), h = 0.2·√(N − 1)/e; of a normal row the match has the deviation e."""
     rng = np.random.default_rng(0)
     labels = np.repeat(np.arange(70), 20)
     for dim, spread, certain in ((300, np.where(np.arange(300) < 30, 3.0, 0.0), True), (12, np.ones(12), False)):
@@ -117,12 +117,13 @@ def test_a_match_that_is_not_known_well_counts_less() -> None:
         assert isinstance(method, HierarchicalGDC)
         prior = method.prior
         energy = prior.deviation.square().sum(dim=0) + prior.means.square().mean(dim=0)
-        normal = torch.from_numpy(rng.normal(size=(20000, dim))).float() * energy.sqrt()
-        assert float(prior.domain_match(normal).std()) == pytest.approx(prior.alignment_error, rel=0.15)
-        known = 0.2 * 5**0.5 / prior.alignment_error
+        normal = torch.from_numpy(rng.normal(size=(20000, 1, dim))).float() * energy.sqrt()
+        opposite = torch.cat([normal, -normal], dim=1)  # of which both matches are the same
+        assert float(prior.domain_match(opposite).std()) == pytest.approx(prior.alignment_error, rel=0.15)
+        known = 0.2 * 4**0.5 / prior.alignment_error
         assert (known >= 1) == certain
         z = torch.from_numpy(rng.normal(size=(8, 5, dim))).float()
-        match = ((prior.domain_match(z).mean(dim=1) - 0.2) / 0.2).clamp(0, 1)
+        match = ((prior.domain_match(z) - 0.2) / 0.2).clamp(0, 1)
         share = used(method, TaskBatch(z, torch.arange(5).expand(8, 5), 5, TaskRandom(0, range(8)), raw=z))
         torch.testing.assert_close(share, 1 - min(1.0, known) * (1 - match))
 

@@ -65,8 +65,6 @@ if TYPE_CHECKING:
 UNLIKE, LIKE = 0.2, 0.4
 # A say of the base classes below which it is told.
 LITTLE_SAY = 0.5
-# Rows looked at together.
-_AT_ONCE = 2048
 # The share of the gap of cosines of base classes that new classes have, at one shot: fitted to validation classes.
 _GAP_KEPT = 0.8
 # γ in units of that of one-shot tasks of base classes, at most, times K^(1/4) with K examples: chosen on validation
@@ -172,15 +170,6 @@ class HierarchicalGDC(Method):
         """The say of their model in tasks of so many shots."""
         return say_with_shots(self.say, shots, self.prior.ridge_share)
 
-    def precompute(self, z: Tensor) -> Tensor | None:
-        """How well each row matches the domain of the base classes, `(R, 1)`: what trust is judged by."""
-        if self.params.trust != "auto" or self.unused is not None:
-            return None
-        return torch.cat([self._match(part) for part in z.split(_AT_ONCE)])[:, None]
-
-    def _match(self, x: Tensor) -> Tensor:
-        return self.prior.domain_match(self._centred(x), UNLIKE, LIKE)
-
     def trust(self, batch: TaskBatch) -> Trust:
         """The say of the base classes in each task, as `fit` uses it."""
         share = self._fit(batch).trust
@@ -189,15 +178,15 @@ class HierarchicalGDC(Method):
     def _trust_before(self, batch: TaskBatch) -> Tensor:
         """The share `(T,)` before rows are left out: by the number of base classes, and by where the task lies.
 
-        The match of N classes is known up to e/√N, e the `alignment_error`. Where that is more than what lies between
-        tasks that are like the base classes and those that are not, the match counts by as much less.
+        The match of N classes is known up to e/√(N − 1), e the `alignment_error`. Where that is more than what lies
+        between tasks that are like the base classes and those that are not, the match counts by as much less.
         """
         p = self.params
         if p.trust != "auto":
             return batch.support.new_full((len(batch.support),), float(p.trust))
-        match = self._match(batch.support) if batch.precomputed is None else batch.precomputed[..., 0]
-        share, most = match.mean(dim=1).clamp_(0, 1), self.say_at(batch.shots)
-        known = (LIKE - UNLIKE) * batch.n_classes**0.5 / self.prior.alignment_error
+        share = self.prior.domain_match(self._centred(batch.support), UNLIKE, LIKE).clamp_(0, 1)
+        most = self.say_at(batch.shots)
+        known = (LIKE - UNLIKE) * (batch.n_classes - 1) ** 0.5 / self.prior.alignment_error
         if known < 1:
             share = 1 - known * (1 - share)
         return share if most == 1 else most * share
