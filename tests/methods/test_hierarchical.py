@@ -44,7 +44,7 @@ from fewcal.heads.lbfgs import lbfgs_head
 from fewcal.heads.linear import class_means
 from fewcal.methods import TaskBatch, make_method
 from fewcal.methods.bankless import Bankless, bankless_logistic
-from fewcal.methods.hierarchical import HierarchicalGDC
+from fewcal.methods.hierarchical import BlendedHead, HierarchicalGDC
 from fewcal.power_choice import PowerChoice, PowerSample, choose_power, within_class_kurtosis
 from fewcal.presets import get_preset, with_settings
 
@@ -630,6 +630,19 @@ def test_a_query_on_top_of_an_example_is_doubted_by_the_number_of_classes(bank: 
         most = torch.softmax(method.fit(batch).logits(1e3 * batch.support), dim=-1).amax(dim=-1)
         chance = misled(way, shot)
         torch.testing.assert_close(most, torch.full_like(most, (1 + chance) / (1 + way * chance)))
+
+
+@pytest.mark.parametrize(("way", "strength"), [(4, 1.0), (10, 1.0), (25, 0.4)])
+def test_neighbours_that_many_classes_share_are_worth_less(bank: BaseBank, way: int, strength: float) -> None:
+    method = prepared(bank, trust=1.0)
+    batch = task_batch(method, way, shot=1, tasks=1)
+    p, own = method.params, batch.support[..., :40]
+    found = posterior(method.prior, own, 1.0, sharpness=p.sharpness, strength=strength)
+    directions = found.mean * found.precision
+    head = method.fit(batch)
+    assert isinstance(head, BlendedHead)
+    along = head.head.weight / head.head.weight.norm()
+    torch.testing.assert_close(along, directions / directions.norm(), rtol=1e-4, atol=1e-6)
 
 
 def test_base_classes_of_another_domain_lose_their_say(bank: BaseBank) -> None:

@@ -70,6 +70,8 @@ _GAP_KEPT = 0.8
 # γ in units of that of one-shot tasks of base classes, at most, times K^(1/4) with K examples: chosen on validation
 # classes.
 _OF_BASE_TASKS = 1.1
+# Classes of a task from which on they share their neighbours, so that these are worth less: chosen on validation classes.
+_SHARED = 10
 # Base classes that an explanation names for a support point, at most.
 _EXPLAINED = 16
 
@@ -124,7 +126,7 @@ class HierarchicalGDC(Method):
         self._given = bank
         self.one_shot = space.memo.get(
             ("one-shot scale", *key, p.sharpness, p.strength, self.say),
-            lambda: one_shot_scale(bank, space, self.prior, self.confidence, say=self.say, **self._weights),
+            lambda: one_shot_scale(bank, space, self.prior, self.confidence, say=self.say, **self._weights()),
         )
         if self.say < LITTLE_SAY:
             words = f"{self.partly_used}; at one shot they have a say of {self.say:.0%} beside your examples"
@@ -200,7 +202,7 @@ class HierarchicalGDC(Method):
         support = self._centred(batch.support)
         weights = self.prior.neighbours(support, p.sharpness)
         shots = class_sizes(batch.labels)
-        found = posterior(self.prior, support, shots, say=self.say, **self._weights)
+        found = posterior(self.prior, support, shots, say=self.say, **self._weights(batch.n_classes))
         prior = (found.worth / (shots[..., None] + found.worth)).mean(dim=-1, keepdim=True)
         share = self.say * prior * self.trust(batch).share[:, None, None]
         top, index = weights.topk(k, dim=-1)
@@ -220,7 +222,7 @@ class HierarchicalGDC(Method):
             shots = class_shots(batch.labels, batch.n_classes, support.dtype)
             own = shots.means(support)
             trust = self._trust_before(batch)
-            found = posterior(self.prior, own, shots.each, say=self.say, **self._weights)
+            found = posterior(self.prior, own, shots.each, say=self.say, **self._weights(batch.n_classes))
             parts = Discriminant(support, batch.labels, found.mean, found.precision, found.worth, p.scatter)
             model = parts.fitted(self._gamma(own, shots, found), shots)
             if float(trust.min()) >= 1:
@@ -233,9 +235,9 @@ class HierarchicalGDC(Method):
         most = MOST_LOG_ODDS if self.one_shot is None else self._leeway * self.one_shot.log_odds
         return Hints(self.cosine_gap, most, base_centre(self._given))
 
-    @property
-    def _weights(self) -> _Weights:
-        return {"sharpness": self.params.sharpness, "strength": self.params.strength}
+    def _weights(self, n_classes: int = 1) -> _Weights:
+        """τ and κ0 for tasks of so many classes: neighbours that many of them share do not tell them apart."""
+        return {"sharpness": self.params.sharpness, "strength": self.params.strength * min(1.0, _SHARED / n_classes)}
 
     def _gamma(self, own: Tensor, shots: ClassShots, found: Posterior) -> Tensor | float:
         """The guess of γ in each task, `(T,)`, for class means `own (T, N, D)`.
@@ -254,7 +256,7 @@ class HierarchicalGDC(Method):
         if self.say == 1:
             odds = shots.average**0.5 * self.cosine_gap / cosine_variance(own)
             return (odds / apart).clamp(max=self.confidence)
-        odds = self.confidence * own_log_odds(own, posterior(self.prior, own, shots.each, **self._weights))
+        odds = self.confidence * own_log_odds(own, posterior(self.prior, own, shots.each, **self._weights(own.shape[1])))
         if one_shot:
             variance, gap = cosine_variance(own), self.cosine_gap
             full, none = torch.minimum(odds, gap / variance), one_shot_log_odds(variance, gap)
@@ -285,10 +287,10 @@ class HierarchicalGDC(Method):
 
         In a world of round classes it would be 1/(2·variance). Real ones are longer where classes differ, and novel
         classes scatter more than base classes do: the powers were fitted to the calibration error of one-shot tasks of
-        5 and 20 validation classes of all feature sets, and the factor once more with answers that are `doubted`.
+        5 and 20 validation classes of all feature sets; with answers that are `doubted` and neighbours that are shared the same factor is best.
         """
         within, along = self.prior.within, self.prior.along
-        return 3.9 * (within / (2 * along)) ** 0.53 * within**0.38
+        return 3.77 * (within / (2 * along)) ** 0.53 * within**0.38
 
     def task_bytes(self, n_support: int, n_classes: int, dim: int) -> int:
         neighbours = 0 if self.unused is not None else n_classes * len(self.prior.means)
