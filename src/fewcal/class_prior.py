@@ -167,8 +167,8 @@ class ClassPrior:
             return torch.stack([(aligned - low) / (high - low), every]), _LEAST_ENERGY * of_same
 
         both, least = self._memo.get(("domain match", low, high), make)
-        squares = x.square().sum(dim=-2)
-        around = torch.stack([squares, squares - x.sum(dim=-2).square() / x.shape[-2]])
+        squares = x.square().mean(dim=-2)
+        around = torch.stack([squares, squares - x.mean(dim=-2).square()])
         aligned, energy = torch.nn.functional.linear(around, both, least).unbind(dim=-1)  # both sums at once
         return (aligned / energy).amin(dim=0)
 

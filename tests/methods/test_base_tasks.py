@@ -12,7 +12,7 @@ import torch
 from fewcal import BaseBank, GDCClassifier
 from fewcal.bank.build import OneShotScale
 from fewcal.class_prior import fit_class_prior, posterior
-from fewcal.heads.discriminant import doubted, misled
+from fewcal.heads.discriminant import doubted
 from fewcal.methods.base_tasks import one_shot_scale
 from fewcal.methods.hierarchical import HierarchicalGDC
 from fewcal.presets import get_preset
@@ -60,7 +60,7 @@ def test_the_scale_is_that_of_new_classes_which_no_extractor_saw(apart: float, t
     scores = 2 * z[:, :, 1:].flatten(1, 2) @ directions.mT - (directions * found.mean).sum(dim=-1)[:, None]
     right = float((scores.argmax(dim=-1) == torch.arange(5).repeat_interleave(5)).float().mean())
     assert method.one_shot is not None
-    answers = doubted(method.one_shot.gamma * scores, misled(5, 1))
+    answers = doubted(method.one_shot.gamma * scores, shots=1)
     sure = float(torch.softmax(answers, dim=-1).amax(dim=-1).mean())
     assert sure == pytest.approx(right, abs=0.05)
 

@@ -49,7 +49,6 @@ from fewcal.heads.discriminant import (
     Fitted,
     cosine_variance,
     doubted,
-    misled,
     one_shot_log_odds,
 )
 from fewcal.heads.linear import ClassShots, LinearHead, class_shots, class_sizes
@@ -70,7 +69,7 @@ _GAP_KEPT = 0.8
 # γ in units of that of one-shot tasks of base classes, at most, times K^(1/4) with K examples: chosen on validation
 # classes.
 _OF_BASE_TASKS = 1.1
-# Classes of a task from which on they share their neighbours, so that these are worth less: chosen on validation classes.
+# Classes of a task from which on they share their neighbours, which are worth less then: chosen on validation classes.
 _SHARED = 10
 # Base classes that an explanation names for a support point, at most.
 _EXPLAINED = 16
@@ -180,15 +179,16 @@ class HierarchicalGDC(Method):
     def _trust_before(self, batch: TaskBatch) -> Tensor:
         """The share `(T,)` before rows are left out: by the number of base classes, and by where the task lies.
 
-        The match of N classes is known up to e/√(N − 1), e the `alignment_error`. Where that is more than what lies
-        between tasks that are like the base classes and those that are not, the match counts by as much less.
+        The match of N classes, told in units of the say of C base classes, is known up to e/√(N − 1) of these, e the
+        `alignment_error`. Where that is more than what lies between tasks that are like the base classes and those that
+        are not, the match counts by as much less.
         """
         p = self.params
         if p.trust != "auto":
             return batch.support.new_full((len(batch.support),), float(p.trust))
-        share = self.prior.domain_match(self._centred(batch.support), UNLIKE, LIKE).clamp_(0, 1)
-        most = self.say_at(batch.shots)
-        known = (LIKE - UNLIKE) * (batch.n_classes - 1) ** 0.5 / self.prior.alignment_error
+        rows, most = self._centred(batch.support), self.say_at(batch.shots)
+        share = self.prior.domain_match(rows, UNLIKE, LIKE).clamp_(0, 1)
+        known = (LIKE - UNLIKE) * (batch.n_classes - 1) ** 0.5 * self.prior.say / self.prior.alignment_error
         if known < 1:
             share = 1 - known * (1 - share)
         return share if most == 1 else most * share
@@ -226,7 +226,7 @@ class HierarchicalGDC(Method):
             parts = Discriminant(support, batch.labels, found.mean, found.precision, found.worth, p.scatter)
             model = parts.fitted(self._gamma(own, shots, found), shots)
             if float(trust.min()) >= 1:
-                return BlendedHead(model.head, None, trust, misled(batch.n_classes, batch.shots))
+                return BlendedHead(model.head, None, trust, batch.shots)
             return blended(model, batch, trust, self._hints, judged=p.trust == "auto")
 
     @property
@@ -256,7 +256,8 @@ class HierarchicalGDC(Method):
         if self.say == 1:
             odds = shots.average**0.5 * self.cosine_gap / cosine_variance(own)
             return (odds / apart).clamp(max=self.confidence)
-        odds = self.confidence * own_log_odds(own, posterior(self.prior, own, shots.each, **self._weights(own.shape[1])))
+        whole = posterior(self.prior, own, shots.each, **self._weights(own.shape[1]))
+        odds = self.confidence * own_log_odds(own, whole)
         if one_shot:
             variance, gap = cosine_variance(own), self.cosine_gap
             full, none = torch.minimum(odds, gap / variance), one_shot_log_odds(variance, gap)
@@ -287,7 +288,7 @@ class HierarchicalGDC(Method):
 
         In a world of round classes it would be 1/(2·variance). Real ones are longer where classes differ, and novel
         classes scatter more than base classes do: the powers were fitted to the calibration error of one-shot tasks of
-        5 and 20 validation classes of all feature sets; with answers that are `doubted` and neighbours that are shared the same factor is best.
+        5 and 20 validation classes of all feature sets. With answers that are `doubted` the same factor is best.
         """
         within, along = self.prior.within, self.prior.along
         return 3.77 * (within / (2 * along)) ** 0.53 * within**0.38
@@ -334,14 +335,13 @@ class PairedRows:
 class BlendedHead(Head):
     """Log-probabilities of two heads, mixed by trust `(T,)`; rows hold those of the first and of the second.
 
-    `plain` is None where every task trusts the base classes fully. `doubt` is the chance that an example misled the
-    first.
+    `plain` is None where every task trusts the base classes fully. The fewer `shots`, the more the first is `doubted`.
     """
 
     head: LinearHead
     plain: Head | None
     trust: Tensor
-    doubt: float
+    shots: float
 
     @property
     def width(self) -> int | None:
@@ -350,7 +350,7 @@ class BlendedHead(Head):
     def logits(self, x: Tensor, precomputed: Tensor | None = None) -> Tensor:
         """Scores `(T, Q, N)` of rows `x (T, Q, 2D)`, or `(T, Q, D)` where there is no second head."""
         d = self.head.weight.shape[-1]
-        scores = doubted(self.head.logits(x[..., :d]), self.doubt)
+        scores = doubted(self.head.logits(x[..., :d]), self.shots)
         if self.plain is None:
             return scores
         g = self.trust[:, None, None]
@@ -373,7 +373,7 @@ def blended(model: Fitted, batch: TaskBatch, trust: Tensor, hints: Hints, judged
     plain, left_out = fit_bankless(rows, batch.labels, batch.n_classes, hints)
     if judged and model.left_out is not None and left_out is not None:
         trust = say_with_evidence(trust, left_out_gain(model.left_out, left_out, batch.labels))
-    return BlendedHead(model.head, plain, trust, misled(batch.n_classes, batch.shots))
+    return BlendedHead(model.head, plain, trust, batch.shots)
 
 
 def left_out_gain(model: Tensor, plain: Tensor, labels: Tensor) -> Tensor:
