@@ -30,7 +30,7 @@ HIERARCHICAL = ("model", "beta", "kind", "eps", "whiten", "strength", "trust", "
 # Old names of fields, accepted for one release wherever parameters are given: in Python, on the command line, in files.
 RENAMED = {"unit": "distance_scale", "unit_of": "distance_scale_of", "query_pull": "query_strength"}
 # Fields that came later: files written before lack them.
-_ADDED = ("model", "sharpness", "floor", "scatter", "mahalanobis_ridge", "mahalanobis_shift", "constant")
+_ADDED = ("model", "sharpness", "floor", "scatter", "mahalanobis_ridge", "mahalanobis_shift", "constant", "max_spread")
 
 
 @dataclass(frozen=True)
