@@ -26,7 +26,9 @@ from fewcal.gaussianize import KINDS
 from fewcal.heads import HEADS, LBFGS, HeadTrainer, SklearnTrainer, make_trainer
 
 # Parameters of the hierarchical model; all others belong to the weighted one.
-HIERARCHICAL = ("model", "beta", "kind", "eps", "whiten", "strength", "trust", "sharpness", "floor", "scatter")
+HIERARCHICAL = (
+    *("model", "beta", "kind", "eps", "max_spread", "whiten", "strength", "trust", "sharpness", "floor", "scatter"),
+)
 # Old names of fields, accepted for one release wherever parameters are given: in Python, on the command line, in files.
 RENAMED = {"unit": "distance_scale", "unit_of": "distance_scale_of", "query_pull": "query_strength"}
 # Fields that came later: files written before lack them.
@@ -42,7 +44,7 @@ class GDCParams:
         the prior of a class mean (`fewcal.class_prior`). It has the parameters of `HIERARCHICAL`, the other has all but
         sharpness, floor and scatter.
     Gaussianization (eq. 1-3)
-        beta, kind, eps; center, l2, whiten: after the power transform; transform_base.
+        beta, kind, eps; center, max_spread, l2, whiten: after the power transform; transform_base.
     Neighbours and weights (eq. 6-8)
         metric, delta, mahalanobis_ridge, mahalanobis_shift, k, m, distance_scale, distance_scale_of. The metric
         `mahalanobis` is eq. 13 as printed with ridge 0 and no shift.

@@ -132,6 +132,7 @@ def test_a_few_features_of_another_scale_change_little(times: float) -> None:
     assert "2 of 40 features brought down" in str(capped.explain())
     assert "brought down" not in str(plain.explain())
     without = GDCClassifier(BaseBank().fit(far, y), max_spread=False).fit(new_far[shots], labels[shots])
+    assert without.params_ == capped.params_.with_changes(max_spread=False)
     right = [c.score(q, labels) for c, q in ((plain, new), (capped, new_far), (without, new_far))]
     assert right[1] > right[0] - 0.05 > right[2]
 
@@ -683,7 +684,8 @@ def test_parameters_of_the_weighted_model_take_the_preset_whitened() -> None:
     with pytest.warns(FewcalWarning, match="preset 'whitened' is used"):
         params = with_settings(get_preset("default"), {"k": 4})
     assert params == get_preset("whitened").with_changes(k=4)
-    assert with_settings(get_preset("default"), {"strength": 1.0, "beta": 0.5}).model == "hierarchical"
+    own = {"strength": 1.0, "beta": 0.5, "max_spread": 8.0}
+    assert with_settings(get_preset("default"), own) == get_preset("default").with_changes(**own)
     with pytest.raises(InputError, match="no parameter"):
         with_settings(get_preset("default"), {"kk": 4})
 
