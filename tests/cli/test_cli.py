@@ -77,6 +77,18 @@ def test_a_misspelt_path_is_told_with_what_may_have_been_meant(fewcal, data: Pat
     assert f"does not exist; did you mean '{data}'?" in answer.err
 
 
+def test_a_misspelt_path_in_a_folder_that_may_not_be_listed_is_told(
+    fewcal, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    answer = fewcal("features", "info", data.with_name("nothing"))
+    assert answer.code == 2
+    assert "does not exist; check the path" in answer.err
+
+
 @pytest.mark.parametrize("arguments", [(), ("features",), ("bank",), ("presets",)])
 def test_nothing_to_do_shows_help(fewcal, arguments) -> None:
     answer = fewcal(*arguments)
