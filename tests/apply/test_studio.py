@@ -528,6 +528,18 @@ def test_texts_from_files_and_by_hand(tmp_path: Path) -> None:
     studio.close()
 
 
+def test_texts_of_a_file_whose_name_no_page_can_show_have_one_that_it_can(tmp_path: Path) -> None:
+    try:
+        (tmp_path / b"gr\xfcn.txt".decode("utf-8", "surrogateescape")).write_text("grass\n", encoding="utf-8")
+    except OSError:
+        pytest.skip("this file system takes UTF-8 alone")
+    words = as_extractor(lambda texts: [[len(t), 1] for t in texts], name="words", kind="text")
+    studio = Studio(tmp_path, StudioSettings(extractor=words))
+    studio.start()
+    assert [(item.name, item.text) for item in studio.store.items()] == [("gr\\udcfcn.txt: 1", "grass")]
+    studio.close()
+
+
 def test_tables_of_something_else_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(b"\xff\xfe no text")
     (tmp_path / "b.csv").write_text("x,y\n1,2\n", encoding="utf-8")
