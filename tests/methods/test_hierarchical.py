@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fewcal import BaseBank, GDCClassifier, Protocol, evaluate
 from fewcal._utils.randomness import TaskRandom
+from fewcal._utils.safetensors_io import read_tensors, write_tensors
 from fewcal.bank.io import described, restored
 from fewcal.class_prior import (
     enough_classes,
@@ -173,6 +174,15 @@ def test_a_bank_of_before_there_was_a_cap_is_read_and_used(tmp_path: Path) -> No
     new, labels = rows(5, 2, seed=9)
     ours, theirs = (GDCClassifier(bank).fit(new, labels).predict_proba(new) for bank in (built, old))
     np.testing.assert_array_equal(ours, theirs)
+
+
+def test_rows_of_a_bank_of_before_there_were_powers_of_both_signs_choose_anew(tmp_path: Path) -> None:
+    x, y = rows(70, 20)
+    raw = BaseBank().fit(x**3, y)
+    meta, tensors = read_tensors(raw.save(tmp_path / "new.safetensors"))
+    write_tensors(tmp_path / "old.safetensors", tensors, {**meta, "power": [0.5, [[1.0, 9.0], [0.5, 8.0]]]})
+    assert BaseBank.load(tmp_path / "old.safetensors").power_choice() == raw.power_choice()
+    assert raw.power_choice().kind == "signed-power"
 
 
 def test_a_sample_gathered_in_chunks_chooses_as_the_whole() -> None:
