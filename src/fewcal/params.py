@@ -24,6 +24,7 @@ from fewcal.covariance import COVARIANCES, OFF_DIAGONALS, PSD, SHARES
 from fewcal.errors import InputError
 from fewcal.gaussianize import KINDS
 from fewcal.heads import HEADS, LBFGS, HeadTrainer, SklearnTrainer, make_trainer
+from fewcal.power_choice import PowerChoice
 
 # Parameters of the hierarchical model; all others belong to the weighted one.
 HIERARCHICAL = (
@@ -230,9 +231,10 @@ class GDCParams:
 
     def for_bank(self, bank: BaseBank) -> GDCParams:
         """The same, with the power that the base classes choose where β is "auto"."""
-        if self.beta != "auto":
-            return self
-        found = bank.power_choice(self.kind, self.eps)
+        return self if self.beta != "auto" else self.with_power(bank.power_choice(self.kind, self.eps))
+
+    def with_power(self, found: PowerChoice) -> GDCParams:
+        """The same with a power that was chosen; a kind of power that was asked for stays."""
         choice = (found.beta, found.kind if self.kind == "auto" else self.kind)
         if choice not in self._with_power:  # presets are one object each, and a check of all fields takes a while
             self._with_power[choice] = self.with_changes(beta=choice[0], kind=choice[1])
@@ -244,7 +246,7 @@ class GDCParams:
 
     @property
     def space(self) -> dict[str, Any]:
-        """What `BaseBank.transformed` takes of the parameters, β chosen (`for_bank`)."""
+        """What `BaseBank.transformed` and `fit_gaussianization` take of the parameters, β chosen (`for_bank`)."""
         return {name: getattr(self, name) for name in ("beta", "kind", "eps", "center", "max_spread", "l2")}
 
     def with_changes(self, **changes: Any) -> GDCParams:
