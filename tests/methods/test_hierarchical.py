@@ -739,6 +739,12 @@ def test_logistic_regression_in_the_span_is_that_of_all_features() -> None:
     assert bool(torch.isfinite(bankless_logistic(twice, torch.cat([y, y], dim=1), 4).weight).all())
 
 
+@pytest.mark.parametrize("value", [0.0, 2.0])
+def test_examples_that_are_all_the_same_tell_nothing(value: float) -> None:
+    x = np.full((5, 12), value, np.float32)
+    np.testing.assert_allclose(GDCClassifier().fit(x, range(5)).predict_proba(x), 0.2, atol=1e-6)
+
+
 def test_base_classes_that_hardly_differ_make_one_shot_answers_unsure() -> None:
     """How far cosines within a class exceed others is read from the bank."""
     rng = np.random.default_rng(0)
