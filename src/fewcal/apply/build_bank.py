@@ -102,8 +102,8 @@ def bank_facts(bank: BaseBank) -> JSONObject:
 
 def gaussianization_facts(split: FeatureSplit) -> JSONObject:
     """How the preset default makes base classes Gaussian: its power, and features that spread far more than others."""
+    choice = BaseBank().partial_fit(split.features, split.require_labels()).power_choice()
     rows = torch.from_numpy(split.float32())
-    choice = PowerSample().update(rows, split.require_labels().tolist()).choose()
     capped = fit_gaussianization(rows, choice.beta, choice.kind, max_spread=MAX_SPREAD).capped
     return {"power": choice.words, "capped_features": capped}
 
