@@ -288,12 +288,16 @@ GDCParams.__init__ = _accepting_old_names(GDCParams.__init__)  # type: ignore[me
 def current_values(values: Mapping[str, JSON]) -> dict[str, JSON]:
     """Parameters of GDC as a file has them, under today's names; fields that came later have their default.
 
-    >>> current_values({"alpha1": 1.0})["mahalanobis_ridge"]
-    0.1
+    Flags may be 0 or 1 in files that were written before these were refused.
+
+    >>> found = current_values({"alpha1": 1.0, "l2": 1})
+    >>> found["mahalanobis_ridge"], found["l2"]
+    (0.1, True)
     """
-    defaults = GDCParams().as_dict()
-    later = {name: defaults[name] for name in _ADDED}
-    return later | current_names(values, RENAMED)
+    defaults, accepted = GDCParams().as_dict(), parameters_of(GDCParams)
+    values = {name: defaults[name] for name in _ADDED} | current_names(values, RENAMED)
+    flags = [name for name, value in values.items() if name in accepted and accepted[name].flag and value in (0, 1)]
+    return values | {name: bool(values[name]) for name in flags}
 
 
 def describe_params() -> list[tuple[str, object, str, str]]:
