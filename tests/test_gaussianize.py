@@ -275,6 +275,16 @@ def test_a_cap_is_fitted_in_chunks() -> None:
         merged.merge(GaussianizationFitter(1.0, center=True))
 
 
+def test_constant_features_are_not_what_others_are_measured_by() -> None:
+    """Sums of thousands of equal squares are rounded: what is left of them as a variance is no spread."""
+    g = torch.Generator().manual_seed(0)
+    constant = (10 * torch.randn(2000, generator=g)).expand(10007, -1)
+    fitter = GaussianizationFitter(1.0, center=True, max_spread=4.0)
+    for part in torch.cat([torch.randn(10007, 3, generator=g), constant], dim=1).split(997):
+        fitter.update(part)
+    assert fitter.finish().scale is None
+
+
 @pytest.mark.parametrize("most", [0.5, 0.0, -1.0, math.nan, True])
 def test_a_cap_below_the_median_is_refused(most: float) -> None:
     with pytest.raises(InputError, match=r"max_spread=.* must be ≥ 1"):

@@ -347,7 +347,7 @@ def test_a_preset_file_from_before_a_parameter_was_added_has_its_default(tmp_pat
     file = tmp_path / "old.json"
     save_preset(file, get_preset("whitened"), "as it was")
     content = json.loads(file.read_text())
-    for name in ("mahalanobis_ridge", "mahalanobis_shift", "model"):
+    for name in ("mahalanobis_ridge", "mahalanobis_shift", "model", "max_spread"):
         del content["params"][name]
     file.write_text(json.dumps(content))
     assert get_preset(file) == get_preset("whitened")

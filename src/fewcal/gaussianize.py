@@ -24,6 +24,9 @@ DEFAULT_EPS = 1e-6
 MAX_SPREAD = 4.0
 # Rows whose squares are summed together.
 _AT_ONCE = 8192
+# Variance in units of the mean square up to which a feature is constant: rounding in sums leaves that much, and single
+# precision knows hardly a smaller difference.
+_ROUNDING = 1e-14
 
 
 def tukey(x: Tensor, beta: float, eps: float = DEFAULT_EPS) -> Tensor:
@@ -361,7 +364,9 @@ class GaussianizationFitter:
         scale = None
         if self.max_spread is not False:
             first, second = self._sums[kind] / self.rows
-            scale = spread_scale((second - first.square()).clamp(min=0).sqrt(), self.max_spread)
+            variance = second - first.square()
+            variance[variance <= _ROUNDING * second] = 0  # constant, but for rounding in the sums
+            scale = spread_scale(variance.sqrt(), self.max_spread)
         return Gaussianization(
             kind,
             self.beta,

@@ -24,13 +24,16 @@ from fewcal.covariance import COVARIANCES, OFF_DIAGONALS, PSD, SHARES
 from fewcal.errors import InputError
 from fewcal.gaussianize import KINDS
 from fewcal.heads import HEADS, LBFGS, HeadTrainer, SklearnTrainer, make_trainer
+from fewcal.power_choice import PowerChoice
 
 # Parameters of the hierarchical model; all others belong to the weighted one.
-HIERARCHICAL = ("model", "beta", "kind", "eps", "whiten", "strength", "trust", "sharpness", "floor", "scatter")
+HIERARCHICAL = (
+    *("model", "beta", "kind", "eps", "max_spread", "whiten", "strength", "trust", "sharpness", "floor", "scatter"),
+)
 # Old names of fields, accepted for one release wherever parameters are given: in Python, on the command line, in files.
 RENAMED = {"unit": "distance_scale", "unit_of": "distance_scale_of", "query_pull": "query_strength"}
 # Fields that came later: files written before lack them.
-_ADDED = ("model", "sharpness", "floor", "scatter", "mahalanobis_ridge", "mahalanobis_shift", "constant")
+_ADDED = ("model", "sharpness", "floor", "scatter", "mahalanobis_ridge", "mahalanobis_shift", "constant", "max_spread")
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class GDCParams:
         the prior of a class mean (`fewcal.class_prior`). It has the parameters of `HIERARCHICAL`, the other has all but
         sharpness, floor and scatter.
     Gaussianization (eq. 1-3)
-        beta, kind, eps; center, l2, whiten: after the power transform; transform_base.
+        beta, kind, eps; center, max_spread, l2, whiten: after the power transform; transform_base.
     Neighbours and weights (eq. 6-8)
         metric, delta, mahalanobis_ridge, mahalanobis_shift, k, m, distance_scale, distance_scale_of. The metric
         `mahalanobis` is eq. 13 as printed with ridge 0 and no shift.
@@ -228,9 +231,10 @@ class GDCParams:
 
     def for_bank(self, bank: BaseBank) -> GDCParams:
         """The same, with the power that the base classes choose where β is "auto"."""
-        if self.beta != "auto":
-            return self
-        found = bank.power_choice(self.kind, self.eps)
+        return self if self.beta != "auto" else self.with_power(bank.power_choice(self.kind, self.eps))
+
+    def with_power(self, found: PowerChoice) -> GDCParams:
+        """The same with a power that was chosen; a kind of power that was asked for stays."""
         choice = (found.beta, found.kind if self.kind == "auto" else self.kind)
         if choice not in self._with_power:  # presets are one object each, and a check of all fields takes a while
             self._with_power[choice] = self.with_changes(beta=choice[0], kind=choice[1])
@@ -242,7 +246,7 @@ class GDCParams:
 
     @property
     def space(self) -> dict[str, Any]:
-        """What `BaseBank.transformed` takes of the parameters, β chosen (`for_bank`)."""
+        """What `BaseBank.transformed` and `fit_gaussianization` take of the parameters, β chosen (`for_bank`)."""
         return {name: getattr(self, name) for name in ("beta", "kind", "eps", "center", "max_spread", "l2")}
 
     def with_changes(self, **changes: Any) -> GDCParams:
@@ -284,12 +288,16 @@ GDCParams.__init__ = _accepting_old_names(GDCParams.__init__)  # type: ignore[me
 def current_values(values: Mapping[str, JSON]) -> dict[str, JSON]:
     """Parameters of GDC as a file has them, under today's names; fields that came later have their default.
 
-    >>> current_values({"alpha1": 1.0})["mahalanobis_ridge"]
-    0.1
+    Flags may be 0 or 1 in files that were written before these were refused.
+
+    >>> found = current_values({"alpha1": 1.0, "l2": 1})
+    >>> found["mahalanobis_ridge"], found["l2"]
+    (0.1, True)
     """
-    defaults = GDCParams().as_dict()
-    later = {name: defaults[name] for name in _ADDED}
-    return later | current_names(values, RENAMED)
+    defaults, accepted = GDCParams().as_dict(), parameters_of(GDCParams)
+    values = {name: defaults[name] for name in _ADDED} | current_names(values, RENAMED)
+    flags = [name for name, value in values.items() if name in accepted and accepted[name].flag and value in (0, 1)]
+    return values | {name: bool(values[name]) for name in flags}
 
 
 def describe_params() -> list[tuple[str, object, str, str]]:

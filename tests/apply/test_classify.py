@@ -225,6 +225,15 @@ def test_examples_that_are_classified_themselves_are_told(album: Path) -> None:
         classify(album / "photos", album / "new" / ".." / "photos", colours())
 
 
+def test_other_items_of_the_source_of_the_examples_are_no_examples(
+    album: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    every = find_pictures(album / "photos")
+    answers = classify(every.take(range(0, len(every), 2)), every.take(range(1, len(every), 2)), colours())
+    assert answers.truth is not None
+    assert not [w for w in recwarn if "examples themselves" in str(w.message)]
+
+
 def test_a_long_sheet_is_cut(album: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fewcal.apply.contact_sheet.MOST_ON_SHEET", 4)
     answers = classify(album / "photos", album / "new", colours())

@@ -360,6 +360,7 @@ def test_folders_are_taken_as_classes_in_one_step(tmp_path: Path) -> None:
     names = {c["id"]: c["name"] for c in state["classes"]}
     (answer,) = [names[i["answer"]] for i in state["items"] if i["name"] == "loose.png"]
     assert answer == "red"
+    studio.take_folders()  # a second click changes nothing, and is no step to be taken back
     studio.undo()
     assert not studio.store.labels()
     assert not studio.store.classes()
@@ -525,6 +526,18 @@ def test_texts_from_files_and_by_hand(tmp_path: Path) -> None:
         studio.add_texts(["x" * 51])
     with pytest.raises(InputError, match="holds texts"):
         studio.add_file("a.png", b"")
+    studio.close()
+
+
+def test_texts_of_a_file_whose_name_no_page_can_show_have_one_that_it_can(tmp_path: Path) -> None:
+    try:
+        (tmp_path / b"gr\xfcn.txt".decode("utf-8", "surrogateescape")).write_text("grass\n", encoding="utf-8")
+    except OSError:
+        pytest.skip("this file system takes UTF-8 alone")
+    words = as_extractor(lambda texts: [[len(t), 1] for t in texts], name="words", kind="text")
+    studio = Studio(tmp_path, StudioSettings(extractor=words))
+    studio.start()
+    assert [(item.name, item.text) for item in studio.store.items()] == [("gr\\udcfcn.txt: 1", "grass")]
     studio.close()
 
 

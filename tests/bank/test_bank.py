@@ -348,6 +348,8 @@ def test_a_bank_without_rows_stays_where_it_is(relu_world: SmallData) -> None:
     assert torch.equal(identity(x), x)
     with pytest.raises(InputError, match="kept no rows, so no transform"):
         bank.transformed(beta=0.5)
+    with pytest.raises(InputError, match="kept no rows, so no transform"):
+        bank.transformed(max_spread=4.0)
 
 
 @pytest.mark.parametrize("shrink", [0.1, 1.0, 3.0])

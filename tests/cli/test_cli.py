@@ -77,6 +77,18 @@ def test_a_misspelt_path_is_told_with_what_may_have_been_meant(fewcal, data: Pat
     assert f"does not exist; did you mean '{data}'?" in answer.err
 
 
+def test_a_misspelt_path_in_a_folder_that_may_not_be_listed_is_told(
+    fewcal, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    answer = fewcal("features", "info", data.with_name("nothing"))
+    assert answer.code == 2
+    assert "does not exist; check the path" in answer.err
+
+
 @pytest.mark.parametrize("arguments", [(), ("features",), ("bank",), ("presets",)])
 def test_nothing_to_do_shows_help(fewcal, arguments) -> None:
     answer = fewcal(*arguments)
@@ -104,6 +116,23 @@ def test_features_info(fewcal, data: Path, tmp_path: Path) -> None:
     assert "{" not in answer.out
     assert re.search(r"base/novel +0 +none", answer.out)
     assert fewcal("features", "info", data, "--quiet") == (0, "", "")
+
+
+def test_features_info_tells_what_the_default_makes_of_features(fewcal, tmp_path: Path) -> None:
+    """In a bank of many classes the power is chosen from some that are spread over all of them."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(600, 6, 40))
+    x[260:] **= 3
+    x[..., 3] *= 1e4
+    labels = np.repeat(np.arange(600), 6)
+    base = FeatureSplit.from_arrays(x.reshape(-1, 40).astype(np.float32), labels, [f"b{i}" for i in range(600)])
+    answer = fewcal("features", "info", save_features(tmp_path / "f", base=base), "--json", tmp_path / "i.json")
+    choice = BaseBank().fit(base.features, labels).power_choice()
+    assert choice.beta < 1
+    facts = json.loads((tmp_path / "i.json").read_text())["gaussianization"]
+    assert facts == {"power": choice.words, "capped_features": 1}
+    assert f"Gaussianization of the preset default: {choice.words}\n" in answer.out
+    assert "1 of 40 features spread far more than others" in answer.out
 
 
 def test_features_info_warns_of_leaks(fewcal, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from sklearn.linear_model import LogisticRegression
 
 from conftest import SmallData
 from fewcal import BaseBank, GDCClassifier
+from fewcal._utils.safetensors_io import read_tensors, write_tensors
 from fewcal.apply.saved import fit_model, load_model, predict_source
 from fewcal.cli import main
 from fewcal.errors import FileFormatError, InputError
@@ -107,6 +108,19 @@ def test_integer_labels_and_column_names_survive(tmp_path: Path) -> None:
     assert loaded.predict(frame).tolist() == [3, 7, 3]
     assert loaded.predict(frame).dtype.kind == "i"
     assert loaded.feature_names_in_.tolist() == ["a", "b"]
+
+
+def test_a_classifier_of_before_there_was_a_cap_and_flags_were_strict(world: SmallData, tmp_path: Path) -> None:
+    x, y, queries = task(world)
+    made = GDCClassifier(world.bank(), preset="whitened").fit(x, y)
+    meta, tensors = read_tensors(made.save(tmp_path / "new.fewcal"))
+    old = {name: int(value) if isinstance(value, bool) else value for name, value in meta["params"].items()}
+    old |= {"trust": made.params_.trust, "whiten": made.params_.whiten}  # numbers or words, and no flags
+    del old["max_spread"]
+    write_tensors(tmp_path / "old.fewcal", tensors, {**meta, "params": old})
+    again = GDCClassifier.load(tmp_path / "old.fewcal")
+    assert again.params_ == made.params_
+    np.testing.assert_array_equal(again.predict_proba(queries), made.predict_proba(queries))
 
 
 def test_files_of_others_damaged_and_newer_ones_are_refused(world: SmallData, tmp_path: Path) -> None:

@@ -321,6 +321,19 @@ def test_resume_of_a_run_from_before_a_parameter_was_added(features: FeatureSet,
     assert np.array_equal(load_run(folder).correct["gdc"], load_run(whole).correct["gdc"])
 
 
+def test_resume_of_a_run_from_before_features_were_capped(features: FeatureSet, tmp_path: Path) -> None:
+    from fewcal.methods import parse_methods
+
+    methods = parse_methods("gdc", "whitened", [])
+    first = evaluate(methods, features, PROTOCOL, out=tmp_path / "run")
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    del config["identity"]["methods"]["gdc"]["max_spread"]
+    del config["checksum"]
+    (tmp_path / "run" / "config.json").write_text(json.dumps(config))
+    again = evaluate(methods, features, PROTOCOL, out=tmp_path / "run", resume=True)
+    assert np.array_equal(again.correct["gdc"], first.correct["gdc"])
+
+
 def test_resume_on_another_kind_of_device_is_refused(features: FeatureSet, tmp_path: Path) -> None:
     # CPU and CUDA draw other samples from one seed, so a run that changed over would be neither.
     folder = interrupted(features, tmp_path / "run")

@@ -68,6 +68,14 @@ def test_columns_as_spreadsheets_separate_them(tmp_path: Path, delimiter: str, n
     assert found.labels == ["y", "z"]
 
 
+@pytest.mark.parametrize("before", ["", "\n", "\ufeff\r\n"])
+def test_what_separates_columns_is_told_by_the_header_alone(tmp_path: Path, before: str) -> None:
+    """Neither by an empty line before it, nor by a name in quotes."""
+    (tmp_path / "a.csv").write_text(f'{before}"a, b, or c";text;label\n1;x, or y;z\n', encoding="utf-8", newline="")
+    found = find_texts(tmp_path / "a.csv")
+    assert (found.texts, found.labels) == (["x, or y"], ["z"])
+
+
 @pytest.mark.parametrize(
     ("name", "content", "match"),
     [

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fewcal import BaseBank, GDCClassifier, Protocol, evaluate
 from fewcal._utils.randomness import TaskRandom
+from fewcal._utils.safetensors_io import read_tensors, write_tensors
 from fewcal.bank.io import described, restored
 from fewcal.class_prior import (
     enough_classes,
@@ -132,6 +133,7 @@ def test_a_few_features_of_another_scale_change_little(times: float) -> None:
     assert "2 of 40 features brought down" in str(capped.explain())
     assert "brought down" not in str(plain.explain())
     without = GDCClassifier(BaseBank().fit(far, y), max_spread=False).fit(new_far[shots], labels[shots])
+    assert without.params_ == capped.params_.with_changes(max_spread=False)
     right = [c.score(q, labels) for c, q in ((plain, new), (capped, new_far), (without, new_far))]
     assert right[1] > right[0] - 0.05 > right[2]
 
@@ -172,6 +174,15 @@ def test_a_bank_of_before_there_was_a_cap_is_read_and_used(tmp_path: Path) -> No
     new, labels = rows(5, 2, seed=9)
     ours, theirs = (GDCClassifier(bank).fit(new, labels).predict_proba(new) for bank in (built, old))
     np.testing.assert_array_equal(ours, theirs)
+
+
+def test_rows_of_a_bank_of_before_there_were_powers_of_both_signs_choose_anew(tmp_path: Path) -> None:
+    x, y = rows(70, 20)
+    raw = BaseBank().fit(x**3, y)
+    meta, tensors = read_tensors(raw.save(tmp_path / "new.safetensors"))
+    write_tensors(tmp_path / "old.safetensors", tensors, {**meta, "power": [0.5, [[1.0, 9.0], [0.5, 8.0]]]})
+    assert BaseBank.load(tmp_path / "old.safetensors").power_choice() == raw.power_choice()
+    assert raw.power_choice().kind == "signed-power"
 
 
 def test_a_sample_gathered_in_chunks_chooses_as_the_whole() -> None:
@@ -724,7 +735,8 @@ def test_parameters_of_the_weighted_model_take_the_preset_whitened() -> None:
     with pytest.warns(FewcalWarning, match="preset 'whitened' is used"):
         params = with_settings(get_preset("default"), {"k": 4})
     assert params == get_preset("whitened").with_changes(k=4)
-    assert with_settings(get_preset("default"), {"strength": 1.0, "beta": 0.5}).model == "hierarchical"
+    own = {"strength": 1.0, "beta": 0.5, "max_spread": 8.0}
+    assert with_settings(get_preset("default"), own) == get_preset("default").with_changes(**own)
     with pytest.raises(InputError, match="no parameter"):
         with_settings(get_preset("default"), {"kk": 4})
 
@@ -766,6 +778,12 @@ def test_logistic_regression_in_the_span_is_that_of_all_features() -> None:
     torch.testing.assert_close(span.weight, whole.weight, rtol=2e-2, atol=2e-3)
     twice = torch.cat([x, x], dim=1)  # rows that say the same
     assert bool(torch.isfinite(bankless_logistic(twice, torch.cat([y, y], dim=1), 4).weight).all())
+
+
+@pytest.mark.parametrize("value", [0.0, 2.0])
+def test_examples_that_are_all_the_same_tell_nothing(value: float) -> None:
+    x = np.full((5, 12), value, np.float32)
+    np.testing.assert_allclose(GDCClassifier().fit(x, range(5)).predict_proba(x), 0.2, atol=1e-6)
 
 
 def test_base_classes_that_hardly_differ_make_one_shot_answers_unsure() -> None:

@@ -30,8 +30,10 @@ def meant_path(path: Path) -> str:
     >>> meant_path(Path("nowhere/at all"))
     '; check the path'
     """
-    beside = path.absolute().parent
-    names = [p.name for p in beside.iterdir()] if beside.is_dir() else []
+    try:
+        names = [p.name for p in path.absolute().parent.iterdir()]
+    except OSError:  # no folder, or one that may not be listed
+        names = []
     close = get_close_matches(path.name, names, n=1)
     return f"; did you mean {str(path.with_name(close[0]))!r}?" if close else "; check the path"
 

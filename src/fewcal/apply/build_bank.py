@@ -72,9 +72,7 @@ def build_bank(
             raise InputError(f"preset {preset!r} takes base rows as they are: build the bank without --preset")
         rows = torch.from_numpy(split.float32())
         power = _power(p, lambda: PowerSample().update(rows, labels.tolist()))
-        kind = power.kind if p.kind == "auto" else p.kind
-        fitted = fit_gaussianization(rows, power.beta, kind, p.center, p.l2, p.eps, p.max_spread)
-        transform = fitted.to(pick_device(device))
+        transform = fit_gaussianization(rows, **p.with_power(power).space).to(pick_device(device))
     elif rank is not None:
         raise InputError("--rank drops the rows, so the space must be fixed: give --preset as well")
     bank = BaseBank(rank, dtype, transform, power)
@@ -104,8 +102,8 @@ def bank_facts(bank: BaseBank) -> JSONObject:
 
 def gaussianization_facts(split: FeatureSplit) -> JSONObject:
     """How the preset default makes base classes Gaussian: its power, and features that spread far more than others."""
+    choice = BaseBank().partial_fit(split.features, split.require_labels()).power_choice()
     rows = torch.from_numpy(split.float32())
-    choice = PowerSample().update(rows, split.require_labels().tolist()).choose()
     capped = fit_gaussianization(rows, choice.beta, choice.kind, max_spread=MAX_SPREAD).capped
     return {"power": choice.words, "capped_features": capped}
 
@@ -146,10 +144,9 @@ def bank_from_parts(
     if not parts:
         raise InputError("no parts were given; a bank needs at least one file of base rows")
     power = _power(params, lambda: _merged(_map(_sample_part, parts, scheduler)))
-    kind = power.kind if params.kind == "auto" else params.kind
-    settings = (power.beta, kind, params.center, params.l2, params.eps, params.max_spread)
-    fitter = GaussianizationFitter(*settings)
-    for one in _map(_fit_part, parts, scheduler, settings):
+    space = params.with_power(power).space
+    fitter = GaussianizationFitter(**space)
+    for one in _map(_fit_part, parts, scheduler, space):
         fitter.merge(one)
     transform = fitter.finish()
     if scheduler is None:
@@ -158,7 +155,7 @@ def bank_from_parts(
             bank.partial_fit(*_rows(part), device=device)
         return bank.check()
     whole: BaseBank | None = None
-    for bank in _map(_bank_part, parts, scheduler, rank, dtype, transform, device):
+    for bank in _map(_bank_part, parts, scheduler, rank, dtype, transform, power, device):
         whole = bank if whole is None else whole.merge(bank)
     assert whole is not None
     return whole.check()
@@ -188,15 +185,15 @@ def _rows(part: Path) -> tuple[np.ndarray, list[str]]:
     return split.features, [split.classes[i] for i in split.require_labels()]
 
 
-def _fit_part(part: Path, settings: tuple[float, str, bool, bool, float, float | bool]) -> GaussianizationFitter:
+def _fit_part(part: Path, space: JSONObject) -> GaussianizationFitter:
     features, _ = _rows(part)
-    return GaussianizationFitter(*settings).update(torch.from_numpy(features).float())
+    return GaussianizationFitter(**space).update(torch.from_numpy(features).float())
 
 
 def _bank_part(
-    part: Path, rank: int | None, dtype: str | None, transform: Gaussianization, device: str | None
+    part: Path, rank: int | None, dtype: str | None, transform: Gaussianization, power: PowerChoice, device: str | None
 ) -> BaseBank:
-    bank = BaseBank(rank, dtype, transform.to(pick_device(device)))
+    bank = BaseBank(rank, dtype, transform.to(pick_device(device)), power)
     return bank.partial_fit(*_rows(part), device=device).to("cpu")
 
 

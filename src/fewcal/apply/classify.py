@@ -164,7 +164,7 @@ def classify(
     asked = query if isinstance(query, Items) else find_items(query, model.kind, False, *columns)
     if loaded is not None:
         check_same_extractor(loaded, model)
-    if Path(known.source).resolve() == Path(asked.source).resolve():
+    if Path(known.source).resolve() == Path(asked.source).resolve() and not set(known.names).isdisjoint(asked.names):
         warnings.warn(
             "the examples themselves are classified; how many answers are right says nothing of new ones",
             FewcalWarning,

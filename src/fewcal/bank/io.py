@@ -128,6 +128,8 @@ def restored(meta: Mapping[str, Any], tensors: Mapping[str, Tensor], check: RowC
             s["kind"], s["beta"], s["eps"], l2=s["l2"], max_spread=s.get("max_spread", False), **known
         )
     power = meta.get("power")  # banks of version 0.1 have none
+    if s is None and power is not None and len(power) == 2:
+        power = None  # chosen before there were powers of both signs and a cap: the rows are there to choose anew
     chosen = None if power is None else _power_from_json(*power)
     scale = meta.get("one_shot")  # banks of version 0.2 have none
     one_shot = None if scale is None else _one_shot(*scale)

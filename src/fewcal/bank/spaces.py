@@ -58,7 +58,7 @@ def transformed(parts: BankParts, key: SpaceKey) -> BankParts:
         _check_same_space(parts.transform, key)
         return parts
     if parts.rows is None:
-        if key.beta == 1.0 and not key.center and not key.l2:
+        if key.beta == 1.0 and not key.center and key.max_spread is False and not key.l2:
             identity = Gaussianization("none" if key.kind == "auto" else key.kind)  # type: ignore[arg-type]
             return replace(parts.shared(), transform=identity)
         raise InputError(

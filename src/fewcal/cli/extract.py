@@ -9,7 +9,7 @@ import typer
 
 from fewcal.apply.checks import check_reject_has_bank, checked_table_file
 from fewcal.cli.options import Device, Json, KnownPreset, Quiet, Raw, Reject, Seed, Set, existing
-from fewcal.cli.printing import cell, table, write_json
+from fewcal.cli.printing import cell, percent, table, write_json
 from fewcal.errors import InputError
 
 data_app = typer.Typer(no_args_is_help=True, help="Lists of pictures from downloaded data sets.")
@@ -197,14 +197,10 @@ def classify(
 
 def print_answers(kind: str, rows: Sequence[tuple[str, str, float, str, float]], kept: bool) -> None:
     """A table of answers as they come, the doubtful ones first; `kept` says whether a file has all of them."""
-    shown = [[i, a, _percent(p), b, _percent(q)] for i, a, p, b, q in rows[:MOST_PRINTED]]
+    shown = [[i, a, percent(p, 1), b, percent(q, 1)] for i, a, p, b, q in rows[:MOST_PRINTED]]
     table([kind, "answer", "%", "next", "%"], shown, ["left", "left", "right", "left", "right"])
     if len(rows) > MOST_PRINTED:
         print(f"the most doubtful first; {len(rows) - MOST_PRINTED} more" + ("" if kept else ": --out FILE keeps all"))
-
-
-def _percent(p: float) -> str:
-    return "–" if p != p else f"{100 * p:.1f}"
 
 
 @data_app.command("prepare")

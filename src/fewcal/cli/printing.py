@@ -33,9 +33,9 @@ def cell(value: Any) -> str:
     return str(value)
 
 
-def percent(value: float | None) -> str:
+def percent(value: float | None, places: int = 2) -> str:
     """A share in per cent; a dash where there is none."""
-    return "–" if value is None or value != value else f"{100 * value:.2f}"
+    return "–" if value is None or value != value else f"{100 * value:.{places}f}"
 
 
 def flat(facts: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -28,8 +28,9 @@ class Gaussianizer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
     ----------
     beta : float, default=0.5
         The power, one for all features; 1 leaves features as they are and 0 is the logarithm.
-    kind : {"auto", "tukey", "yeo-johnson", "none"}, default="auto"
-        "auto" takes Tukey's ladder if every feature seen in `fit` is ≥ 0, Yeo-Johnson otherwise.
+    kind : {"auto", "tukey", "yeo-johnson", "signed-power", "none"}, default="auto"
+        "auto" takes Tukey's ladder if every feature seen in `fit` is ≥ 0, Yeo-Johnson otherwise; "signed-power" is
+        sign(x)·|x|^β with β > 0, for tails that are long on both sides.
     center : bool, default=False
         Subtract the mean of the transformed rows.
     l2 : bool, default=False

@@ -27,7 +27,7 @@ from fewcal.bank.io import described, label_from_json, label_to_json, restored
 from fewcal.errors import FewcalError, FewcalWarning, FileFormatError, InputError
 from fewcal.methods.bankless import base_centre
 from fewcal.methods.hierarchical import HierarchicalGDC
-from fewcal.params import GDCParams
+from fewcal.params import GDCParams, current_values
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -187,7 +187,7 @@ def _restored(meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> SavedFi
         if bank.dim != support.shape[1]:
             raise ValueError(f"the bank has {bank.dim} features and the support {support.shape[1]}")
     labels = np.array([classes[c] for c in codes.tolist()], dtype=object if kind.kind == "O" else kind)
-    params = None if meta["params"] is None else GDCParams(**meta["params"])
+    params = None if meta["params"] is None else GDCParams().with_changes(**current_values(meta["params"]))
     seed = meta["random_state"]
     return SavedFit(
         support, labels, params, meta["plain"], bank, meta["preset"], meta["extractor"], seed, meta["about"]

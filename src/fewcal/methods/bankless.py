@@ -207,8 +207,8 @@ def bankless_logistic(support: Tensor, labels: Tensor, n_classes: int) -> Linear
     if support.shape[1] >= support.shape[2]:
         return lbfgs_head(support, labels, n_classes, C=C)
     gram = support @ support.mT
-    # Rows may be the same, and what rounding makes of a small eigenvalue grows with the trace.
-    ridge = 1e-6 * gram.diagonal(dim1=1, dim2=2).sum(dim=1)[:, None, None]
+    # Rows may be the same, and what rounding makes of a small eigenvalue grows with the trace; all may be zero.
+    ridge = (1e-6 * gram.diagonal(dim1=1, dim2=2).sum(dim=1)).clamp(min=1e-30)[:, None, None]
     lower = torch.linalg.cholesky(gram + ridge * torch.eye(gram.shape[1], dtype=gram.dtype, device=gram.device))
     head = lbfgs_head(lower, labels, n_classes, C=C)  # X = LQ: in the rows of Q those of X are those of L
     inside = torch.linalg.solve_triangular(lower, head.weight, upper=False, left=False)

@@ -37,7 +37,7 @@ class SupportOnly(NearestCentroid):
     def settings(self) -> dict[str, JSON]:
         p = self.params
         head = str(p.head) if p.trainer.samples else "centroid"
-        own: dict[str, JSON] = {k: v for k, v in p.space.items() if v is not None}
+        own: dict[str, JSON] = p.space
         return own | {"head": head} | ({"C": p.C} if head == "lbfgs" else {})
 
     def prepare(self, bank: BaseBank | None) -> Method:

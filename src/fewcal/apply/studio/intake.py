@@ -84,7 +84,7 @@ def scan(folder: Path) -> list[tuple[str, str | None]]:
     found: list[tuple[str, str | None]] = []
     for file in files:
         try:
-            found += texts_of(file, file.name)
+            found += texts_of(file, storable(file.name))
         except (InputError, FileFormatError) as error:
             warnings.warn(f"left out: {error}", FewcalWarning, stacklevel=2)
     return found

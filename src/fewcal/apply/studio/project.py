@@ -219,7 +219,8 @@ class Studio:
             labels: dict[int, tuple[int | None, int | None]]
             labels = {i: (None, by_name[name]) for name, own in found.items() for i in own if i not in given}
             made: dict[int, tuple[str | None, str | None]] = {by_name[name]: (None, name) for name in fresh}
-            self._record(Edit(f"{len(found)} folders → classes", labels, made))
+            if labels or made:
+                self._record(Edit(f"{len(found)} folders → classes", labels, made))
 
     def rename_class(self, number: int, name: str) -> None:
         with self.lock:

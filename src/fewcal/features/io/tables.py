@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 import unicodedata
 from collections.abc import Sequence
 from itertools import islice
@@ -25,7 +26,7 @@ def read_csv(
 ) -> dict[str, list[str]]:
     """The columns of a CSV file with a header, as text; `need` names those that must be there.
 
-    Commas, semicolons or tabs separate columns, whichever the header has most of.
+    Commas, semicolons or tabs separate columns, whichever the header has most of outside of quotes.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -55,8 +56,9 @@ def _rows(path: Path, most: int | None = None) -> list[list[str]]:
     """The first rows of a CSV file, or all of them; empty lines are left out."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:  # spreadsheets write a byte-order mark
-            delimiter = max(_DELIMITERS, key=file.readline().count)
+            header = next((line for line in file if line.strip()), "")
             file.seek(0)
+            delimiter = max(_DELIMITERS, key=re.sub('"[^"]*"', "", header).count)
             return list(islice((row for row in csv.reader(file, delimiter=delimiter) if row), most))
     except UnicodeDecodeError as error:
         raise FileFormatError(f"{path} is not UTF-8 text ({error.reason}); save it as CSV UTF-8") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -122,14 +123,14 @@ def _json_lines(path: Path, need: list[str]) -> dict[str, list[str]]:
 
 def class_text_files(folder: Path) -> Iterator[tuple[str, Path]]:
     """Classes and their plain text files: `class.txt`, or all in the folder of a class."""
-    for place in sorted(folder.iterdir()):
-        if place.name.startswith("."):
-            continue
+    with os.scandir(folder) as found:  # which knows folders without asking: there may be many thousands of pictures
+        places = sorted((place for place in found if not place.name.startswith(".")), key=lambda place: place.name)
+    for place in places:
         if place.is_dir():
-            files = (p for p in place.iterdir() if p.suffix.lower() == ".txt" and not p.name.startswith("."))
+            files = (p for p in Path(place.path).iterdir() if p.suffix.lower() == ".txt" and not p.name.startswith("."))
             yield from ((class_name(place.name), file) for file in sorted(files))
-        elif place.suffix.lower() == ".txt":
-            yield class_name(place.stem), place
+        elif place.name.lower().endswith(".txt"):
+            yield class_name(Path(place.name).stem), Path(place.path)
 
 
 def _folder(folder: Path) -> Texts:
