@@ -218,11 +218,11 @@ class HierarchicalGDC(Method):
     def _fit(self, batch: TaskBatch) -> BlendedHead:
         p = self.params
         with torch.inference_mode():
-            support = self._centred(batch.support)
+            support, weights = self._centred(batch.support), self._weights(batch.n_classes)
             shots = class_shots(batch.labels, batch.n_classes, support.dtype)
             own = shots.means(support)
             trust = self._trust_before(batch)
-            found = posterior(self.prior, own, shots.each, say=self.say, **self._weights(batch.n_classes))
+            found = posterior(self.prior, own, shots.each, say=self.say, **weights)
             parts = Discriminant(support, batch.labels, found.mean, found.precision, found.worth, p.scatter)
             model = parts.fitted(self._gamma(own, shots, found), shots)
             if float(trust.min()) >= 1:
