@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import csv
 import io
+import os
 import sqlite3
 import subprocess
 import sys
@@ -675,6 +676,7 @@ def test_what_cannot_be_read_is_no_example(tmp_path: Path) -> None:
 
 def test_folders_hold_every_answered_item(studio: Studio, tmp_path: Path) -> None:
     label_one_each(studio)
+    os.utime(studio.folder / "red-5.png", (0, 0))  # 1970, before the first date that ZIP has
     exports.write_folders(tmp_path / "out.zip", studio.folder, views.export_rows(studio.answers())[0])
     with zipfile.ZipFile(tmp_path / "out.zip") as archive:
         assert len(archive.namelist()) == 18

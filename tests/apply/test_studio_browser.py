@@ -123,6 +123,16 @@ def all_right(page: BrowserPage) -> bool:
     return bool(found) and all(answer == name.rpartition("/")[2].partition("-")[0] for name, answer in found.items())
 
 
+def test_a_link_on_another_page_leads_in(browser: Browser, server: Server, tmp_path: Path) -> None:
+    """As in a notebook or a chat: browsers hold strict cookies back on such a way."""
+    (tmp_path / "chat.html").write_text(f'<!doctype html><title>chat</title><a href="{server.link}">the studio</a>')
+    page = browser.open(tmp_path / "chat.html")
+    page.click("a")
+    page.wait_for("document.documentElement?.dataset.ready === 'yes'")  # none between two pages
+    add_class(page, "red")  # and what it asks for is taken as its own
+    page.close()
+
+
 def test_label_by_key_undo_and_redo(browser: Browser, server: Server) -> None:
     page = opened(browser, server)
     assert set(answers(page).values()) == {"?"}

@@ -32,6 +32,7 @@ from fewcal.apply.web import (
     SECURITY_HEADERS,
     BodyTooLarge,
     announced_too_large,
+    is_own_address,
     limited,
     refused,
     too_large,
@@ -78,7 +79,7 @@ class HostGuard:
         secured = with_headers(send, SECURITY_HEADERS | {"content-security-policy": _POLICY})
         host, origin = headers.get("host", "").lower(), headers.get("origin")
         refusal = None
-        if host not in self.hosts:
+        if host not in self.hosts and not is_own_address(host, scope):
             refusal = refused(403, "this name of the server is not allowed; start it with --host NAME to allow it")
         elif origin is not None and urlsplit(origin).netloc.lower() != host:
             refusal = refused(403, "pages of other sites may not use this service")
