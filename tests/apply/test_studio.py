@@ -418,6 +418,18 @@ def test_new_and_vanished_files_and_bad_ones(tmp_path: Path) -> None:
     studio.close()
 
 
+def test_what_could_not_be_read_is_tried_again_at_the_next_start(tmp_path: Path) -> None:
+    folder = colour_folder(tmp_path / "photos", each=2)
+    for name in ("broken.png", "other.png"):
+        (folder / name).write_bytes(b"\xff\xd8 no picture")
+    colour_studio(folder).close()
+    write_picture(folder / "broken.png", COLOURS["red"], 7)
+    studio = colour_studio(folder)
+    assert {item.name for item in studio.store.items() if item.state == "failed"} == {"other.png"}
+    assert studio.store.count("ready") == 7
+    studio.close()
+
+
 def test_what_is_gone_is_neither_answered_nor_proposed(studio: Studio) -> None:
     made = label_one_each(studio)
     studio.assign(ids(studio, "red")[1:2], made["red"])
@@ -526,6 +538,41 @@ def test_texts_from_files_and_by_hand(tmp_path: Path) -> None:
         studio.add_texts(["x" * 51])
     with pytest.raises(InputError, match="holds texts"):
         studio.add_file("a.png", b"")
+    studio.close()
+
+
+def test_what_is_written_into_a_file_of_texts_is_found_at_the_next_start(tmp_path: Path) -> None:
+    notes = tmp_path / "notes.txt"
+    words = as_extractor(lambda texts: [[len(t), 1] for t in texts], name="words", kind="text")
+
+    def texts_after(lines: list[str]) -> list[str | None]:
+        notes.write_text("\n".join(lines), encoding="utf-8")
+        studio = Studio(tmp_path, StudioSettings(extractor=words))
+        studio.start()
+        if not studio.store.labels():
+            studio.assign(ids(studio, "notes.txt: 1"), studio.add_class("dry"))
+        [labelled] = studio.store.labels()
+        assert studio.store.item(labelled).text == "sun"
+        found = [item.text for item in studio.store.items()]
+        studio.close()
+        return found
+
+    assert texts_after(["sun", "rain", "rain"]) == ["sun", "rain", "rain"]
+    assert texts_after(["snow", "sun", "rain", "rain", "fog"]) == ["sun", "rain", "rain", "snow", "fog"]
+    assert texts_after(["snow", "sun", "rain", "rain", "fog"]) == ["sun", "rain", "rain", "snow", "fog"]
+
+
+def test_folders_of_text_files_are_classes_too(tmp_path: Path) -> None:
+    for name, text in {"food/a.txt": "bread\nsoup", "weather/b.txt": "rain", "weather/deep/c.txt": "-"}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    words = as_extractor(lambda texts: [[len(t), 1] for t in texts], name="words", kind="text")
+    studio = Studio(tmp_path, StudioSettings(extractor=words))
+    studio.start()
+    assert [item.name for item in studio.store.items()] == ["food/a.txt: 1", "food/a.txt: 2", "weather/b.txt: 1"]
+    studio.take_folders()
+    names = studio.store.classes()
+    assert [names[label] for label in studio.store.labels().values()] == ["food", "food", "weather"]
     studio.close()
 
 

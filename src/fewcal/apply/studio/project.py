@@ -25,6 +25,7 @@ from fewcal.apply.studio.intake import (
     safe_file_name,
     scan,
     texts_of,
+    unknown_texts,
 )
 from fewcal.apply.studio.moment import Answered, Moment, answered
 from fewcal.apply.studio.store import NONE_CLASS, Edit, Item, ProjectStore, checked_class_name
@@ -89,6 +90,7 @@ class Studio:
             given = wanted.stamp if isinstance(wanted, Extractor) else wanted
             if stamp not in (given, None) and stamp.partition("@")[0] != given:
                 self.store.forget_features()
+        self.store.retry_failed()
         self.rescan()
         self._embedder.start()
         self._leave_out_thread.start()
@@ -125,7 +127,7 @@ class Studio:
                     self.store.mark_gone(gone)
                     self._features = None
                     self._changed()
-            return self._add(found)
+            return self._add(unknown_texts(found, {i.name: i.text for i in self.store.items()}))
 
     def _exists(self, item: Item) -> bool:
         try:
@@ -207,11 +209,11 @@ class Studio:
             return number
 
     def take_folders(self) -> None:
-        """Make every folder of pictures a class, and what lies in it its examples; labels that there are stay."""
+        """Make every folder a class, and what lies in it its examples; labels that there are stay."""
         with self.lock:
             found = classes_by_folder(self.store.items())
             if not found:
-                raise InputError("the pictures do not lie in two folders or more; name the classes instead")
+                raise InputError("the items do not lie in two folders or more; name the classes instead")
             by_name = {name: number for number, name in self.store.classes().items()} | {NONE_OF_THESE: NONE_CLASS}
             fresh = [checked_class_name(name, (), "") for name in found if name not in by_name]
             by_name |= {name: number for number, name in enumerate(fresh, self.store.next_class_id())}
