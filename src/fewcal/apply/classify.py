@@ -178,8 +178,7 @@ def classify(
 
     classes = known.classes
     x, known = features_of(known, 0)
-    if lost := sorted(set(classes) - set(known.classes)):
-        raise InputError(f"no example of class {lost[0]!r} can be read; add one that can")
+    check_none_lost(classes, known)
     z, asked = features_of(asked, total - len(asked))
     gdc = FewShotClassifier(bank=loaded, preset=preset, device=device, random_state=seed)
     classifier = gdc.set_params(**(plain_settings(loaded, model, preset) | changes)).fit(x, np.array(known.labels))
@@ -188,6 +187,12 @@ def classify(
     table = {"item": np.array(shown, object), **{k: v for k, v in table.items() if k != "row"}}
     truth = true_classes(asked.labels, classes, reject is not None)
     return Answers(table, known, asked, truth, _method_name(loaded, preset), model, classifier)
+
+
+def check_none_lost(classes: Sequence[str], kept: Items) -> None:
+    """Refuse examples of which a class has lost all, since they cannot be read: it would never be an answer."""
+    if lost := sorted(set(classes) - set(kept.classes)):
+        raise InputError(f"no example of class {lost[0]!r} can be read; add one that can")
 
 
 def _method_name(bank: BaseBank | None, preset: str) -> str:

@@ -45,7 +45,10 @@ def read_csv(
         raise FileFormatError(f"{path} has no column {missing[0]!r} (its first line: {first}); {remedy}")
     for number, row in enumerate(rows[1:], 2):
         if len(row) != len(header):
-            raise FileFormatError(f"{path}: row {number} has {len(row)} fields and the header {len(header)}")
+            raise FileFormatError(
+                f"{path}: row {number} has {len(row)} fields and the header {len(header)}; "
+                "put a text that holds what separates columns between quotes"
+            )
     if len(rows) == 1:
         raise FileFormatError(f"{path} has a header but no rows")
     return {name: [row[i] for row in rows[1:]] for i, name in enumerate(header)}
