@@ -204,6 +204,25 @@ def test_dropped_files_and_items(browser: Browser, server: Server, tmp_path: Pat
     page.close()
 
 
+def test_a_dropped_folder_brings_the_files_in_it(browser: Browser, server: Server, tmp_path: Path) -> None:
+    for n, name in enumerate(("red-7.png", "deep/red-8.png")):
+        write_picture(tmp_path / "album" / name, COLOURS["red"], 700 + n)
+    (tmp_path / "album" / ".DS_Store").write_bytes(b"of a file manager")
+    page = opened(browser, server)
+    add_class(page, "red")
+    data = {"items": [], "files": [str(tmp_path / "album")], "dragOperationsMask": 1}
+    x, y = page.js(
+        "(() => { const r = document.querySelector('#classes .give').getBoundingClientRect();"
+        " return [r.x + r.width / 2, r.y + r.height / 2]; })()"
+    )
+    for kind in ("dragEnter", "dragOver", "drop"):
+        page.call("Input.dispatchDragEvent", type=kind, x=x, y=y, data=data)
+    page.wait_for("document.querySelectorAll('.examples li').length === 2")
+    assert page.js("document.querySelector('#problem').hidden")
+    assert page.errors == []
+    page.close()
+
+
 def test_two_tabs_stay_consistent(browser: Browser, server: Server) -> None:
     first, second = opened(browser, server), opened(browser, server)
     label_colours(first)
