@@ -41,6 +41,15 @@ def test_other_columns_splits_and_no_labels(tmp_path: Path) -> None:
         some.load(1)
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_encodings_that_the_first_bytes_tell(tmp_path: Path, encoding: str) -> None:
+    (tmp_path / "a.csv").write_text("text\tlabel\nça va\tgrün\n", encoding=encoding)
+    found = find_texts(tmp_path / "a.csv")
+    assert (found.texts, found.labels) == (["ça va"], ["grün"])
+    (tmp_path / "b.txt").write_text("ça va\r\n", encoding=encoding)
+    assert find_texts(tmp_path / "b.txt", labelled=False).texts == ["ça va"]
+
+
 def test_empty_lines_are_no_texts(tmp_path: Path) -> None:
     for name, line in {"a.txt": "x", "b.csv": "text\nx", "c.jsonl": '{"text": "x"}', "d/e.txt": "x"}.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)

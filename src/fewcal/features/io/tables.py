@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import unicodedata
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
@@ -54,10 +55,16 @@ def read_csv(
     return {name: [row[i] for row in rows[1:]] for i, name in enumerate(header)}
 
 
+def encoding_of(path: Path) -> str:
+    """UTF-8, or UTF-16 where the first bytes say so: spreadsheets (as "Unicode text") and PowerShell write that."""
+    with path.open("rb") as file:
+        return "utf-16" if file.read(2) in (BOM_UTF16_LE, BOM_UTF16_BE) else "utf-8-sig"
+
+
 def _rows(path: Path, most: int | None = None) -> list[list[str]]:
     """The first rows of a CSV file, or all of them; empty lines are left out."""
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:  # spreadsheets write a byte-order mark
+        with path.open(encoding=encoding_of(path), newline="") as file:
             delimiter = max(_DELIMITERS, key=file.readline().count)
             file.seek(0)
             return list(islice((row for row in csv.reader(file, delimiter=delimiter) if row), most))

@@ -14,7 +14,7 @@ import numpy as np
 from fewcal._utils.text import one_line
 from fewcal._utils.types import StrPath
 from fewcal.errors import FileFormatError, InputError
-from fewcal.features.io.tables import DELIMITED, class_name, read_csv
+from fewcal.features.io.tables import DELIMITED, class_name, encoding_of, read_csv
 from fewcal.features.sources.items import Items
 
 EXTENSIONS = (*DELIMITED, "jsonl", "ndjson", "txt")
@@ -95,7 +95,7 @@ def split_lines(text: str) -> list[str]:
 
 def _lines(path: Path) -> list[str]:
     try:
-        lines = split_lines(path.read_text(encoding="utf-8-sig"))
+        lines = split_lines(path.read_text(encoding=encoding_of(path)))
     except UnicodeDecodeError as error:
         raise FileFormatError(f"{path} is not UTF-8 text ({error.reason}); save it as UTF-8") from error
     while lines and not lines[-1].strip():
