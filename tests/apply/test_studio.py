@@ -35,6 +35,7 @@ from fewcal.apply.studio.answers import (
 from fewcal.apply.studio.intake import Limits
 from fewcal.apply.studio.start import new_folder_note
 from fewcal.apply.studio.store import Edit, ProjectStore
+from fewcal.bank import BaseBank
 from fewcal.errors import FewcalWarning, FileFormatError, InputError
 from fewcal.estimators.few_shot import FewShotClassifier
 from fewcal.features.extractors import as_extractor
@@ -495,6 +496,35 @@ def test_another_extractor_makes_features_anew(tmp_path: Path) -> None:
     embedded(studio)
     assert studio.moment().x.shape == (3, 5)
     studio.close()
+
+
+def test_an_extractor_of_other_things_is_refused_and_costs_nothing(tmp_path: Path) -> None:
+    folder = colour_folder(tmp_path / "photos", each=1)
+    colour_studio(folder).close()
+    studio = Studio(folder, StudioSettings(extractor="minilm"))
+    with pytest.raises(InputError, match=r"minilm takes texts and .* holds pictures; leave out --extractor"):
+        studio.start()
+    assert studio.store.count("ready") == 3
+    studio.close()
+
+
+def test_a_bank_of_other_features_is_refused_before_a_page_asks(tmp_path: Path) -> None:
+    """All features are there, so that no extractor is made that could be compared with the bank."""
+    folder = colour_folder(tmp_path / "photos", each=2)
+    one = colour_studio(folder)
+    label_one_each(one)
+    one.close()
+    rows = np.random.default_rng(0).random((20, 5))
+    bank = BaseBank().fit(rows, np.repeat(np.arange(5), 4))
+    for source, told in {
+        "other@1 rows": "made with other@1 and the extractor is mean colour",
+        "": "has 5 features",
+    }.items():
+        bank.source = source
+        studio = Studio(folder, StudioSettings(bank=bank))
+        with pytest.raises(InputError, match=told):
+            studio.start()
+        studio.close()
 
 
 def test_links_out_of_the_folder_are_passed_over(tmp_path: Path) -> None:

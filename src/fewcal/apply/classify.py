@@ -216,19 +216,22 @@ def usual_preset(bank: object | None, preset: str = "default") -> str:
     return "whitened" if bank is None and preset == "default" else preset
 
 
-def check_same_extractor(bank: BaseBank, extractor: Extractor) -> None:
-    """Refuse a bank of another extractor; warn where a bank does not say."""
-    stamp = (bank.source or "").partition(" ")[0]
-    if "@" in stamp and stamp != extractor.stamp:
+def check_same_features(bank: BaseBank, stamp: str, dim: int) -> None:
+    """Refuse a bank of another extractor than the one with this stamp, which gives so many features."""
+    made = (bank.source or "").partition(" ")[0]
+    if "@" in made and made != stamp:
+        raise InputError(f"the bank was made with {made} and the extractor is {stamp}; use the extractor of the bank")
+    if bank.dim != dim:
         raise InputError(
-            f"the bank was made with {stamp} and the extractor is {extractor.stamp}; use the extractor of the bank"
-        )
-    if bank.dim != extractor.dim:
-        raise InputError(
-            f"the bank has {bank.dim} features and {extractor.name} gives {extractor.dim}; "
+            f"the bank has {bank.dim} features and {stamp.partition('@')[0]} gives {dim}; "
             "extract the base classes with the same extractor"
         )
-    if "@" not in stamp:
+
+
+def check_same_extractor(bank: BaseBank, extractor: Extractor) -> None:
+    """Refuse a bank of another extractor; warn where a bank does not say."""
+    check_same_features(bank, extractor.stamp, extractor.dim)
+    if "@" not in (bank.source or "").partition(" ")[0]:
         warnings.warn(
             f"the bank does not say which extractor made it; it must be {extractor.name} for the answers to make sense",
             FewcalWarning,
