@@ -6,7 +6,8 @@ import base64
 import csv
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -20,15 +21,15 @@ from fewcal import GDCClassifier
 from fewcal.features.sources.pictures import decode, fitted
 from limits import PATIENCE
 from processes import FORKED
-from studio_project import COLOURS, colour_extractor, colour_folder, serve_colours, write_picture
+from studio_project import COLOURS, colour_extractor, colour_folder, serve_colours, serve_texts, write_picture
 
 
 class Server:
     """A studio in a process of its own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, serve: Callable[[Path, Connection], None] = serve_colours) -> None:
         receiver, sender = FORKED.Pipe(duplex=False)
-        self.process = FORKED.Process(target=serve_colours, args=(folder, sender))
+        self.process = FORKED.Process(target=serve, args=(folder, sender))
         self.process.start()
         sender.close()  # so that one who ended early is noticed
         self.link: str = receiver.recv()
@@ -456,6 +457,21 @@ def test_axe_finds_no_serious_fault(browser: Browser, server: Server, width: int
     page.wait_for("document.querySelectorAll('#why .bars li').length === 3")
     assert page.serious_faults() == []
     page.close()
+
+
+def test_sentences_have_the_width_to_be_read(browser: Browser, tmp_path: Path) -> None:
+    words = "snow and cold wind in the evening "
+    (tmp_path / "notes.txt").write_text("\n".join(f"{n} {words * n}" for n in range(1, 13)), encoding="utf-8")
+    server = Server(tmp_path, serve_texts)
+    page = opened(browser, server, items=12)
+    for width in (1400, 400):
+        page.resize(width)
+        assert page.js("Math.min(...[...document.querySelectorAll('.card')].map(c => c.offsetWidth))") >= 150
+        # Six lines and no half one.
+        assert page.js("Math.max(...[...document.querySelectorAll('.card .text')].map(t => t.offsetHeight))") <= 140
+        assert page.overflow() == []
+    page.close()
+    server.stop()
 
 
 def test_folders_become_classes_by_a_click(browser: Browser, tmp_path: Path) -> None:
