@@ -61,6 +61,12 @@ def ids(studio: Studio, name: str) -> list[int]:
     return [item.id for item in studio.store.items() if item.name.startswith(name)]
 
 
+def serve_texts(folder: Path, link: Connection) -> None:
+    """The same for texts, whose feature is their length."""
+    lengths = as_extractor(lambda texts: [[len(t), 1] for t in texts], name="lengths", kind="text")
+    serve_studio(folder, StudioSettings(extractor=lengths), token="token", opened=link.send)
+
+
 def serve_colours(folder: Path, link: Connection) -> None:
     """What the command runs, with the tests' extractor, which needs no network; its address goes through `link`."""
     serve_studio(folder, StudioSettings(extractor=colour_extractor()), token="token", opened=link.send)

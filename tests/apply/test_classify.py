@@ -16,6 +16,7 @@ from PIL import Image
 
 from fewcal.apply.classify import check_same_extractor, classify
 from fewcal.apply.predict import accuracy, by_doubt, in_words, write_predictions
+from fewcal.apply.saved import Reading, fit_model
 from fewcal.bank import BaseBank
 from fewcal.cli import main
 from fewcal.errors import FewcalWarning, FileFormatError, InputError
@@ -277,10 +278,12 @@ def test_command_with_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     page = (tmp_path / "s.html").read_text(encoding="utf-8")
     assert "pasta with tomato sauce" in page
     assert "soup with onions" in page
-    (tmp_path / "q.txt").write_text("pasta\n\nsnow\n")
+    (tmp_path / "s.csv").write_text("text,label\nbread,food\n,food\nrain,weather\n")
     capsys.readouterr()
     assert run(*arguments) == 2
-    assert "q.txt: text 2 is empty" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "s.csv: text 2 is empty" in told
+    assert "items" not in told  # before anything is computed
 
 
 def test_two_shots_that_fail_when_left_out_are_no_coin() -> None:
@@ -339,6 +342,15 @@ def test_folders_and_packs_tell_their_kind(album: Path, tmp_path: Path) -> None:
         kind_of(tmp_path / "broken.npz")
 
 
+def test_tables_without_texts_say_what_they_lack(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("bread,food\nrain,weather\n", encoding="utf-8")
+    with pytest.raises(InputError, match=r"has the columns bread, food and none named 'text'; .*or add a header line"):
+        default_extractor(tmp_path / "a.csv")
+    (tmp_path / "a.csv").write_text("", encoding="utf-8")
+    with pytest.raises(InputError, match="is empty; it needs a header"):
+        default_extractor(tmp_path / "a.csv")
+
+
 def test_texts_are_seen_as_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = as_extractor(lambda texts: [[t.count("sun"), t.count("rain"), 1] for t in texts], name="words", kind="text")
     asked = []
@@ -363,6 +375,16 @@ def test_texts_are_seen_as_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_a_bank_of_pictures_points_to_extract(album: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("bank", "build", album / "photos", "--out", album / "b.safetensors", "--preset", "default") == 2
     assert "fewcal extract" in capsys.readouterr().err
+    (album / "topics.csv").write_text("text,label\nsun,dry\n", encoding="utf-8")
+    assert run("bank", "build", album / "topics.csv", "--out", album / "b.safetensors") == 2
+    assert "holds texts, and a bank is made of features" in capsys.readouterr().err
+
+
+def test_a_class_without_an_example_that_can_be_read_is_no_part_of_a_classifier(album: Path) -> None:
+    for place in (album / "photos" / "sky").iterdir():
+        place.write_bytes(b"no picture")
+    with pytest.raises(InputError, match="no example of class 'sky' can be read"), pytest.warns(FewcalWarning):
+        fit_model(album / "photos", extractor="glyphs", reading=Reading(skip_bad=True))
 
 
 def test_formulas_in_answers_are_texts_for_a_spreadsheet_unless_raw(tmp_path: Path) -> None:

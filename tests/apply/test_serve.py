@@ -106,15 +106,15 @@ def test_health_version_and_docs(client: TestClient) -> None:
 
 
 def test_what_cannot_be_answered_is_told(client: TestClient) -> None:
-    many = {"rows": [[0.0, 0, 0]] * 9}
+    many, good = {"rows": [[0.0, 0, 0]] * 9}, base64.b64encode(jpeg((1, 2, 3))).decode()
     wrong = [
         ("/predict/embeddings", {"rows": [[1.0, 2.0]]}, "takes 3"),
         ("/predict/embeddings", {"rows": [["a", "b", "c"]]}, "numbers"),
         ("/predict/embeddings", {"rows": [[1.0], [1.0, 2.0]]}, "numbers"),
         ("/predict/embeddings", {}, "no list 'rows'"),
         ("/predict/embeddings", many, "at most 8"),
-        ("/predict/pictures", {"pictures": ["no base64!"]}, "base64"),
-        ("/predict/pictures", {"pictures": [base64.b64encode(b"<html>").decode()]}, "cannot be read"),
+        ("/predict/pictures", {"pictures": [good, "no base64!"]}, "picture 2 is no text in base64"),
+        ("/predict/pictures", {"pictures": [good, base64.b64encode(b"<html>").decode()]}, "picture 2 cannot be read"),
     ]
     for path, body, told in wrong:
         answer = client.post(path, json=body)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import csv
 import io
+import os
 import sqlite3
 import subprocess
 import sys
@@ -34,6 +35,7 @@ from fewcal.apply.studio.answers import (
 from fewcal.apply.studio.intake import Limits
 from fewcal.apply.studio.start import new_folder_note
 from fewcal.apply.studio.store import Edit, ProjectStore
+from fewcal.bank import BaseBank
 from fewcal.errors import FewcalWarning, FileFormatError, InputError
 from fewcal.estimators.few_shot import FewShotClassifier
 from fewcal.features.extractors import as_extractor
@@ -418,6 +420,18 @@ def test_new_and_vanished_files_and_bad_ones(tmp_path: Path) -> None:
     studio.close()
 
 
+def test_what_could_not_be_read_is_tried_again_at_the_next_start(tmp_path: Path) -> None:
+    folder = colour_folder(tmp_path / "photos", each=2)
+    for name in ("broken.png", "other.png"):
+        (folder / name).write_bytes(b"\xff\xd8 no picture")
+    colour_studio(folder).close()
+    write_picture(folder / "broken.png", COLOURS["red"], 7)
+    studio = colour_studio(folder)
+    assert {item.name for item in studio.store.items() if item.state == "failed"} == {"other.png"}
+    assert studio.store.count("ready") == 7
+    studio.close()
+
+
 def test_what_is_gone_is_neither_answered_nor_proposed(studio: Studio) -> None:
     made = label_one_each(studio)
     studio.assign(ids(studio, "red")[1:2], made["red"])
@@ -485,6 +499,35 @@ def test_another_extractor_makes_features_anew(tmp_path: Path) -> None:
     studio.close()
 
 
+def test_an_extractor_of_other_things_is_refused_and_costs_nothing(tmp_path: Path) -> None:
+    folder = colour_folder(tmp_path / "photos", each=1)
+    colour_studio(folder).close()
+    studio = Studio(folder, StudioSettings(extractor="minilm"))
+    with pytest.raises(InputError, match=r"minilm takes texts and .* holds pictures; leave out --extractor"):
+        studio.start()
+    assert studio.store.count("ready") == 3
+    studio.close()
+
+
+def test_a_bank_of_other_features_is_refused_before_a_page_asks(tmp_path: Path) -> None:
+    """All features are there, so that no extractor is made that could be compared with the bank."""
+    folder = colour_folder(tmp_path / "photos", each=2)
+    one = colour_studio(folder)
+    label_one_each(one)
+    one.close()
+    rows = np.random.default_rng(0).random((20, 5))
+    bank = BaseBank().fit(rows, np.repeat(np.arange(5), 4))
+    for source, told in {
+        "other@1 rows": "made with other@1 and the extractor is mean colour",
+        "": "has 5 features",
+    }.items():
+        bank.source = source
+        studio = Studio(folder, StudioSettings(bank=bank))
+        with pytest.raises(InputError, match=told):
+            studio.start()
+        studio.close()
+
+
 def test_links_out_of_the_folder_are_passed_over(tmp_path: Path) -> None:
     write_picture(tmp_path / "private" / "secret.png", COLOURS["red"], 0)
     folder = colour_folder(tmp_path / "photos", each=1)
@@ -538,6 +581,41 @@ def test_texts_of_a_file_whose_name_no_page_can_show_have_one_that_it_can(tmp_pa
     studio = Studio(tmp_path, StudioSettings(extractor=words))
     studio.start()
     assert [(item.name, item.text) for item in studio.store.items()] == [("gr\\udcfcn.txt: 1", "grass")]
+    studio.close()
+
+
+def test_what_is_written_into_a_file_of_texts_is_found_at_the_next_start(tmp_path: Path) -> None:
+    notes = tmp_path / "notes.txt"
+    words = as_extractor(lambda texts: [[len(t), 1] for t in texts], name="words", kind="text")
+
+    def texts_after(lines: list[str]) -> list[str | None]:
+        notes.write_text("\n".join(lines), encoding="utf-8")
+        studio = Studio(tmp_path, StudioSettings(extractor=words))
+        studio.start()
+        if not studio.store.labels():
+            studio.assign(ids(studio, "notes.txt: 1"), studio.add_class("dry"))
+        [labelled] = studio.store.labels()
+        assert studio.store.item(labelled).text == "sun"
+        found = [item.text for item in studio.store.items()]
+        studio.close()
+        return found
+
+    assert texts_after(["sun", "rain", "rain"]) == ["sun", "rain", "rain"]
+    assert texts_after(["snow", "sun", "rain", "rain", "fog"]) == ["sun", "rain", "rain", "snow", "fog"]
+    assert texts_after(["snow", "sun", "rain", "rain", "fog"]) == ["sun", "rain", "rain", "snow", "fog"]
+
+
+def test_folders_of_text_files_are_classes_too(tmp_path: Path) -> None:
+    for name, text in {"food/a.txt": "bread\nsoup", "weather/b.txt": "rain", "weather/deep/c.txt": "-"}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    words = as_extractor(lambda texts: [[len(t), 1] for t in texts], name="words", kind="text")
+    studio = Studio(tmp_path, StudioSettings(extractor=words))
+    studio.start()
+    assert [item.name for item in studio.store.items()] == ["food/a.txt: 1", "food/a.txt: 2", "weather/b.txt: 1"]
+    studio.take_folders()
+    names = studio.store.classes()
+    assert [names[label] for label in studio.store.labels().values()] == ["food", "food", "weather"]
     studio.close()
 
 
@@ -688,6 +766,7 @@ def test_what_cannot_be_read_is_no_example(tmp_path: Path) -> None:
 
 def test_folders_hold_every_answered_item(studio: Studio, tmp_path: Path) -> None:
     label_one_each(studio)
+    os.utime(studio.folder / "red-5.png", (0, 0))  # 1970, before the first date that ZIP has
     exports.write_folders(tmp_path / "out.zip", studio.folder, views.export_rows(studio.answers())[0])
     with zipfile.ZipFile(tmp_path / "out.zip") as archive:
         assert len(archive.namelist()) == 18

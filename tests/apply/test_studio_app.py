@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
@@ -15,6 +16,7 @@ pytest.importorskip("httpx2")
 
 from starlette.testclient import TestClient
 
+from fewcal.apply import web
 from fewcal.apply.studio import Studio, StudioSettings
 from fewcal.apply.studio.app import make_app
 from fewcal.apply.studio.guard import Access
@@ -158,6 +160,32 @@ def test_a_program_may_use_the_token_as_bearer(stranger: TestClient) -> None:
 def test_other_host_names_are_refused(page: TestClient, host: str) -> None:
     assert page.get("/api/state", headers={"host": host}).status_code == 403
     assert page.get(f"/?token={TOKEN}", headers={"host": host}).status_code == 403
+
+
+def test_a_phone_comes_in_by_the_number_of_the_machine(stranger: TestClient) -> None:
+    """Names of the machine in its own files tell little of its addresses; the connection itself knows its own."""
+    stranger.base_url = "http://192.0.2.7:8000"
+    assert stranger.get(f"/?token={TOKEN}").status_code == 200
+    stranger.headers["origin"] = "http://192.0.2.7:8000"
+    assert stranger.post("/api/classes", json={"name": "x"}).status_code == 200
+    assert stranger.get("/api/state", headers={"host": "192.0.2.8:8000"}).status_code == 403
+
+
+def test_the_link_of_a_server_that_listens_everywhere_is_good_for_other_machines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Probe(socket.socket):
+        def connect(self, address: object) -> None:
+            if self.family == socket.AF_INET6:
+                raise OSError("Network is unreachable")
+
+        def getsockname(self) -> tuple[str, int]:
+            return ("192.0.2.7", 50000)
+
+    monkeypatch.setattr(web.socket, "socket", Probe)
+    assert web.shown_address("0.0.0.0", 8000) == "http://192.0.2.7:8000"
+    assert web.shown_address("::", 8000) == "http://localhost:8000"
+    assert web.shown_address("127.0.0.1", 8000) == "http://127.0.0.1:8000"
 
 
 @pytest.mark.parametrize(

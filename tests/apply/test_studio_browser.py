@@ -6,7 +6,8 @@ import base64
 import csv
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -20,15 +21,15 @@ from fewcal import GDCClassifier
 from fewcal.features.sources.pictures import decode, fitted
 from limits import PATIENCE
 from processes import FORKED
-from studio_project import COLOURS, colour_extractor, colour_folder, serve_colours, write_picture
+from studio_project import COLOURS, colour_extractor, colour_folder, serve_colours, serve_texts, write_picture
 
 
 class Server:
     """A studio in a process of its own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, serve: Callable[[Path, Connection], None] = serve_colours) -> None:
         receiver, sender = FORKED.Pipe(duplex=False)
-        self.process = FORKED.Process(target=serve_colours, args=(folder, sender))
+        self.process = FORKED.Process(target=serve, args=(folder, sender))
         self.process.start()
         sender.close()  # so that one who ended early is noticed
         self.link: str = receiver.recv()
@@ -123,6 +124,16 @@ def all_right(page: BrowserPage) -> bool:
     return bool(found) and all(answer == name.rpartition("/")[2].partition("-")[0] for name, answer in found.items())
 
 
+def test_a_link_on_another_page_leads_in(browser: Browser, server: Server, tmp_path: Path) -> None:
+    """As in a notebook or a chat: browsers hold strict cookies back on such a way."""
+    (tmp_path / "chat.html").write_text(f'<!doctype html><title>chat</title><a href="{server.link}">the studio</a>')
+    page = browser.open(tmp_path / "chat.html")
+    page.click("a")
+    page.wait_for("document.documentElement?.dataset.ready === 'yes'")  # none between two pages
+    add_class(page, "red")  # and what it asks for is taken as its own
+    page.close()
+
+
 def test_label_by_key_undo_and_redo(browser: Browser, server: Server) -> None:
     page = opened(browser, server)
     assert set(answers(page).values()) == {"?"}
@@ -190,6 +201,25 @@ def test_dropped_files_and_items(browser: Browser, server: Server, tmp_path: Pat
         row.dispatchEvent(new DragEvent('drop', {{bubbles: true, cancelable: true, dataTransfer: data}})); }})()"""
     )
     page.wait_for("document.querySelectorAll('.examples li').length === 5")
+    assert page.errors == []
+    page.close()
+
+
+def test_a_dropped_folder_brings_the_files_in_it(browser: Browser, server: Server, tmp_path: Path) -> None:
+    for n, name in enumerate(("red-7.png", "deep/red-8.png")):
+        write_picture(tmp_path / "album" / name, COLOURS["red"], 700 + n)
+    (tmp_path / "album" / ".DS_Store").write_bytes(b"of a file manager")
+    page = opened(browser, server)
+    add_class(page, "red")
+    data = {"items": [], "files": [str(tmp_path / "album")], "dragOperationsMask": 1}
+    x, y = page.js(
+        "(() => { const r = document.querySelector('#classes .give').getBoundingClientRect();"
+        " return [r.x + r.width / 2, r.y + r.height / 2]; })()"
+    )
+    for kind in ("dragEnter", "dragOver", "drop"):
+        page.call("Input.dispatchDragEvent", type=kind, x=x, y=y, data=data)
+    page.wait_for("document.querySelectorAll('.examples li').length === 2")
+    assert page.js("document.querySelector('#problem').hidden")
     assert page.errors == []
     page.close()
 
@@ -427,6 +457,21 @@ def test_axe_finds_no_serious_fault(browser: Browser, server: Server, width: int
     page.wait_for("document.querySelectorAll('#why .bars li').length === 3")
     assert page.serious_faults() == []
     page.close()
+
+
+def test_sentences_have_the_width_to_be_read(browser: Browser, tmp_path: Path) -> None:
+    words = "snow and cold wind in the evening "
+    (tmp_path / "notes.txt").write_text("\n".join(f"{n} {words * n}" for n in range(1, 13)), encoding="utf-8")
+    server = Server(tmp_path, serve_texts)
+    page = opened(browser, server, items=12)
+    for width in (1400, 400):
+        page.resize(width)
+        assert page.js("Math.min(...[...document.querySelectorAll('.card')].map(c => c.offsetWidth))") >= 150
+        # Six lines and no half one.
+        assert page.js("Math.max(...[...document.querySelectorAll('.card .text')].map(t => t.offsetHeight))") <= 140
+        assert page.overflow() == []
+    page.close()
+    server.stop()
 
 
 def test_folders_become_classes_by_a_click(browser: Browser, tmp_path: Path) -> None:

@@ -502,6 +502,35 @@ def test_json_that_cannot_be_written_does_not_cost_the_table(fewcal, data: Path,
     assert "| ncm |" in answer.out
 
 
+def test_json_goes_to_the_output_where_its_file_is_a_dash(
+    fewcal, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    answer = fewcal("features", "info", data, "--json", "-", "--quiet")
+    assert (answer.code, list(tmp_path.iterdir())) == (0, [])
+    assert json.loads(answer.out)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("fit", "--support", "DATA/base.npz", "--out", "FOLDER"),
+        ("bank", "build", "DATA", "--out", "FOLDER"),
+        ("classify", "--support", "DATA", "--query", "DATA", "--html", "FOLDER"),
+        ("features", "info", "DATA", "--json", "FOLDER"),
+    ],
+)
+def test_a_folder_in_the_place_of_a_file_to_write_is_refused_before_the_work(
+    fewcal, data: Path, tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    given = [a.replace("DATA", str(data)).replace("FOLDER", str(tmp_path)) for a in arguments]
+    refused(fewcal(*given), f"{tmp_path} is a folder; name a file in it")
+
+
+def test_a_folder_in_the_place_of_a_classifier_is_told_as_such(fewcal, tmp_path: Path) -> None:
+    refused(fewcal("model", "info", tmp_path), f"{tmp_path} is a folder; give a file in it")
+
+
 def test_a_bug_is_one_line_and_a_traceback_on_request(
     fewcal, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -168,7 +168,7 @@ def test_what_cannot_be_added_or_saved_is_told(world: SmallData, tmp_path: Path)
     x, y, _ = task(world)
     classifier = GDCClassifier().fit(x, y)
     with pytest.raises(InputError, match="there is a class 'ant' already"):
-        classifier.add_class(x[:1], "ant")
+        classifier.add_class(x[:1], np.array(y)[0])  # a text of NumPy's, named as any other
     with pytest.raises(InputError, match="labels of one type"):
         classifier.add_examples(x[:1], [3])
     with pytest.raises(InputError, match="one label per row"):

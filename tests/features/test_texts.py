@@ -32,12 +32,30 @@ def test_other_columns_splits_and_no_labels(tmp_path: Path) -> None:
     assert (found.texts, found.labels, found.splits) == (["x", "y"], ["t", "u"], ["base", "novel"])
     (tmp_path / "b.txt").write_text("one\n\nthree\n\n")
     plain = find_texts(tmp_path / "b.txt", labelled=False)
-    assert plain.texts == ["one", "", "three"]
+    assert plain.texts == ["one", "three"]
     assert plain.labels is None
-    with pytest.raises(InputError, match=r"b.txt: text 2 is empty"):
-        plain.load(1)
-    (tmp_path / "c.csv").write_text("text,label\nx,\n")
-    assert find_texts(tmp_path / "c.csv", labelled=False).labels is None
+    (tmp_path / "c.csv").write_text("text,label\nx,\n  ,y\n")
+    some = find_texts(tmp_path / "c.csv", labelled=False)
+    assert some.labels is None
+    with pytest.raises(InputError, match=r"c.csv: text 2 is empty"):
+        some.load(1)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_encodings_that_the_first_bytes_tell(tmp_path: Path, encoding: str) -> None:
+    (tmp_path / "a.csv").write_text("text\tlabel\nça va\tgrün\n", encoding=encoding)
+    found = find_texts(tmp_path / "a.csv")
+    assert (found.texts, found.labels) == (["ça va"], ["grün"])
+    (tmp_path / "b.txt").write_text("ça va\r\n", encoding=encoding)
+    assert find_texts(tmp_path / "b.txt", labelled=False).texts == ["ça va"]
+
+
+def test_empty_lines_are_no_texts(tmp_path: Path) -> None:
+    for name, line in {"a.txt": "x", "b.csv": "text\nx", "c.jsonl": '{"text": "x"}', "d/e.txt": "x"}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f"\n{line}\n\n{line}\n \n" if name != "b.csv" else f"\n{line}\n\nx\n")
+        found = find_texts(tmp_path / name if "/" not in name else tmp_path / "d", labelled=False)
+        assert found.texts == ["x", "x"], name
 
 
 def test_a_file_for_each_class(tmp_path: Path) -> None:
@@ -85,7 +103,8 @@ def test_what_separates_columns_is_told_by_the_header_alone(tmp_path: Path, befo
         ("a.jsonl", "{", "line 1 is not JSON"),
         ("a.jsonl", "[1]", "line 1 is no object"),
         ("a.jsonl", '{"text": "x"}', "line 1 has no 'label'"),
-        ("a.jsonl", '{"text": "x", "label": "y"}\n\n{"text": "x", "label": "y"}', "line 2 has no 'text'"),
+        ("a.jsonl", '{"text": "x", "label": "y"}\n\n{"label": "y"}', "line 3 has no 'text'"),
+        ("a.csv", "text,label\nx, or y,z\n", "row 2 has 3 fields and the header 2; put a text .* between quotes"),
         ("a.jsonl", "", "is empty"),
         ("a.txt", "x", "has no labels"),
         ("a.doc", "x", "no source of texts"),

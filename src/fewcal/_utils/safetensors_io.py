@@ -78,6 +78,8 @@ def read_tensors(
 def _opened(file: Path, framework: str, device: str = "cpu") -> Iterator[Any]:
     from safetensors import SafetensorError, safe_open
 
+    if file.is_dir():
+        raise FileFormatError(f"{file} is a folder; give a file in it")
     try:
         with safe_open(str(file), framework=framework, device=device) as f:
             yield f

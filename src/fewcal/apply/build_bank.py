@@ -22,7 +22,9 @@ from fewcal.errors import InputError
 from fewcal.evaluation.executors import dask_client
 from fewcal.features import FeatureSet, FeatureSplit, load_split
 from fewcal.features.extract import bank_source
+from fewcal.features.sources.kinds import kind_of
 from fewcal.features.sources.pictures import picture_files
+from fewcal.features.sources.texts import class_text_files
 from fewcal.gaussianize import MAX_SPREAD, Gaussianization, GaussianizationFitter, fit_gaussianization
 from fewcal.params import GDCParams
 from fewcal.power_choice import PowerChoice, PowerSample
@@ -56,6 +58,8 @@ def build_bank(
         A Dask scheduler, or "local:N", that builds from parts.
     """
     Storage(rank, dtype)  # refuses what cannot be kept
+    if source.is_file() and (kind := kind_of(source)) != "features":
+        raise InputError(_extract_first(source, kind))
     if source.is_dir() and not any(source.glob("base.*")):
         parts = find_parts(source)
         if preset is None:
@@ -111,14 +115,18 @@ def gaussianization_facts(split: FeatureSplit) -> JSONObject:
 def find_parts(folder: Path) -> list[Path]:
     """The labelled files of a folder, in the order of their names."""
     found = sorted(p for p in folder.iterdir() if p.suffix in SUFFIXES)
-    if not found and picture_files(folder):
-        raise InputError(
-            f"{folder} holds pictures, and a bank is made of features: first "
-            f"`fewcal extract {folder} --split base --out FEATURES`, then `fewcal bank build FEATURES`"
-        )
+    if not found and (picture_files(folder) or any(class_text_files(folder))):
+        raise InputError(_extract_first(folder, kind_of(folder)))
     if not found:
         raise InputError(f"{folder} holds no parts; put labelled files there ({', '.join(SUFFIXES)})")
     return found
+
+
+def _extract_first(source: Path, kind: str) -> str:
+    return (
+        f"{source} holds {kind}s, and a bank is made of features: first "
+        f"`fewcal extract {source} --split base --out FEATURES`, then `fewcal bank build FEATURES`"
+    )
 
 
 def bank_from_parts(

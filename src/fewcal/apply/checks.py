@@ -29,8 +29,16 @@ def check_reject_has_bank(reject: float | None, bank: object | None) -> None:
         raise InputError("'none of these' is judged against base classes: --reject needs --bank")
 
 
+def checked_new_file(path: Given) -> Given:
+    """A file that is written at the end of some work: a folder of that name would undo it."""
+    if path is not None and Path(path).is_dir():
+        raise InputError(f"{path} is a folder; name a file in it")
+    return path
+
+
 def checked_table_file(path: Given) -> Given:
     """A file for predictions, whose extension says what it will be."""
+    checked_new_file(path)
     if path is not None and Path(path).suffix not in TABLES:
         raise InputError(f"{path}: predictions are written as .parquet or .csv")
     return path

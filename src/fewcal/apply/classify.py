@@ -178,8 +178,7 @@ def classify(
 
     classes = known.classes
     x, known = features_of(known, 0)
-    if lost := sorted(set(classes) - set(known.classes)):
-        raise InputError(f"no example of class {lost[0]!r} can be read; add one that can")
+    check_none_lost(classes, known)
     z, asked = features_of(asked, total - len(asked))
     gdc = FewShotClassifier(bank=loaded, preset=preset, device=device, random_state=seed)
     classifier = gdc.set_params(**(plain_settings(loaded, model, preset) | changes)).fit(x, np.array(known.labels))
@@ -188,6 +187,12 @@ def classify(
     table = {"item": np.array(shown, object), **{k: v for k, v in table.items() if k != "row"}}
     truth = true_classes(asked.labels, classes, reject is not None)
     return Answers(table, known, asked, truth, _method_name(loaded, preset), model, classifier)
+
+
+def check_none_lost(classes: Sequence[str], kept: Items) -> None:
+    """Refuse examples of which a class has lost all, since they cannot be read: it would never be an answer."""
+    if lost := sorted(set(classes) - set(kept.classes)):
+        raise InputError(f"no example of class {lost[0]!r} can be read; add one that can")
 
 
 def _method_name(bank: BaseBank | None, preset: str) -> str:
@@ -211,19 +216,22 @@ def usual_preset(bank: object | None, preset: str = "default") -> str:
     return "whitened" if bank is None and preset == "default" else preset
 
 
-def check_same_extractor(bank: BaseBank, extractor: Extractor) -> None:
-    """Refuse a bank of another extractor; warn where a bank does not say."""
-    stamp = (bank.source or "").partition(" ")[0]
-    if "@" in stamp and stamp != extractor.stamp:
+def check_same_features(bank: BaseBank, stamp: str, dim: int) -> None:
+    """Refuse a bank of another extractor than the one with this stamp, which gives so many features."""
+    made = (bank.source or "").partition(" ")[0]
+    if "@" in made and made != stamp:
+        raise InputError(f"the bank was made with {made} and the extractor is {stamp}; use the extractor of the bank")
+    if bank.dim != dim:
         raise InputError(
-            f"the bank was made with {stamp} and the extractor is {extractor.stamp}; use the extractor of the bank"
-        )
-    if bank.dim != extractor.dim:
-        raise InputError(
-            f"the bank has {bank.dim} features and {extractor.name} gives {extractor.dim}; "
+            f"the bank has {bank.dim} features and {stamp.partition('@')[0]} gives {dim}; "
             "extract the base classes with the same extractor"
         )
-    if "@" not in stamp:
+
+
+def check_same_extractor(bank: BaseBank, extractor: Extractor) -> None:
+    """Refuse a bank of another extractor; warn where a bank does not say."""
+    check_same_features(bank, extractor.stamp, extractor.dim)
+    if "@" not in (bank.source or "").partition(" ")[0]:
         warnings.warn(
             f"the bank does not say which extractor made it; it must be {extractor.name} for the answers to make sense",
             FewcalWarning,

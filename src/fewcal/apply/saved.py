@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fewcal._utils.types import Progress, StrPath
-from fewcal.apply.classify import check_same_extractor, plain_settings, usual_preset
+from fewcal.apply.classify import check_none_lost, check_same_extractor, plain_settings, usual_preset
 from fewcal.apply.predict import Columns, gdc_settings, in_words, predict_features, true_classes
 from fewcal.bank import BaseBank
 from fewcal.errors import InputError
@@ -65,6 +65,7 @@ def fit_model(
         check_same_extractor(bank, model)
     items = labelled_items(support, model.kind, how.columns)
     x, kept = embed(items, model, batch=how.batch, workers=how.workers, skip_bad=how.skip_bad, progress=how.progress)
+    check_none_lost(items.classes, kept)
     classifier.set_params(**(plain_settings(bank, model, preset) | changes)).fit(x, np.array(kept.labels))
     classifier.extractor_ = model.stamp
     return classifier

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.types import Message, Receive, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from fewcal.errors import InputError
 
@@ -46,30 +46,38 @@ def allowed_hosts(host: str, port: int) -> frozenset[str]:
     >>> sorted(allowed_hosts("127.0.0.1", 80))
     ['127.0.0.1:80', '[::1]:80', 'localhost:80']
     """
-    names = {LOCAL, "localhost", "[::1]"}
-    if host in EVERYWHERE:  # by the name of this machine, or one of its addresses
-        names |= {socket.gethostname().lower(), *_own_addresses()}
-    else:
-        names.add(bracketed(host).lower())
-    return frozenset(f"{name}:{port}" for name in names)
+    own = socket.gethostname() if host in EVERYWHERE else bracketed(host)
+    return frozenset(f"{name}:{port}" for name in {LOCAL, "localhost", "[::1]", own.lower()})
+
+
+def is_own_address(host: str, scope: Scope) -> bool:
+    """Whether a Host header is the number at which this very connection came in, which no foreign name can be.
+
+    A machine with several addresses need not know them all: its own name often means 127.0.1.1 alone.
+    """
+    address, port = scope.get("server") or ("", None)
+    return host == f"{bracketed(address.removeprefix('::ffff:'))}:{port}"
 
 
 def shown_address(host: str, port: int) -> str:
-    """Where a person finds the server."""
-    return f"http://{bracketed('localhost' if host in EVERYWHERE else host)}:{port}"
+    """Where a person finds the server; one that listens everywhere, from this machine and from others."""
+    return f"http://{bracketed(_outward_address(host) if host in EVERYWHERE else host)}:{port}"
+
+
+def _outward_address(host: str) -> str:
+    """The address under which others see this machine; without a network its own name for itself."""
+    family, far = (socket.AF_INET6, "2001:db8::1") if ":" in host else (socket.AF_INET, "192.0.2.1")
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((far, 9))  # chooses a way there and sends nothing
+            return str(probe.getsockname()[0])
+    except OSError:
+        return "localhost"
 
 
 def bracketed(host: str) -> str:
     """An IPv6 address as it stands in addresses of pages."""
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
-
-
-def _own_addresses() -> set[str]:
-    try:
-        found = socket.getaddrinfo(socket.gethostname(), None)
-    except OSError:
-        return set()
-    return {bracketed(str(entry[4][0])) for entry in found}
 
 
 def with_headers(send: Send, headers: Mapping[str, str]) -> Send:

@@ -26,18 +26,19 @@ from fewcal.errors import FewcalError, FileFormatError, InputError
 # Some releases of typer stand on click and some bring their own copy of it: its errors are found through typer.
 _UsageError: type[Any] = typer.BadParameter.__mro__[1]
 
-# Commands, and the module that registers them: one that is asked for is loaded without the others.
+# Commands, and the module that registers them: one that is asked for is loaded without the others. The help shows them
+# in this order, what most people begin with first.
 COMMANDS = {
+    "studio": ("studio",),
+    "extract": ("classify", "extract", "data"),
+    "model": ("fit", "serve", "model"),
+    "predict": ("predict", "explain"),
     "features": ("features", "bank", "presets"),
     "evaluate": ("evaluate", "compare"),
     "tune": ("tune",),
-    "predict": ("predict", "explain"),
-    "extract": ("extract", "classify", "data"),
     "report": ("report",),
     "paper": ("paper",),
     "train": ("train",),
-    "model": ("fit", "serve", "model"),
-    "studio": ("studio",),
 }
 # Commands whose --out can be continued with --resume.
 RESUMABLE = {"evaluate", "tune", "extract", "train", "paper"}
@@ -72,10 +73,10 @@ def application(command: str | None = None) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)
-    app.command()(version)
     asked = [module for module, names in COMMANDS.items() if command in names]
     for module in asked or COMMANDS:
         import_module(f"fewcal.cli.{module}").register(app)
+    app.command()(version)
     return app
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fewcal.apply.checks import check_reject_has_bank, checked_table_file
+from fewcal.apply.checks import check_reject_has_bank, checked_new_file, checked_table_file
 from fewcal.cli.options import Device, Json, KnownPreset, Quiet, Raw, Reject, Seed, Set, existing
 from fewcal.cli.printing import cell, percent, table, write_json
 from fewcal.errors import InputError
@@ -19,8 +19,8 @@ MOST_PRINTED = 40
 
 def register(app: typer.Typer) -> None:
     """Add these commands to the application."""
-    app.command()(extract)
     app.command()(classify)
+    app.command()(extract)
     app.add_typer(data_app, name="data")
 
 
@@ -70,6 +70,11 @@ Workers = Annotated[int | None, typer.Option(help="Threads that read and decode;
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave out what cannot be read instead of stopping.")]
 Download = Annotated[
     bool, typer.Option("--allow-download", help="Let timm and Hugging Face fetch weights that are not here.")
+]
+
+
+Sheet = Annotated[
+    Path | None, typer.Option(help="Write a contact sheet to look at (.html).", callback=checked_new_file)
 ]
 
 
@@ -152,7 +157,7 @@ def classify(
     out: Annotated[
         Path | None, typer.Option(help="Write all answers here (.csv or .parquet).", callback=checked_table_file)
     ] = None,
-    html: Annotated[Path | None, typer.Option(help="Write a contact sheet to look at (.html).")] = None,
+    html: Sheet = None,
     raw: Raw = False,
     reject: Reject = None,
     text_column: TextColumn = "text",

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from fewcal.apply.checks import checked_new_file
 from fewcal.cli.options import Device, Json, Quiet, complete_preset, existing
 from fewcal.cli.printing import cell, flat, table, write_json
 
@@ -65,7 +66,7 @@ def bank_build(
             callback=existing,
         ),
     ],
-    out: Annotated[Path, typer.Option(help="Where the bank goes (.safetensors).")],
+    out: Annotated[Path, typer.Option(help="Where the bank goes (.safetensors).", callback=checked_new_file)],
     preset: Annotated[
         str | None,
         typer.Option(

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from fewcal.apply.checks import checked_new_file
 from fewcal.cli.extract import (
     Batch,
     Download,
@@ -40,7 +41,7 @@ def fit(
             help="A folder for each class with a few pictures, labelled texts, or labelled features.", callback=existing
         ),
     ],
-    out: Annotated[Path, typer.Option(help="Where the classifier goes, e.g. birds.fewcal.")],
+    out: Annotated[Path, typer.Option(help="Where the classifier goes, e.g. birds.fewcal.", callback=checked_new_file)],
     extractor: UsualExtractor = None,
     list_extractors: ListExtractors = False,
     bank: Annotated[

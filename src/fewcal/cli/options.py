@@ -6,7 +6,7 @@ from typing import Annotated, TypeVar
 import typer
 
 from fewcal._utils.names import checked_device, meant_path
-from fewcal.apply.checks import checked_reject
+from fewcal.apply.checks import checked_new_file, checked_reject
 from fewcal.errors import InputError
 
 
@@ -53,7 +53,12 @@ def readable_model(path: Path | None) -> Path | None:
     return path
 
 
-Json = Annotated[Path | None, typer.Option("--json", help="Write the result as JSON to this file.", metavar="FILE")]
+Json = Annotated[
+    Path | None,
+    typer.Option(
+        "--json", help="Write the result as JSON to this file; - prints it.", metavar="FILE", callback=checked_new_file
+    ),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no table: files and exit code only.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, … or auto.", callback=checked_device)]
 Seed = Annotated[int, typer.Option(help="Seed of all random numbers.")]

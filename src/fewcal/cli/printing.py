@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,12 @@ __all__ = ["cell", "flat", "print_markdown", "table", "write_json"]
 
 
 def write_json(path: Path | None, value: Any) -> None:
+    """Write a result to a file, or where that is called - to the output, as pipes have it."""
     from fewcal._utils.atomic import write_json
 
-    if path is not None:
+    if path == Path("-"):
+        print(json.dumps(value, indent=2, default=str))  # in ASCII: names may hold what no terminal should obey
+    elif path is not None:
         write_json(path, value)
 
 

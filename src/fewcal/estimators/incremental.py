@@ -83,7 +83,7 @@ class IncrementalMixin:
         """
         check_fitted(self)
         if name in self.classes_.tolist():
-            raise InputError(f"there is a class {name!r} already; use add_examples for more rows of it")
+            raise InputError(f"there is a class {str(name)!r} already; use add_examples for more rows of it")
         return self.add_examples(X, np.array([name] * len(np.asarray(X))))
 
     def save(self, path: StrPath, *, keep_bank: bool = False, extractor: str | None = None) -> Path:

@@ -32,6 +32,7 @@ from fewcal.apply.web import (
     SECURITY_HEADERS,
     BodyTooLarge,
     announced_too_large,
+    is_own_address,
     limited,
     refused,
     too_large,
@@ -78,7 +79,7 @@ class HostGuard:
         secured = with_headers(send, SECURITY_HEADERS | {"content-security-policy": _POLICY})
         host, origin = headers.get("host", "").lower(), headers.get("origin")
         refusal = None
-        if host not in self.hosts:
+        if host not in self.hosts and not is_own_address(host, scope):
             refusal = refused(403, "this name of the server is not allowed; start it with --host NAME to allow it")
         elif origin is not None and urlsplit(origin).netloc.lower() != host:
             refusal = refused(403, "pages of other sites may not use this service")
@@ -196,13 +197,13 @@ class Service:
 
     async def texts(self, request: Request) -> list[JSON]:
         texts = _listed(await request.body(), "texts", self.limits.most_items)
-        for text in texts:
+        for n, text in enumerate(texts, 1):
             if not isinstance(text, str) or not text.strip():
-                raise InputError("texts must be texts that are not empty")
+                raise InputError(f"text {n} is empty, or no text; send texts that are not empty")
             if any("\ud800" <= c <= "\udfff" for c in text):
-                raise InputError("a text holds half of a character (a lone surrogate); send it as UTF-8")
+                raise InputError(f"text {n} holds half of a character (a lone surrogate); send it as UTF-8")
             if len(text) > self.limits.text_length:
-                raise InputError(f"a text has {len(text)} characters; at most {self.limits.text_length} are taken")
+                raise InputError(f"text {n} has {len(text)} characters; at most {self.limits.text_length} are taken")
         return await self._items.submit([str(text).strip() for text in texts])
 
     async def pictures(self, request: Request) -> list[JSON]:
@@ -213,18 +214,20 @@ class Service:
         elif not body.lstrip().startswith(b"{"):
             raise InputError('send a picture with the header content-type: image/jpeg, or {"pictures": [base64, …]}')
         else:
-            encoded = [_from_base64(text) for text in _listed(body, "pictures", self.limits.most_items)]
+            listed = _listed(body, "pictures", self.limits.most_items)
+            encoded = [_from_base64(text, n) for n, text in enumerate(listed, 1)]
         extractor = self.model.extractor
         assert extractor is not None
         ready = await asyncio.gather(
-            *(run_in_threadpool(_prepared, data, extractor, self.limits.pixels) for data in encoded)
+            *(run_in_threadpool(_prepared, data, n, extractor, self.limits.pixels) for n, data in enumerate(encoded, 1))
         )
         return await self._items.submit(ready)
 
 
-def _prepared(data: bytes, extractor: Extractor, pixels: int) -> np.ndarray:
-    check_size(data, "the picture", pixels)
-    return decode_fitted(data, extractor.size, extractor.crop, "the picture")
+def _prepared(data: bytes, number: int, extractor: Extractor, pixels: int) -> np.ndarray:
+    name = f"picture {number}"
+    check_size(data, name, pixels)
+    return decode_fitted(data, extractor.size, extractor.crop, name)
 
 
 def _listed(body: bytes, name: str, most: int) -> list[JSON]:
@@ -250,8 +253,8 @@ def _npy(body: bytes) -> np.ndarray:
     return array
 
 
-def _from_base64(text: JSON) -> bytes:
+def _from_base64(text: JSON, number: int) -> bytes:
     try:
         return base64.b64decode(text if isinstance(text, str) else "!", validate=True)
     except binascii.Error as error:
-        raise InputError("pictures must be texts in base64") from error
+        raise InputError(f"picture {number} is no text in base64; send the bytes of its file so") from error

@@ -2,8 +2,8 @@
 
 - **Token.** The link that the server prints carries a token; opening it sets a cookie, and every other request needs
   the cookie or the header `Authorization: Bearer TOKEN`.
-- **Host.** Names other than those the server was bound to are refused: a foreign name that resolves to this machine
-  (DNS rebinding) is not one of them.
+- **Host.** Names other than those the server was bound to, and the address a connection came in at, are refused: a
+  foreign name that resolves to this machine (DNS rebinding) is none of them.
 - **Origin.** A request that changes something must come from a page of this server (scheme, name and port), or carry
   the token in its header. The server speaks HTTP; behind a proxy it would refuse the name in Host already.
 - **Size.** A body beyond the limit is refused as soon as that is known.
@@ -21,7 +21,7 @@ from starlette.datastructures import Headers
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from fewcal.apply.web import SECURITY_HEADERS, announced_too_large, limited, refused, with_headers
+from fewcal.apply.web import SECURITY_HEADERS, announced_too_large, is_own_address, limited, refused, with_headers
 
 CONTENT_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src 'self'; "
@@ -70,18 +70,21 @@ class Guard:
 
     def _refusal(self, scope: Scope) -> Response | None:
         headers = Headers(scope=scope)
-        if headers.get("host", "").lower() not in self.access.hosts:
+        host = headers.get("host", "").lower()
+        if host not in self.access.hosts and not is_own_address(host, scope):
             return refused(403, "this name of the server is not allowed; use the link that the server printed")
         method, bearer = scope["method"], _bearer(headers)
         given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [None])[0]
         if scope["path"] == "/" and self.access.knows(given):
             response = RedirectResponse("/", status_code=303)
-            response.set_cookie(self.access.cookie, self.access.token, httponly=True, samesite="strict", path="/")
+            # Lax: a link that is clicked on another page (a notebook, a chat) ends at ours, where a strict cookie would
+            # be held back. What changes something is asked for its origin below.
+            response.set_cookie(self.access.cookie, self.access.token, httponly=True, samesite="lax", path="/")
             return response
         if not (self.access.knows(bearer) or self.access.knows(_cookie(headers, self.access.cookie))):
             return refused(401, "the token is missing; open the link that the server printed")
         if method not in _SAFE and not self.access.knows(bearer):
-            own = f"{scope.get('scheme', 'http')}://{headers['host']}".lower()
+            own = f"{scope.get('scheme', 'http')}://{host}"
             if headers.get("origin", "").lower() != own:
                 return refused(403, f"this request comes from another page than {own}")
         if announced_too_large(headers.get("content-length"), self.access.most_bytes):

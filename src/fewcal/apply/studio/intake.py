@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import unicodedata
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 from fewcal._utils.atomic import atomic_path
@@ -14,7 +15,7 @@ from fewcal._utils.text import storable
 from fewcal.apply.studio.store import Item
 from fewcal.errors import FewcalWarning, FileFormatError, InputError
 from fewcal.features.io.tables import class_name
-from fewcal.features.sources.pictures import check_size, is_picture, picture_files
+from fewcal.features.sources.pictures import check_size, class_folders, is_picture, picture_files
 from fewcal.features.sources.texts import EXTENSIONS, find_texts
 
 DROPPED = "dropped"  # folder for files that come through the page
@@ -69,7 +70,8 @@ def safe_file_name(name: str, fallback: str = "file", most: int = 100) -> str:
 def scan(folder: Path) -> list[tuple[str, str | None]]:
     """Names and texts of what lies in a folder: its pictures, or where there are none its text files' texts.
 
-    A table of something else, or a file that cannot be read, is left out with a warning.
+    Text files may also lie in folders of classes, as `fewcal classify` takes them, but no deeper: a folder of something
+    else has many. A table of something else, or a file that cannot be read, is left out with a warning.
     """
     root = folder.resolve()
     pictures = [p for p in picture_files(folder) if p.resolve().is_relative_to(root)]  # links may lead elsewhere
@@ -80,18 +82,53 @@ def scan(folder: Path) -> list[tuple[str, str | None]]:
             some = f"{lost[0]} and {len(lost) - 1} more" if len(lost) > 1 else lost[0]
             warnings.warn(f"left out: {some}, whose names are not UTF-8; rename them", FewcalWarning, stacklevel=2)
         return [(name, None) for name in kept]
-    files = sorted(p for p in folder.iterdir() if is_text_file(p.name) and p.resolve().is_relative_to(root))
+    places = [folder, *class_folders(folder)]
+    files = sorted(p for place in places for p in place.iterdir() if is_text_file(p.name) and p.is_file())
     found: list[tuple[str, str | None]] = []
-    for file in files:
+    for file in (p for p in files if p.resolve().is_relative_to(root)):
         try:
-            found += texts_of(file, storable(file.name))
+            found += texts_of(file, storable(file.relative_to(folder).as_posix()))
         except (InputError, FileFormatError) as error:
             warnings.warn(f"left out: {error}", FewcalWarning, stacklevel=2)
     return found
 
 
+def unknown_texts(
+    found: Iterable[tuple[str, str | None]], known: Mapping[str, str | None]
+) -> list[tuple[str, str | None]]:
+    """What of a folder is not known by its name; of a file of texts that is known, the texts that it did not have.
+
+    Lines move when a file is edited: names say their number, so texts count. A number that is taken becomes a free one.
+
+    >>> unknown_texts([("a.txt: 1", "new"), ("a.txt: 2", "old")], {"a.txt: 1": "old"})
+    [('a.txt: 2', 'new')]
+    """
+    had: dict[str, set[str | None]] = {}
+    for name, text in known.items():
+        had.setdefault(_file(name), set()).add(text)
+    taken, out = set(known), []
+    numbers: dict[str, count[int]] = {}
+    for name, text in found:
+        file = _file(name)
+        if text is not None and file in had:
+            if text in had[file]:
+                continue
+            had[file].add(text)
+            if name in taken:
+                free = (f"{file}: {n}" for n in numbers.setdefault(file, count(1)))
+                name = next(other for other in free if other not in taken)
+        taken.add(name)
+        out.append((name, text))
+    return out
+
+
+def _file(name: str) -> str:
+    """The file of a text, by the name of the text."""
+    return name.rpartition(": ")[0]
+
+
 def classes_by_folder(items: Iterable[Item]) -> dict[str, list[int]]:
-    """Items of pictures by the folder they lie in, as `fewcal classify` reads classes; nothing unless there are two.
+    """Items by the folder they lie in, as `fewcal classify` reads classes; nothing unless there are two.
 
     Files that were dropped, and those that cannot be read, are in none.
 
@@ -101,7 +138,7 @@ def classes_by_folder(items: Iterable[Item]) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for item in items:
         folder, below, _ = item.name.partition("/")
-        if below and item.text is None and item.state != "failed" and folder != DROPPED:
+        if below and item.state != "failed" and folder != DROPPED:
             found.setdefault(class_name(folder), []).append(item.id)
     return found if len(found) > 1 else {}
 

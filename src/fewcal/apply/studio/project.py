@@ -11,7 +11,7 @@ from warnings import catch_warnings, simplefilter
 
 import numpy as np
 
-from fewcal.apply.classify import check_same_extractor
+from fewcal.apply.classify import check_same_extractor, check_same_features
 from fewcal.apply.predict import NONE_OF_THESE
 from fewcal.apply.studio.answers import LeftOut, Recipe, expected_accuracy, fitted, leave_one_out
 from fewcal.apply.studio.embedder import Embedder, Progress
@@ -25,12 +25,14 @@ from fewcal.apply.studio.intake import (
     safe_file_name,
     scan,
     texts_of,
+    unknown_texts,
 )
 from fewcal.apply.studio.moment import Answered, Moment, answered
 from fewcal.apply.studio.store import NONE_CLASS, Edit, Item, ProjectStore, checked_class_name
 from fewcal.bank import BaseBank
 from fewcal.errors import InputError
 from fewcal.features.extractors import Extractor, as_extractor
+from fewcal.features.extractors.base import find_entry
 from fewcal.features.sources.kinds import DEFAULT_EXTRACTORS
 
 QUIET_S = 0.4  # without a change before examples are left out
@@ -83,16 +85,27 @@ class Studio:
         if self._started:
             return
         self._started = True
-        wanted = self.settings.extractor
-        stamp = self.store.meta("extractor")
-        if stamp and wanted is not None:
-            given = wanted.stamp if isinstance(wanted, Extractor) else wanted
-            if stamp not in (given, None) and stamp.partition("@")[0] != given:
-                self.store.forget_features()
+        self.store.retry_failed()
         self.rescan()
+        self._check_extractor()
         self._embedder.start()
         self._leave_out_thread.start()
         self._something_new.set()
+
+    def _check_extractor(self) -> None:
+        """Refuse an extractor of other things and a bank of other features; forget features that it would not give."""
+        wanted, stamp, bank = self.settings.extractor, self.store.meta("extractor"), self.settings.bank
+        entry = find_entry(wanted) if isinstance(wanted, str) else None
+        if entry is not None and entry.kind != "either" and self.kind not in (None, entry.kind):
+            raise InputError(
+                f"{wanted} takes {entry.kind}s and {self.folder} holds {self.kind}s; leave out --extractor"
+            )
+        if stamp and wanted is not None:
+            given = wanted.stamp if isinstance(wanted, Extractor) else wanted
+            if given not in (stamp, stamp.partition("@")[0]):
+                self.store.forget_features()
+        if stamp and bank is not None and self.store.count("ready"):
+            check_same_features(bank, stamp, self.store.features()[1].shape[1])
 
     def close(self) -> None:
         """Finish what is at hand and close the file."""
@@ -125,7 +138,7 @@ class Studio:
                     self.store.mark_gone(gone)
                     self._features = None
                     self._changed()
-            return self._add(found)
+            return self._add(unknown_texts(found, {i.name: i.text for i in self.store.items()}))
 
     def _exists(self, item: Item) -> bool:
         try:
@@ -207,11 +220,11 @@ class Studio:
             return number
 
     def take_folders(self) -> None:
-        """Make every folder of pictures a class, and what lies in it its examples; labels that there are stay."""
+        """Make every folder a class, and what lies in it its examples; labels that there are stay."""
         with self.lock:
             found = classes_by_folder(self.store.items())
             if not found:
-                raise InputError("the pictures do not lie in two folders or more; name the classes instead")
+                raise InputError("the items do not lie in two folders or more; name the classes instead")
             by_name = {name: number for number, name in self.store.classes().items()} | {NONE_OF_THESE: NONE_CLASS}
             fresh = [checked_class_name(name, (), "") for name in found if name not in by_name]
             by_name |= {name: number for number, name in enumerate(fresh, self.store.next_class_id())}

@@ -205,6 +205,11 @@ class ProjectStore:
         with self._transaction():
             self._db.executemany("UPDATE items SET state = 'gone' WHERE id = ?", [(i,) for i in numbers])
 
+    def retry_failed(self) -> None:
+        """Let what could not be read wait again: its file may have been mended, or what reads it installed."""
+        with self._transaction():
+            self._db.execute("UPDATE items SET error = NULL, state = 'waiting' WHERE state = 'failed'")
+
     def waiting(self, most: int) -> list[Item]:
         rows = self._rows(
             "SELECT id, name, text, state, error FROM items WHERE state = 'waiting' ORDER BY id LIMIT ?", (most,)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import re
 import unicodedata
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
@@ -46,16 +47,25 @@ def read_csv(
         raise FileFormatError(f"{path} has no column {missing[0]!r} (its first line: {first}); {remedy}")
     for number, row in enumerate(rows[1:], 2):
         if len(row) != len(header):
-            raise FileFormatError(f"{path}: row {number} has {len(row)} fields and the header {len(header)}")
+            raise FileFormatError(
+                f"{path}: row {number} has {len(row)} fields and the header {len(header)}; "
+                "put a text that holds what separates columns between quotes"
+            )
     if len(rows) == 1:
         raise FileFormatError(f"{path} has a header but no rows")
     return {name: [row[i] for row in rows[1:]] for i, name in enumerate(header)}
 
 
+def encoding_of(path: Path) -> str:
+    """UTF-8, or UTF-16 where the first bytes say so: spreadsheets (as "Unicode text") and PowerShell write that."""
+    with path.open("rb") as file:
+        return "utf-16" if file.read(2) in (BOM_UTF16_LE, BOM_UTF16_BE) else "utf-8-sig"
+
+
 def _rows(path: Path, most: int | None = None) -> list[list[str]]:
     """The first rows of a CSV file, or all of them; empty lines are left out."""
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:  # spreadsheets write a byte-order mark
+        with path.open(encoding=encoding_of(path), newline="") as file:
             header = next((line for line in file if line.strip()), "")
             file.seek(0)
             delimiter = max(_DELIMITERS, key=re.sub('"[^"]*"', "", header).count)

@@ -39,17 +39,18 @@ class PicturesAhead(Pictures):
         return replace(super().take(indices), begun={})
 
 
-def check_headers(sources: Sequence[Items]) -> None:
-    """Refuse sources whose first pictures cannot be read by their headers: empty files, other kinds, other formats."""
+def check_first(sources: Sequence[Items]) -> None:
+    """Refuse sources with empty texts, or whose first pictures cannot be read by their headers: empty files, other
+    kinds, other formats."""
     for source in sources:
-        if isinstance(source, Pictures):
-            found = (_header_error(source, i) for i in range(min(len(source), MOST_CHECKED)))
-            refuse_bad([error for error in found if error is not None], len(source), LEAVE_OUT)
+        most = MOST_CHECKED if isinstance(source, Pictures) else len(source)
+        found = (_error(source, i) for i in range(min(len(source), most)))
+        refuse_bad([error for error in found if error is not None], len(source), LEAVE_OUT)
 
 
-def _header_error(pictures: Pictures, i: int) -> InputError | None:
+def _error(items: Items, i: int) -> InputError | None:
     try:
-        pictures.check(i)
+        items.check(i)
     except InputError as error:
         return error
     return None

@@ -9,7 +9,7 @@ from fewcal._utils.types import StrPath
 from fewcal.errors import InputError
 from fewcal.features.extractors import require_extractor
 from fewcal.features.extractors.base import Entry
-from fewcal.features.sources.ahead import check_headers, reading_ahead
+from fewcal.features.sources.ahead import check_first, reading_ahead
 from fewcal.features.sources.items import Items
 from fewcal.features.sources.kinds import default_extractor
 from fewcal.features.sources.pictures import find_pictures
@@ -44,7 +44,7 @@ def found_ahead(
 ) -> Iterator[tuple[StrPath | Items, StrPath | Items | None]]:
     """Examples and what to classify, as items whose first pictures are read while the caller imports torch.
 
-    Without `skip_bad`, pictures that cannot be read by their headers are refused before.
+    Without `skip_bad`, empty texts and pictures that cannot be read by their headers are refused before.
 
     Sources for an extractor that may take pictures or texts come back as they are: only its model tells which.
     """
@@ -64,6 +64,6 @@ def read_ahead(
 ) -> Iterator[Sequence[Items]]:
     """The same sources; threads begin to read pictures as an extractor takes them, where that is known already."""
     if not skip_bad:
-        check_headers(sources)
+        check_first(sources)
     with nullcontext(sources) if entry.square is None else reading_ahead(sources, *entry.square, workers) as begun:
         yield begun

@@ -43,6 +43,9 @@ class Items:
         """Item i itself, or an `InputError` that names it."""
         raise NotImplementedError
 
+    def check(self, i: int) -> None:
+        """Refuse item i where that can be told without making anything of it."""
+
     def take(self, indices: Sequence[int] | np.ndarray) -> Self:
         """Some of them, in the order given; a kind of items that holds more takes its part of that, too."""
         at = [int(i) for i in indices]

@@ -54,9 +54,11 @@ def default_extractor(source: StrPath | Items, text: str = "text") -> str:
     kind = kind_of(source, text)
     if kind == "features" and Path(source).suffix.lower()[1:] in DELIMITED:
         columns = ", ".join(csv_header(Path(source)))
+        if not columns:
+            raise InputError(f"{source} is empty; it needs a header and at least one row")
         raise InputError(
             f"{source} has the columns {columns} and none named {text!r}; name the one that holds the texts with "
-            "--text-column, and that of the classes with --label-column"
+            "--text-column, and that of the classes with --label-column; or add a header line"
         )
     if kind == "features":
         raise InputError(f"{source} holds features, not pictures or texts; use `fewcal predict` for them")

@@ -312,9 +312,8 @@ def find_pictures(source: StrPath, labelled: bool = True) -> Pictures:
         return _packed(path)
     if suffix in EXTENSIONS and not labelled:
         return Pictures([path.name], None, None, str(path), [path])
-    raise InputError(
-        f"{path} is no source of pictures; give a folder with one folder a class, a CSV list or an .npz pack"
-    )
+    wanted = "a folder with one folder a class" if labelled else "a picture, a folder of pictures"
+    raise InputError(f"{path} is no source of pictures; give {wanted}, a CSV list or an .npz pack")
 
 
 def picture_files(folder: Path) -> list[Path]:

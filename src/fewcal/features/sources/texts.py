@@ -15,7 +15,7 @@ import numpy as np
 from fewcal._utils.text import one_line
 from fewcal._utils.types import StrPath
 from fewcal.errors import FileFormatError, InputError
-from fewcal.features.io.tables import DELIMITED, class_name, read_csv
+from fewcal.features.io.tables import DELIMITED, class_name, encoding_of, read_csv
 from fewcal.features.sources.items import Items
 
 EXTENSIONS = (*DELIMITED, "jsonl", "ndjson", "txt")
@@ -37,6 +37,10 @@ class Texts(Items):
             raise InputError(f"{self.names[i]} is empty")
         return text
 
+    def check(self, i: int) -> None:
+        """Refuse an empty text."""
+        self.load(i)
+
     def take(self, indices: Sequence[int] | np.ndarray) -> Self:
         """Some of them, in the order given."""
         return replace(super().take(indices), texts=[self.texts[int(i)] for i in indices])
@@ -50,8 +54,8 @@ class Texts(Items):
 
 def find_texts(source: StrPath, labelled: bool = True, text: str = "text", label: str = "label") -> Texts:
     """The texts of a file: CSV with a header, JSON lines, or plain text (one a line, no labels); or of a folder with
-    one plain text file, or a folder of such files, for each class. `text` and `label` are the names of columns or
-    keys; `split` may be there too.
+    one plain text file, or a folder of such files, for each class. Empty lines are left out. `text` and `label` are the
+    names of columns or keys; `split` may be there too.
     """
     path = Path(source)
     if not path.exists():
@@ -65,7 +69,7 @@ def find_texts(source: StrPath, labelled: bool = True, text: str = "text", label
     if kind == "txt":
         if labelled:
             raise InputError(f"{path} has no labels; give a .csv or .jsonl file with the columns {text} and {label}")
-        table = {text: _lines(path)}
+        table = {text: [line for line in _lines(path) if line.strip()]}
     else:
         lower = [n.lower() for n in need]
         table = read_csv(path, lower, COLUMNS_REMEDY) if kind in DELIMITED else _json_lines(path, need)
@@ -92,7 +96,7 @@ def split_lines(text: str) -> list[str]:
 
 def _lines(path: Path) -> list[str]:
     try:
-        lines = split_lines(path.read_text(encoding="utf-8-sig"))
+        lines = split_lines(path.read_text(encoding=encoding_of(path)))
     except UnicodeDecodeError as error:
         raise FileFormatError(f"{path} is not UTF-8 text ({error.reason}); save it as UTF-8") from error
     while lines and not lines[-1].strip():
@@ -105,8 +109,10 @@ def _lines(path: Path) -> list[str]:
 def _json_lines(path: Path, need: list[str]) -> dict[str, list[str]]:
     rows = []
     for number, line in enumerate(_lines(path), 1):
+        if not line.strip():
+            continue
         try:
-            row = json.loads(line) if line.strip() else {}
+            row = json.loads(line)
         except (ValueError, RecursionError) as error:  # a line as deep as no text is
             reason = one_line(error)
             raise FileFormatError(f"{path}: line {number} is not JSON ({reason})") from error
@@ -140,6 +146,8 @@ def _folder(folder: Path) -> Texts:
     names, labels, texts = [], [], []
     for label, file in found:
         for number, line in enumerate(_lines(file), 1):
+            if not line.strip():
+                continue
             names.append(f"{file.relative_to(folder).as_posix()}: line {number}")
             labels.append(label)
             texts.append(line)

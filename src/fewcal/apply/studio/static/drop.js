@@ -10,6 +10,26 @@ export function dragItems(event, ids) {
   event.dataTransfer.effectAllowed = "move";
 }
 
+// All files of what was dropped. A folder comes as an entry, of which a browser hands out some at a time.
+async function filesIn(entry) {
+  if (entry.name.startsWith(".")) return [];
+  if (entry.isFile) return [await new Promise((found, failed) => entry.file(found, failed))];
+  const reader = entry.createReader();
+  const files = [];
+  for (;;) {
+    const some = await new Promise((found, failed) => reader.readEntries(found, failed));
+    if (!some.length) return files;
+    for (const one of some) files.push(...(await filesIn(one)));
+  }
+}
+
+async function droppedFiles(transfer) {
+  // Entries must be taken before anything is waited for: the list is empty afterwards.
+  const entries = [...transfer.items].map((item) => item.webkitGetAsEntry?.());
+  if (!entries.some((entry) => entry?.isDirectory)) return [...transfer.files];
+  return (await Promise.all(entries.filter(Boolean).map(filesIn))).flat();
+}
+
 export async function takeFiles(files, assign, number) {
   const wrong = [];
   const ids = [];
@@ -45,6 +65,6 @@ export function target(element, number, assign) {
       if (number !== undefined) assign(JSON.parse(items), number);
       return;
     }
-    takeFiles(event.dataTransfer.files, assign, number);
+    droppedFiles(event.dataTransfer).then((files) => takeFiles(files, assign, number), (error) => problem(error.message));
   });
 }
