@@ -150,6 +150,21 @@ def test_nothing_without_the_token(stranger: TestClient, path: str) -> None:
     assert stranger.get("/?token=wrong").status_code == 401
 
 
+def test_a_person_without_the_token_reads_what_to_do(stranger: TestClient, studio: Studio) -> None:
+    browser = {"accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
+    for path in ("/", "/api/state", "/?token=<b>wrong</b>"):
+        plain, page = stranger.get(path), stranger.get(path, headers=browser)
+        assert plain.json()["error"] == "the token is missing; open the link that the server printed"
+        assert page.status_code == plain.status_code == 401
+        assert page.headers["content-type"] == "text/html; charset=utf-8"
+        assert "Open the whole link that <code>fewcal studio</code> printed" in page.text
+        for secret in (TOKEN, "wrong", studio.folder.name, "src=", "href="):
+            assert secret not in page.text
+        of_body = {"content-type", "content-length"}
+        told, other = ({k: v for k, v in a.headers.items() if k not in of_body} for a in (plain, page))
+        assert told == other
+
+
 def test_a_program_may_use_the_token_as_bearer(stranger: TestClient) -> None:
     known = {"authorization": f"Bearer {TOKEN}"}
     assert stranger.get("/api/state", headers=known).status_code == 200
