@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import csv
 import io
+import json
 import os
 import sqlite3
 import subprocess
@@ -544,8 +545,41 @@ def test_names_that_no_page_can_show_are_left_out_and_told(tmp_path: Path) -> No
     except OSError:
         pytest.skip("this file system takes UTF-8 alone")
     with pytest.warns(FewcalWarning, match="not UTF-8; rename"):
-        found = intake.scan(folder)
-    assert [name for name, _ in found] == sorted(f"{name}-0.png" for name in COLOURS)
+        studio = colour_studio(folder)
+    assert [item.name for item in studio.store.items()] == sorted(f"{name}-0.png" for name in COLOURS)
+    json.dumps(views.state(studio), ensure_ascii=False).encode()
+    studio.close()
+
+
+def test_texts_among_pictures_are_told_once(tmp_path: Path) -> None:
+    folder = colour_folder(tmp_path / "photos", each=1)
+    (folder / "notes.txt").write_text("a note\n", encoding="utf-8")
+    (folder / "more").mkdir()
+    (folder / "more" / "b.csv").write_text("text\nanother\n", encoding="utf-8")
+    told = "left out: more/b.csv and 1 more; this project holds pictures; put texts into a folder of their own"
+    with pytest.warns(FewcalWarning) as warned:
+        studio = colour_studio(folder)
+        studio.rescan()
+    assert [str(w.message) for w in warned] == [told]
+    assert views.state(studio)["notes"] == [told]
+    (folder / "notes.txt").unlink()
+    (folder / "more" / "b.csv").unlink()
+    studio.rescan()
+    assert views.state(studio)["notes"] == []
+    studio.close()
+
+
+def test_pictures_among_texts_do_not_hide_new_texts(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("sun\n", encoding="utf-8")
+    words = as_extractor(lambda texts: [[len(t), 1] for t in texts], name="words", kind="text")
+    studio = Studio(tmp_path, StudioSettings(extractor=words))
+    studio.start()
+    write_picture(tmp_path / "a.png", COLOURS["red"], 0)
+    (tmp_path / "a.txt").write_text("sun\nrain\n", encoding="utf-8")
+    with pytest.warns(FewcalWarning, match=r"left out: a\.png; this project holds texts; put pictures into"):
+        studio.rescan()
+    assert [item.text for item in studio.store.items()] == ["sun", "rain"]
+    studio.close()
 
 
 def test_texts_from_files_and_by_hand(tmp_path: Path) -> None:

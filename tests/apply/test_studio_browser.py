@@ -486,3 +486,22 @@ def test_folders_become_classes_by_a_click(browser: Browser, tmp_path: Path) -> 
     assert all_right(page)
     assert page.js("document.querySelector('#take-folders').hidden")
     server.stop()
+
+
+def test_what_is_left_out_is_told_until_it_is_closed(browser: Browser, folder: Path) -> None:
+    (folder / "<b>notes.txt").write_text("a note", encoding="utf-8")
+    server = Server(folder)
+    page = opened(browser, server)
+    assert page.text("#notes li") == [
+        "left out: <b>notes.txt; this project holds pictures; put texts into a folder of their own"
+    ]
+    for width in (1400, 400):
+        page.resize(width)
+        assert page.overflow() == []
+        assert page.contrast() == []
+    page.click("#close-notes")
+    page.wait_for("document.querySelector('#notes').hidden")
+    add_class(page, "red")  # drawn anew, it stays closed
+    assert page.js("document.querySelector('#notes').hidden")
+    page.close()
+    server.stop()

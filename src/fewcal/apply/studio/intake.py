@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import unicodedata
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -13,7 +13,7 @@ from pathlib import Path
 from fewcal._utils.atomic import atomic_path
 from fewcal._utils.text import storable
 from fewcal.apply.studio.store import Item
-from fewcal.errors import FewcalWarning, FileFormatError, InputError
+from fewcal.errors import FileFormatError, InputError
 from fewcal.features.io.tables import class_name
 from fewcal.features.sources.pictures import check_size, class_folders, is_picture, picture_files
 from fewcal.features.sources.texts import EXTENSIONS, find_texts
@@ -67,30 +67,57 @@ def safe_file_name(name: str, fallback: str = "file", most: int = 100) -> str:
     return f"_{kept}" if kept.partition(".")[0].upper() in reserved else kept
 
 
-def scan(folder: Path) -> list[tuple[str, str | None]]:
-    """Names and texts of what lies in a folder: its pictures, or where there are none its text files' texts.
+def scan(folder: Path, kind: str | None = None) -> tuple[list[tuple[str, str | None]], list[str]]:
+    """Names and texts of what lies in a folder, and in words what is left out of it.
 
-    Text files may also lie in folders of classes, as `fewcal classify` takes them, but no deeper: a folder of something
-    else has many. A table of something else, or a file that cannot be read, is left out with a warning.
+    A project of neither kind yet takes the pictures, or where there are none the texts. Text files may also lie in
+    folders of classes, as `fewcal classify` takes them, but no deeper: a folder of something else has many. A table of
+    something else, a file that cannot be read, and what is of the other kind is left out.
     """
+    if not folder.is_dir():
+        raise InputError(f"{folder} is not there any more; bring it back, or start the studio elsewhere")
     root = folder.resolve()
-    pictures = [p for p in picture_files(folder) if p.resolve().is_relative_to(root)]  # links may lead elsewhere
-    if pictures:
-        names = [p.relative_to(folder).as_posix() for p in pictures]
-        kept = [name for name in names if storable(name) == name]
-        if lost := [name for name in names if storable(name) != name]:
-            some = f"{lost[0]} and {len(lost) - 1} more" if len(lost) > 1 else lost[0]
-            warnings.warn(f"left out: {some}, whose names are not UTF-8; rename them", FewcalWarning, stacklevel=2)
-        return [(name, None) for name in kept]
-    places = [folder, *class_folders(folder)]
-    files = sorted(p for place in places for p in place.iterdir() if is_text_file(p.name) and p.is_file())
+    pictures, texts = (  # links may lead elsewhere
+        [p.relative_to(folder) for p in files if p.resolve().is_relative_to(root)]
+        for files in (picture_files(folder), _text_files(folder))
+    )
+    kind = kind or ("picture" if pictures else "text")
+    found, notes = _pictures(pictures) if kind == "picture" else _texts(folder, texts)
+    if others := texts if kind == "picture" else pictures:
+        other = "texts" if kind == "picture" else "pictures"
+        rule = f"this project holds {kind}s; put {other} into a folder of their own"
+        notes.append(f"left out: {_some([p.as_posix() for p in others])}; {rule}")
+    return found, [storable(note) for note in notes]
+
+
+def _text_files(folder: Path) -> list[Path]:
+    found: list[Path] = []
+    for place in (folder, *class_folders(folder)):
+        with suppress(PermissionError):  # a folder of somebody else's, which is passed over for pictures, too
+            found += [p for p in place.iterdir() if is_text_file(p.name) and p.is_file()]
+    return sorted(found)
+
+
+def _pictures(files: Sequence[Path]) -> tuple[list[tuple[str, str | None]], list[str]]:
+    names = [p.as_posix() for p in files]
+    lost = [name for name in names if storable(name) != name]
+    notes = [f"left out: {_some(lost)}, whose names are not UTF-8; rename them"] if lost else []
+    return [(name, None) for name in names if storable(name) == name], notes
+
+
+def _texts(folder: Path, files: Sequence[Path]) -> tuple[list[tuple[str, str | None]], list[str]]:
     found: list[tuple[str, str | None]] = []
-    for file in (p for p in files if p.resolve().is_relative_to(root)):
+    notes = []
+    for file in files:
         try:
-            found += texts_of(file, storable(file.relative_to(folder).as_posix()))
+            found += texts_of(folder / file, storable(file.as_posix()))
         except (InputError, FileFormatError) as error:
-            warnings.warn(f"left out: {error}", FewcalWarning, stacklevel=2)
-    return found
+            notes.append(f"left out: {error}")
+    return found, notes
+
+
+def _some(names: Sequence[str]) -> str:
+    return f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else names[0]
 
 
 def unknown_texts(

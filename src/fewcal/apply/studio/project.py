@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from warnings import catch_warnings, simplefilter
+from warnings import catch_warnings, simplefilter, warn
 
 import numpy as np
 
@@ -30,7 +30,7 @@ from fewcal.apply.studio.intake import (
 from fewcal.apply.studio.moment import Answered, Moment, answered
 from fewcal.apply.studio.store import NONE_CLASS, Edit, Item, ProjectStore, checked_class_name
 from fewcal.bank import BaseBank
-from fewcal.errors import InputError
+from fewcal.errors import FewcalWarning, InputError
 from fewcal.features.extractors import Extractor, as_extractor
 from fewcal.features.extractors.base import find_entry
 from fewcal.features.sources.kinds import DEFAULT_EXTRACTORS
@@ -70,6 +70,7 @@ class Studio:
         self.folder, self.settings = folder, settings or StudioSettings()
         self.store = ProjectStore(folder)
         self.listeners: list[Callable[[], None]] = []
+        self.notes: list[str] = []  # what of the folder is left out
         self.revision = self.started = time.time_ns() // 1_000_000
         self.lock, self._fitting, self._intake = threading.RLock(), threading.Lock(), threading.Lock()
         self._answered: Answered | None = None
@@ -128,9 +129,8 @@ class Studio:
     def rescan(self) -> int:
         """Take in what is new in the folder, and mark what is gone; the number of new items."""
         with self._intake:
-            found = scan(self.folder)
-            if self.kind is not None:
-                found = [pair for pair in found if (pair[1] is None) == (self.kind == "picture")]
+            found, notes = scan(self.folder, self.kind)
+            self._tell(notes)
             names = {name for name, _ in found}
             gone = [i.id for i in self.store.items() if i.text is None and i.name not in names and not self._exists(i)]
             if gone:
@@ -139,6 +139,16 @@ class Studio:
                     self._features = None
                     self._changed()
             return self._add(unknown_texts(found, {i.name: i.text for i in self.store.items()}))
+
+    def _tell(self, notes: list[str]) -> None:
+        """Say what is left out of the folder: in the terminal once, on pages for as long as it is so."""
+        for note in notes:
+            if note not in self.notes:
+                warn(note, FewcalWarning, stacklevel=3)
+        if notes != self.notes:
+            with self.lock:
+                self.notes = notes
+                self._changed()
 
     def _exists(self, item: Item) -> bool:
         try:

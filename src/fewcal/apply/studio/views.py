@@ -39,6 +39,7 @@ def state(studio: Studio) -> dict[str, Json]:
         "classes": [{"id": i, "name": name, "count": counts.count(i)} for i, name in moment.classes.items()],
         # offered as classes as long as there are none
         "folders": list(classes_by_folder(moment.items)) if set(moment.classes) == {NONE_CLASS} else [],
+        "notes": list(studio.notes),
         "items": _items(answered),
         "next": list(answered.suggested),
         "progress": asdict(moment.progress),

@@ -11,6 +11,7 @@ let state = null;
 let selected = new Set();
 let current = null; // the item that keys move from
 let most = PAGE;
+const NOTES = 3; // shown at once
 const LONG_NAME = 28; // characters; on a small screen such a class has a line to itself
 
 // ---- changes --------------------------------------------------------------------------------------------------------
@@ -124,6 +125,7 @@ function draw(fresh) {
   document.title = `${state.title} · fewcal studio`;
   $("title").textContent = state.title;
   drawWork();
+  drawNotes();
   drawEstimate();
   for (const way of ["undo", "redo"]) {
     $(way).disabled = !state[way];
@@ -148,6 +150,15 @@ function drawWork() {
   $("work-text").textContent = stage === "loading" ? "Loading the network…"
     : `Computing features: ${done} of ${total}${seconds_left ? `, ${duration(seconds_left)}` : ""}`;
   if (error) problem(error);
+}
+
+// What of the folder is left out, until it is read and closed.
+let read = "";
+function drawNotes() {
+  $("notes").hidden = !state.notes.length || JSON.stringify(state.notes) === read;
+  const more = state.notes.length - NOTES;
+  const shown = [...state.notes.slice(0, NOTES), ...(more > 0 ? [`and ${more} more, which the terminal names`] : [])];
+  $("notes-list").replaceChildren(...shown.map((note) => el("li", {}, note)));
 }
 
 // Examples count once they have features: what waits or is unreadable teaches nothing.
@@ -313,6 +324,7 @@ function wire() {
   $("undo").addEventListener("click", () => step("undo"));
   $("redo").addEventListener("click", () => step("redo"));
   $("help").addEventListener("click", () => $("keys").showModal());
+  $("close-notes").addEventListener("click", () => { read = JSON.stringify(state.notes); drawNotes(); });
   $("close-why").addEventListener("click", why);
   for (const link of $("export").querySelectorAll("a")) link.addEventListener("click", (event) => {
     $("export").open = false;
