@@ -11,6 +11,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -433,6 +434,35 @@ def test_what_could_not_be_read_is_tried_again_at_the_next_start(tmp_path: Path)
     studio.close()
 
 
+def test_a_picture_found_before_all_of_it_was_copied_is_read_again(tmp_path: Path) -> None:
+    folder = colour_folder(tmp_path / "photos", each=1)
+    whole = write_picture(tmp_path / "whole.png", COLOURS["red"], 7).read_bytes()
+    studio = colour_studio(folder)
+    (folder / "new.png").write_bytes(whole[: len(whole) // 2])
+    assert studio.rescan() == 1
+    embedded(studio)
+    assert studio.store.count("failed") == 1
+    revision = studio.revision
+    assert studio.rescan() == 0
+    assert studio.revision == revision  # no work for a file that is as it was
+    (folder / "new.png").write_bytes(whole)
+    studio.rescan()
+    embedded(studio)
+    assert (studio.store.count("failed"), studio.store.count("ready")) == (0, 4)
+    studio.close()
+
+
+def test_a_folder_that_is_away_is_told_and_nothing_is_lost(tmp_path: Path) -> None:
+    studio = colour_studio(colour_folder(tmp_path / "photos", each=1))
+    (tmp_path / "photos").rename(tmp_path / "away")
+    with pytest.raises(InputError, match="photos is not there any more; bring it back"):
+        studio.rescan()
+    assert len(studio.store.items()) == 3
+    (tmp_path / "away").rename(tmp_path / "photos")
+    assert studio.rescan() == 0
+    studio.close()
+
+
 def test_what_is_gone_is_neither_answered_nor_proposed(studio: Studio) -> None:
     made = label_one_each(studio)
     studio.assign(ids(studio, "red")[1:2], made["red"])
@@ -559,8 +589,10 @@ def test_texts_among_pictures_are_told_once(tmp_path: Path) -> None:
     told = "left out: more/b.csv and 1 more; this project holds pictures; put texts into a folder of their own"
     with pytest.warns(FewcalWarning) as warned:
         studio = colour_studio(folder)
-        studio.rescan()
     assert [str(w.message) for w in warned] == [told]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        studio.rescan()
     assert views.state(studio)["notes"] == [told]
     (folder / "notes.txt").unlink()
     (folder / "more" / "b.csv").unlink()

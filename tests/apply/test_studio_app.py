@@ -97,6 +97,13 @@ def test_dropped_files_become_items_once(page: TestClient, studio: Studio) -> No
     assert names == ["dropped/new.png", "dropped/new (2).png"]
 
 
+def test_a_look_finds_what_came_into_the_folder(page: TestClient, studio: Studio) -> None:
+    assert page.post("/api/rescan").json() == {"new": 0}
+    write_picture(studio.folder / "new.png", COLOURS["red"], 77)
+    assert page.post("/api/rescan").json() == {"new": 1}
+    assert "new.png" in [item["name"] for item in page.get("/api/state").json()["items"]]
+
+
 def test_exports_are_attachments(page: TestClient, studio: Studio) -> None:
     for name in ("red", "blue"):
         made = page.post("/api/classes", json={"name": name}).json()["done"]

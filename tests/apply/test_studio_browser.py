@@ -235,6 +235,22 @@ def test_two_tabs_stay_consistent(browser: Browser, server: Server) -> None:
     second.close()
 
 
+def test_new_files_appear_on_every_page(browser: Browser, server: Server, folder: Path) -> None:
+    pages = [opened(browser, server), opened(browser, server, width=400)]
+    page = pages[1]
+    page.click("#look")
+    page.wait_for("document.querySelector('#looked').textContent === 'Nothing more in the folder.'", 60)
+    write_picture(folder / "red-8.png", COLOURS["red"], 8)
+    page.click("#look")
+    page.wait_for("document.querySelector('#looked').textContent === '1 new item.'", 60)
+    write_picture(folder / "red-9.png", COLOURS["red"], 9)
+    page.js("window.dispatchEvent(new Event('focus'))")  # as on coming back from another window
+    for page in pages:
+        page.wait_for("document.querySelectorAll('#items .card').length === 17", 60)
+        assert page.overflow() == []
+        page.close()
+
+
 def test_what_is_being_typed_survives_changes_of_another_page(browser: Browser, server: Server) -> None:
     first, second = opened(browser, server), opened(browser, server)
     add_class(first, "red")

@@ -135,7 +135,7 @@ def _routes(studio: Studio, news: Broadcast) -> list[Route]:
         act("/api/labels", "POST", assign),
         act("/api/undo", "POST", lambda *_: studio.undo()),
         act("/api/redo", "POST", lambda *_: studio.redo()),
-        act("/api/rescan", "POST", lambda *_: studio.rescan()),
+        Route("/api/rescan", _look(studio), methods=["POST"]),
         act("/api/texts", "POST", lambda _, body: studio.add_texts(split_lines(_text(body, "text")))),
         act("/api/settings", "POST", lambda _, body: studio.set_reject(_level(body))),
         Route("/api/files", _upload(studio), methods=["POST"]),
@@ -190,6 +190,14 @@ def _upload(studio: Studio) -> Callable[[Request], Awaitable[Response]]:
         return JSONResponse({"items": await run_in_threadpool(studio.add_file, name, data)})
 
     return upload
+
+
+def _look(studio: Studio) -> Callable[[Request], Awaitable[Response]]:
+    async def look(request: Request) -> Response:
+        """Pages look often and mostly find nothing: no state in the answer; where something changed, events say so."""
+        return JSONResponse({"new": await run_in_threadpool(studio.rescan)})
+
+    return look
 
 
 # ---- answering ------------------------------------------------------------------------------------------------------

@@ -86,7 +86,7 @@ class Studio:
         if self._started:
             return
         self._started = True
-        self.store.retry_failed()
+        self.store.retry_failed(i.id for i in self.store.items())
         self.rescan()
         self._check_extractor()
         self._embedder.start()
@@ -127,17 +127,23 @@ class Studio:
         return self.store.meta("kind")
 
     def rescan(self) -> int:
-        """Take in what is new in the folder, and mark what is gone; the number of new items."""
+        """Take in what is new in the folder or mended, and mark what is gone; the number of new items.
+
+        Pages ask for it while files are being copied: what was read too early is read again when it has changed.
+        """
         with self._intake:
             found, notes = scan(self.folder, self.kind)
             self._tell(notes)
             names = {name for name, _ in found}
             gone = [i.id for i in self.store.items() if i.text is None and i.name not in names and not self._exists(i)]
-            if gone:
+            mended = [i.id for i in self.store.items() if i.state == "failed" and self._embedder.outdated(i)]
+            if gone or mended:
                 with self.lock:
                     self.store.mark_gone(gone)
+                    self.store.retry_failed(mended)
                     self._features = None
                     self._changed()
+                self._embedder.wake()
             return self._add(unknown_texts(found, {i.name: i.text for i in self.store.items()}))
 
     def _tell(self, notes: list[str]) -> None:

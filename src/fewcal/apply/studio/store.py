@@ -205,10 +205,11 @@ class ProjectStore:
         with self._transaction():
             self._db.executemany("UPDATE items SET state = 'gone' WHERE id = ?", [(i,) for i in numbers])
 
-    def retry_failed(self) -> None:
-        """Let what could not be read wait again: its file may have been mended, or what reads it installed."""
+    def retry_failed(self, numbers: Iterable[int]) -> None:
+        """Let some of what could not be read wait again: files may have been mended, or what reads them installed."""
+        query = "UPDATE items SET error = NULL, state = 'waiting' WHERE id = ? AND state = 'failed'"
         with self._transaction():
-            self._db.execute("UPDATE items SET error = NULL, state = 'waiting' WHERE state = 'failed'")
+            self._db.executemany(query, [(i,) for i in numbers])
 
     def waiting(self, most: int) -> list[Item]:
         rows = self._rows(

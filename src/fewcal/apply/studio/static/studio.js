@@ -70,6 +70,22 @@ async function refresh() {
   }
 }
 
+// New files in the folder: when asked to, and when somebody comes back to the page, as after copying them there. Every page
+// hears of what is found by its events.
+let looking = null; // one look serves the click and the focus that comes with it
+async function look(asked) {
+  if (document.hidden) return;
+  try {
+    looking ??= send("POST", "/api/rescan").finally(() => { looking = null; });
+    const found = (await looking).new;
+    if (asked) problem("");
+    $("looked").textContent = found ? `${found} new item${found === 1 ? "" : "s"}.` : asked ? "Nothing more in the folder." : "";
+    if (found) await refresh();
+  } catch (error) {
+    if (asked) problem(error.message); // nobody waits for the other looks, and the events notice a server that is gone
+  }
+}
+
 // ---- selection ------------------------------------------------------------------------------------------------------
 
 function choose(id, list, extend = false, focus = false) {
@@ -321,6 +337,9 @@ function wire() {
   $("more").addEventListener("click", () => { most += PAGE; drawItems(); });
   $("reject").addEventListener("change", () => change("POST", "/api/settings", { reject: $("reject").checked ? 0.05 : null }));
   $("take-folders").addEventListener("click", () => change("POST", "/api/folders", {}, "The folders are classes now"));
+  $("look").addEventListener("click", () => look(true));
+  window.addEventListener("focus", () => look(false));
+  document.addEventListener("visibilitychange", () => look(false));
   $("undo").addEventListener("click", () => step("undo"));
   $("redo").addEventListener("click", () => step("redo"));
   $("help").addEventListener("click", () => $("keys").showModal());
