@@ -21,6 +21,7 @@ from fewcal.apply.studio import Studio, StudioSettings
 from fewcal.apply.studio.app import make_app
 from fewcal.apply.studio.guard import Access
 from fewcal.apply.studio.intake import Limits
+from fewcal.apply.studio.store import Found
 from fewcal.features.extractors import as_extractor
 from studio_project import COLOURS, colour_extractor, colour_folder, embedded, ids, write_picture
 
@@ -243,7 +244,7 @@ def test_no_path_leaves_the_folder(page: TestClient, studio: Studio, tmp_path: P
         *("dropped", "dropped/escaped.png", "dropped/escaped (2).png"),
     }
     secret = write_picture(tmp_path / "secret.png", COLOURS["red"], 0)
-    studio.store.add_items([(f"../{secret.name}", None)])  # even where the database says so
+    studio.store.add_items([Found(f"../{secret.name}")])  # even where the database says so
     number = ids(studio, "../")[0]
     assert page.get(f"/api/items/{number}/zoomed.jpg").status_code == 400
     for path in ("/static/../app.py", "/static/%2e%2e/app.py", "/static/..%2fapp.py", "/static//etc/passwd"):

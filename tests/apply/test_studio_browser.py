@@ -521,3 +521,23 @@ def test_what_is_left_out_is_told_until_it_is_closed(browser: Browser, folder: P
     assert page.js("document.querySelector('#notes').hidden")
     page.close()
     server.stop()
+
+
+def test_labels_of_a_dropped_file_become_classes_by_a_click(browser: Browser, tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    server = Server(tmp_path / "notes", serve_texts)
+    page = opened(browser, server, width=400, items=0)
+    file = tmp_path / "reviews.csv"
+    file.write_text("text,label\nok,<b>short\nyes,\nvery long indeed,long\nquite as long as it,\n", encoding="utf-8")
+    page.upload("#first-files", [file])
+    page.wait_for("document.querySelector('#take-labels').checkVisibility()", 60)
+    assert page.text("#take-labels") == ["Take the 2 labels as classes"]
+    for width in (1400, 400):
+        page.resize(width)
+        assert page.overflow() == []
+    page.click("#take-labels")
+    page.wait_for("document.querySelectorAll('#items .verdict .what').length === 2", 60)
+    assert answers(page) == {"reviews.csv: 2": "<b>short", "reviews.csv: 4": "long"}
+    assert page.js("document.querySelector('#take-labels').hidden")
+    page.close()
+    server.stop()

@@ -132,6 +132,7 @@ def _routes(studio: Studio, news: Broadcast) -> list[Route]:
         act("/api/classes/{id:int}", "PATCH", lambda r, body: studio.rename_class(number(r), _text(body, "name"))),
         act("/api/classes/{id:int}", "DELETE", lambda r, _: studio.remove_class(number(r))),
         act("/api/folders", "POST", lambda *_: studio.take_folders()),
+        act("/api/named", "POST", lambda *_: studio.take_labels()),
         act("/api/labels", "POST", assign),
         act("/api/undo", "POST", lambda *_: studio.undo()),
         act("/api/redo", "POST", lambda *_: studio.redo()),

@@ -154,6 +154,9 @@ function draw(fresh) {
   $("take-folders").hidden = !state.folders.length;
   $("take-folders").textContent = `Take the ${state.folders.length} folders as classes`;
   $("take-folders").title = state.folders.join(", ");
+  $("take-labels").hidden = !state.named.length;
+  $("take-labels").textContent = state.named.length === 1 ? "Take the label as a class" : `Take the ${state.named.length} labels as classes`;
+  $("take-labels").title = state.named.join(", ");
   drawClasses();
   drawItems();
   explain(item(), state);
@@ -185,7 +188,7 @@ function drawEstimate() {
   const { expected, left_out } = state;
   const [first, more] =
     !state.items.length ? ["Begin with pictures or texts.", "Drop files anywhere on this page."]
-    : state.classes.length < 2 ? ["Name your classes.", `Type a name, Add, and again for the next one${state.folders.length ? "; or take the folders as classes" : ""}.`]
+    : state.classes.length < 2 ? ["Name your classes.", `Type a name, Add, and again for the next one${state.named.length ? "; or take the labels as classes" : state.folders.length ? "; or take the folders as classes" : ""}.`]
     : classesInUse() < 2 && state.items.some((i) => i.label !== undefined && i.state === "waiting")
       ? ["Computing the features of your examples.", "Answers follow."]
     : classesInUse() < 2 ? ["Give two classes an example each.", "Select an item, then click its class: all others are answered at once."]
@@ -337,6 +340,7 @@ function wire() {
   $("more").addEventListener("click", () => { most += PAGE; drawItems(); });
   $("reject").addEventListener("change", () => change("POST", "/api/settings", { reject: $("reject").checked ? 0.05 : null }));
   $("take-folders").addEventListener("click", () => change("POST", "/api/folders", {}, "The folders are classes now"));
+  $("take-labels").addEventListener("click", () => change("POST", "/api/named", {}, "The labels are classes now"));
   $("look").addEventListener("click", () => look(true));
   window.addEventListener("focus", () => look(false));
   document.addEventListener("visibilitychange", () => look(false));
