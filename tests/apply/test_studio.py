@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import csv
 import io
+import json
 import os
 import sqlite3
 import subprocess
@@ -22,7 +23,7 @@ import pytest
 pytest.importorskip("PIL")
 
 from fewcal._utils.atomic import atomic_path
-from fewcal.apply.studio import Studio, StudioSettings, exports, intake, moment, views
+from fewcal.apply.studio import Studio, StudioSettings, exports, intake, moment, project, views
 from fewcal.apply.studio.answers import (
     LeftOut,
     Recipe,
@@ -34,7 +35,7 @@ from fewcal.apply.studio.answers import (
 )
 from fewcal.apply.studio.intake import Limits
 from fewcal.apply.studio.start import new_folder_note
-from fewcal.apply.studio.store import Edit, ProjectStore
+from fewcal.apply.studio.store import Edit, Found, ProjectStore
 from fewcal.bank import BaseBank
 from fewcal.errors import FewcalWarning, FileFormatError, InputError
 from fewcal.estimators.few_shot import FewShotClassifier
@@ -94,7 +95,7 @@ def test_a_folder_that_cannot_be_written_is_told_as_such(tmp_path: Path, monkeyp
 
 def test_edits_are_undone_and_redone_in_order(tmp_path: Path) -> None:
     store = ProjectStore(tmp_path)
-    store.add_items([("a.png", None), ("b.png", None)])
+    store.add_items([Found("a.png"), Found("b.png")])
     store.record(Edit("class added", classes={1: (None, "cat")}))
     store.record(Edit("a → cat", labels={1: (None, 1)}))
     store.record(Edit("class removed", labels={1: (1, None)}, classes={1: ("cat", None)}))
@@ -128,9 +129,9 @@ def test_a_second_process_is_refused_and_a_killed_one_loses_nothing(tmp_path: Pa
     code = f"""
 import os, signal
 from pathlib import Path
-from fewcal.apply.studio.store import Edit, ProjectStore
+from fewcal.apply.studio.store import Edit, Found, ProjectStore
 store = ProjectStore(Path({str(tmp_path)!r}))
-store.add_items([("a.png", None)])
+store.add_items([Found("a.png")])
 store.record(Edit("class added", classes={{1: (None, "cat")}}))
 store.record(Edit("label", labels={{1: (None, 1)}}))
 print("ready", flush=True)
@@ -432,6 +433,34 @@ def test_what_could_not_be_read_is_tried_again_at_the_next_start(tmp_path: Path)
     studio.close()
 
 
+def test_a_picture_found_before_all_of_it_was_copied_is_read_again(tmp_path: Path) -> None:
+    folder = colour_folder(tmp_path / "photos", each=1)
+    whole = write_picture(tmp_path / "whole.png", COLOURS["red"], 7).read_bytes()
+    studio = colour_studio(folder)
+    (folder / "new.png").write_bytes(whole[: len(whole) // 2])
+    assert studio.rescan() == 1
+    embedded(studio)
+    assert studio.store.count("failed") == 1
+    assert studio.rescan() == 0
+    assert studio.store.count("failed") == 1  # no work for a file that is as it was
+    (folder / "new.png").write_bytes(whole)
+    studio.rescan()
+    embedded(studio)
+    assert (studio.store.count("failed"), studio.store.count("ready")) == (0, 4)
+    studio.close()
+
+
+def test_a_folder_that_is_away_is_told_and_nothing_is_lost(tmp_path: Path) -> None:
+    studio = colour_studio(colour_folder(tmp_path / "photos", each=1))
+    (tmp_path / "photos").rename(tmp_path / "away")
+    with pytest.raises(InputError, match="photos is not there any more; bring it back"):
+        studio.rescan()
+    assert len(studio.store.items()) == 3
+    (tmp_path / "away").rename(tmp_path / "photos")
+    assert studio.rescan() == 0
+    studio.close()
+
+
 def test_what_is_gone_is_neither_answered_nor_proposed(studio: Studio) -> None:
     made = label_one_each(studio)
     studio.assign(ids(studio, "red")[1:2], made["red"])
@@ -449,7 +478,7 @@ def test_what_is_gone_is_neither_answered_nor_proposed(studio: Studio) -> None:
 
 def test_features_that_come_too_late_bring_nothing_back(tmp_path: Path) -> None:
     store = ProjectStore(tmp_path)
-    store.add_items([("a.png", None), ("b.png", None)])
+    store.add_items([Found("a.png"), Found("b.png")])
     store.mark_gone([1])
     store.set_features({1: np.ones(3), 2: np.ones(3)}, {})
     assert [item.name for item in store.items()] == ["b.png"]
@@ -544,8 +573,42 @@ def test_names_that_no_page_can_show_are_left_out_and_told(tmp_path: Path) -> No
     except OSError:
         pytest.skip("this file system takes UTF-8 alone")
     with pytest.warns(FewcalWarning, match="not UTF-8; rename"):
-        found = intake.scan(folder)
-    assert [name for name, _ in found] == sorted(f"{name}-0.png" for name in COLOURS)
+        studio = colour_studio(folder)
+    assert [item.name for item in studio.store.items()] == sorted(f"{name}-0.png" for name in COLOURS)
+    json.dumps(views.state(studio), ensure_ascii=False).encode()
+    studio.close()
+
+
+def test_texts_among_pictures_are_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = colour_folder(tmp_path / "photos", each=1)
+    (folder / "notes.txt").write_text("a note\n", encoding="utf-8")
+    (folder / "more").mkdir()
+    (folder / "more" / "b.csv").write_text("text\nanother\n", encoding="utf-8")
+    told = "left out: more/b.csv and 1 more; this project holds pictures; put texts into a folder of their own"
+    warned: list[tuple[str, type]] = []
+    monkeypatch.setattr(project, "warn", lambda note, kind, **_: warned.append((note, kind)))
+    studio = colour_studio(folder)
+    studio.rescan()
+    assert warned == [(told, FewcalWarning)]
+    assert views.state(studio)["notes"] == [told]
+    (folder / "notes.txt").unlink()
+    (folder / "more" / "b.csv").unlink()
+    studio.rescan()
+    assert views.state(studio)["notes"] == []
+    studio.close()
+
+
+def test_pictures_among_texts_do_not_hide_new_texts(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("sun\n", encoding="utf-8")
+    words = as_extractor(lambda texts: [[len(t), 1] for t in texts], name="words", kind="text")
+    studio = Studio(tmp_path, StudioSettings(extractor=words))
+    studio.start()
+    write_picture(tmp_path / "a.png", COLOURS["red"], 0)
+    (tmp_path / "a.txt").write_text("sun\nrain\n", encoding="utf-8")
+    studio.rescan()
+    assert studio.notes == ["left out: a.png; this project holds texts; put pictures into a folder of their own"]
+    assert [item.text for item in studio.store.items()] == ["sun", "rain"]
+    studio.close()
 
 
 def test_texts_from_files_and_by_hand(tmp_path: Path) -> None:
@@ -616,6 +679,56 @@ def test_folders_of_text_files_are_classes_too(tmp_path: Path) -> None:
     studio.take_folders()
     names = studio.store.classes()
     assert [names[label] for label in studio.store.labels().values()] == ["food", "food", "weather"]
+    studio.close()
+
+
+def words_studio(folder: Path) -> Studio:
+    words = as_extractor(lambda texts: [[t.count("sun"), t.count("rain"), 1] for t in texts], name="words", kind="text")
+    studio = Studio(folder, StudioSettings(extractor=words))
+    studio.start()
+    return embedded(studio)
+
+
+def labelled(studio: Studio) -> dict[str | None, str]:
+    names = studio.class_names
+    return {studio.store.item(i).text: names[label] for i, label in studio.store.labels().items()}
+
+
+def test_the_labels_of_files_become_classes_in_one_step(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(
+        "Text;Label\nsun sun;dry\nrain;\nrain rain;<b>wet\nsun rain;none of these\n", encoding="utf-8"
+    )
+    studio = words_studio(tmp_path)
+    assert views.state(studio)["named"] == ["dry", "<b>wet", "none of these"]
+    assert not studio.store.labels()  # no label until a person says so
+    studio.take_labels()
+    expected = {"sun sun": "dry", "rain rain": "<b>wet", "sun rain": "none of these"}
+    assert labelled(studio) == expected
+    assert views.state(studio)["named"] == []
+    answers = {row.text: row.answer for row in views.export_rows(studio.answers())[0]}
+    assert answers["rain"] == "<b>wet"
+    # A file that comes later names more of the same classes and a new one; labels that a person gave stay.
+    [item] = ids(studio, "a.csv: 1")
+    studio.assign([item], None)
+    studio.assign([item], 2)
+    studio.add_file("b.jsonl", b'{"text": "sun", "label": "dry"}\n{"text": "hail", "label": "ice"}\n')
+    assert views.state(studio)["named"] == ["dry", "ice"]
+    studio.take_labels()
+    assert labelled(studio) == expected | {"sun sun": "<b>wet", "sun": "dry", "hail": "ice"}
+    assert studio.undo() == "4 labels → classes"
+    assert labelled(studio) == expected | {"sun sun": "<b>wet"}
+    studio.close()
+
+
+def test_labels_that_are_written_into_a_known_file_are_found(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text\nsun\nrain\n", encoding="utf-8")
+    studio = words_studio(tmp_path)
+    with pytest.raises(InputError, match="no text names its class; give"):
+        studio.take_labels()
+    (tmp_path / "a.csv").write_text("text,label\nsun,dry\nrain,wet\n", encoding="utf-8")
+    assert studio.rescan() == 0
+    studio.take_labels()
+    assert labelled(studio) == {"sun": "dry", "rain": "wet"}
     studio.close()
 
 
@@ -709,7 +822,7 @@ def test_files_of_texts_with_one_name_are_all_kept(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_told_and_changes_nothing(tmp_path: Path) -> None:
     store = ProjectStore(tmp_path)
-    store.add_items([("a.png", None)])
+    store.add_items([Found("a.png")])
     full = store.path.with_name("studio.sqlite-wal").stat().st_size + 100
     with largest_file(full), pytest.raises(InputError, match="make room"):
         store.record(Edit("class added", classes={1: (None, "cat")}))

@@ -21,6 +21,7 @@ from fewcal.apply.studio import Studio, StudioSettings
 from fewcal.apply.studio.app import make_app
 from fewcal.apply.studio.guard import Access
 from fewcal.apply.studio.intake import Limits
+from fewcal.apply.studio.store import Found
 from fewcal.features.extractors import as_extractor
 from studio_project import COLOURS, colour_extractor, colour_folder, embedded, ids, write_picture
 
@@ -97,6 +98,13 @@ def test_dropped_files_become_items_once(page: TestClient, studio: Studio) -> No
     assert names == ["dropped/new.png", "dropped/new (2).png"]
 
 
+def test_a_look_finds_what_came_into_the_folder(page: TestClient, studio: Studio) -> None:
+    assert page.post("/api/rescan").json() == {"new": 0}
+    write_picture(studio.folder / "new.png", COLOURS["red"], 77)
+    assert page.post("/api/rescan").json() == {"new": 1}
+    assert "new.png" in [item["name"] for item in page.get("/api/state").json()["items"]]
+
+
 def test_exports_are_attachments(page: TestClient, studio: Studio) -> None:
     for name in ("red", "blue"):
         made = page.post("/api/classes", json={"name": name}).json()["done"]
@@ -148,6 +156,21 @@ def test_nothing_without_the_token(stranger: TestClient, path: str) -> None:
     assert stranger.get(path).status_code == 401
     assert stranger.get(path, headers={"authorization": "Bearer wrong"}).status_code == 401
     assert stranger.get("/?token=wrong").status_code == 401
+
+
+def test_a_person_without_the_token_reads_what_to_do(stranger: TestClient, studio: Studio) -> None:
+    browser = {"accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
+    for path in ("/", "/api/state", "/?token=<b>wrong</b>"):
+        plain, page = stranger.get(path), stranger.get(path, headers=browser)
+        assert plain.json()["error"] == "the token is missing; open the link that the server printed"
+        assert page.status_code == plain.status_code == 401
+        assert page.headers["content-type"] == "text/html; charset=utf-8"
+        assert "Open the whole link that <code>fewcal studio</code> printed" in page.text
+        for secret in (TOKEN, "wrong", studio.folder.name, "src=", "href="):
+            assert secret not in page.text
+        of_body = {"content-type", "content-length"}
+        told, other = ({k: v for k, v in a.headers.items() if k not in of_body} for a in (plain, page))
+        assert told == other
 
 
 def test_a_program_may_use_the_token_as_bearer(stranger: TestClient) -> None:
@@ -221,7 +244,7 @@ def test_no_path_leaves_the_folder(page: TestClient, studio: Studio, tmp_path: P
         *("dropped", "dropped/escaped.png", "dropped/escaped (2).png"),
     }
     secret = write_picture(tmp_path / "secret.png", COLOURS["red"], 0)
-    studio.store.add_items([(f"../{secret.name}", None)])  # even where the database says so
+    studio.store.add_items([Found(f"../{secret.name}")])  # even where the database says so
     number = ids(studio, "../")[0]
     assert page.get(f"/api/items/{number}/zoomed.jpg").status_code == 400
     for path in ("/static/../app.py", "/static/%2e%2e/app.py", "/static/..%2fapp.py", "/static//etc/passwd"):

@@ -235,6 +235,22 @@ def test_two_tabs_stay_consistent(browser: Browser, server: Server) -> None:
     second.close()
 
 
+def test_new_files_appear_on_every_page(browser: Browser, server: Server, folder: Path) -> None:
+    pages = [opened(browser, server), opened(browser, server, width=400)]
+    page = pages[1]
+    page.click("#look")
+    page.wait_for("document.querySelector('#looked').textContent === 'Nothing more in the folder.'", 60)
+    write_picture(folder / "red-8.png", COLOURS["red"], 8)
+    page.click("#look")
+    page.wait_for("document.querySelector('#looked').textContent === '1 new item.'", 60)
+    write_picture(folder / "red-9.png", COLOURS["red"], 9)
+    page.js("window.dispatchEvent(new Event('focus'))")  # as on coming back from another window
+    for page in pages:
+        page.wait_for("document.querySelectorAll('#items .card').length === 17", 60)
+        assert page.overflow() == []
+        page.close()
+
+
 def test_what_is_being_typed_survives_changes_of_another_page(browser: Browser, server: Server) -> None:
     first, second = opened(browser, server), opened(browser, server)
     add_class(first, "red")
@@ -485,4 +501,43 @@ def test_folders_become_classes_by_a_click(browser: Browser, tmp_path: Path) -> 
     page.wait_for("document.querySelectorAll('#items .verdict .what').length === 3")
     assert all_right(page)
     assert page.js("document.querySelector('#take-folders').hidden")
+    server.stop()
+
+
+def test_what_is_left_out_is_told_until_it_is_closed(browser: Browser, folder: Path) -> None:
+    (folder / "<b>notes.txt").write_text("a note", encoding="utf-8")
+    server = Server(folder)
+    page = opened(browser, server)
+    assert page.text("#notes li") == [
+        "left out: <b>notes.txt; this project holds pictures; put texts into a folder of their own"
+    ]
+    for width in (1400, 400):
+        page.resize(width)
+        assert page.overflow() == []
+        assert page.contrast() == []
+    page.click("#close-notes")
+    page.wait_for("document.querySelector('#notes').hidden")
+    add_class(page, "red")  # drawn anew, it stays closed
+    assert page.js("document.querySelector('#notes').hidden")
+    page.close()
+    server.stop()
+
+
+def test_labels_of_a_dropped_file_become_classes_by_a_click(browser: Browser, tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    server = Server(tmp_path / "notes", serve_texts)
+    page = opened(browser, server, width=400, items=0)
+    file = tmp_path / "reviews.csv"
+    file.write_text("text,label\nok,<b>short\nyes,\nvery long indeed,long\nquite as long as it,\n", encoding="utf-8")
+    page.upload("#first-files", [file])
+    page.wait_for("document.querySelector('#take-labels').checkVisibility()", 60)
+    assert page.text("#take-labels") == ["Take the 2 labels as classes"]
+    for width in (1400, 400):
+        page.resize(width)
+        assert page.overflow() == []
+    page.click("#take-labels")
+    page.wait_for("document.querySelectorAll('#items .verdict .what').length === 2", 60)
+    assert answers(page) == {"reviews.csv: 2": "<b>short", "reviews.csv: 4": "long"}
+    assert page.js("document.querySelector('#take-labels').hidden")
+    page.close()
     server.stop()

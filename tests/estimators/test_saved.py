@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import LogisticRegression
 
 from conftest import SmallData
@@ -74,6 +75,32 @@ def test_more_examples_are_a_new_fit_on_all(fitted: tuple[GDCClassifier, np.ndar
     stream = GDCClassifier(**classifier.get_params())
     stream.partial_fit(x, y, classes=["ant", "bee", "cat", "mouse"]).partial_fit(more, names)
     assert np.array_equal(stream.predict_proba(query), whole.predict_proba(query))
+
+
+def test_the_first_batch_may_hold_one_class_of_those_to_come(world: SmallData, tmp_path: Path) -> None:
+    x, y, query = task(world)
+    order = np.argsort(y, kind="stable")
+    x, y = x[order], np.asarray(y)[order]
+    one = int((y == y[0]).sum())
+    stream = GDCClassifier(world.bank()).partial_fit(x[:1], y[:1], classes=np.unique(y))
+    if one > 1:
+        stream.partial_fit(x[1:one], y[1:one])
+    for ask in (
+        stream.predict,
+        stream.predict_proba,
+        lambda _: stream.save(tmp_path / "a"),
+        lambda _: stream.explain(),
+    ):
+        with pytest.raises(NotFittedError, match="not fitted yet; call partial_fit with rows of a second class"):
+            ask(query)
+    with pytest.raises(ValueError, match="features"):
+        stream.partial_fit(x[:1, :2], y[:1])
+    stream.partial_fit(x[one:], y[one:])
+    whole = GDCClassifier(world.bank()).fit(x, y)
+    assert np.array_equal(stream.predict_proba(query), whole.predict_proba(query))
+    for classes in (None, ["ant"]):  # nothing says that another class will come
+        with pytest.raises(InputError, match="one class only"):
+            GDCClassifier().partial_fit(x[:1], ["ant"], classes=classes)
 
 
 def test_a_class_added_after_loading_is_a_new_fit(world: SmallData, tmp_path: Path) -> None:

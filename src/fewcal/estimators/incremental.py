@@ -14,7 +14,15 @@ from fewcal._utils.lazy_torch import torch
 from fewcal._utils.types import JSON, StrPath
 from fewcal.bank import BaseBank
 from fewcal.errors import InputError
-from fewcal.estimators.inputs import PLAIN, as_tensor, check_fitted, check_rows, given_params, resolve_bank
+from fewcal.estimators.inputs import (
+    PLAIN,
+    as_tensor,
+    check_fitted,
+    check_rows,
+    check_support,
+    given_params,
+    resolve_bank,
+)
 from fewcal.estimators.saved import SavedFit, joined_labels, moments_only, read_fit, same_answers, write_fit
 from fewcal.params import GDCParams
 
@@ -51,27 +59,50 @@ class IncrementalMixin:
         Parameters
         ----------
         X, y
-            As for `fit`. The first call needs rows of at least two classes.
+            As for `fit`. The first call needs rows of at least two classes, unless `classes` says that there will be
+            more: then rows are kept, and there are answers as soon as a second class has a row.
         classes : array-like or None
             As scikit-learn has it, all classes there will be; labels beyond them are refused. Classes without a row yet
             are not answered with.
+
+        Examples
+        --------
+        >>> from fewcal import GDCClassifier
+        >>> clf = GDCClassifier().partial_fit([[0.0, 1.0]], ["cat"], classes=["cat", "dog"])
+        >>> clf.partial_fit([[1.0, 0.0]], ["dog"]).predict([[0.9, 0.2]]).tolist()
+        ['dog']
         """
         if classes is not None and not np.isin(np.asarray(y), np.asarray(classes)).all():
             unknown = sorted(
                 {str(label) for label in np.asarray(y).tolist()} - {str(c) for c in np.asarray(classes).tolist()}
             )
             raise InputError(f"y has the class {unknown[0]!r}, which is not among `classes`; add it there")
-        return self.add_examples(X, y) if hasattr(self, "support_") else self.fit(X, y)
+        if hasattr(self, "support_"):
+            return self._learn_more(X, y)
+        if classes is None or len(np.unique(np.asarray(classes))) < 2:
+            return self.fit(X, y)
+        rows, names = check_support(self, X, y)
+        return self._learn_or_wait(np.array(rows), np.array(names))
 
     def add_examples(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Add labelled rows `X (R, D)`, `y (R,)`, of known classes or new ones, and fit on all."""
         check_fitted(self)
+        return self._learn_more(X, y)
+
+    def _learn_more(self, X: ArrayLike, y: ArrayLike) -> Self:
         rows = check_rows(self, X, reset=False)
         labels = np.asarray(y)
         if labels.shape != (len(rows),):
             raise InputError(f"X has {len(rows)} rows and y has shape {labels.shape}; give exactly one label per row")
         known, names = self.support_
-        return self._learn(np.concatenate([known, rows]), joined_labels(names, labels))
+        return self._learn_or_wait(np.concatenate([known, rows]), joined_labels(names, labels))
+
+    def _learn_or_wait(self, X: np.ndarray, y: np.ndarray) -> Self:
+        """Fit on rows of two classes or more; those of one class are kept, for another is to come."""
+        if len(set(y.tolist())) > 1:
+            return self._learn(X, y)
+        self.support_ = (X, y)
+        return self
 
     def add_class(self, X: ArrayLike, name: Hashable) -> Self:
         """Add a class by one or more rows `X (R, D)` of it, and fit on all.

@@ -35,11 +35,13 @@ PLAIN = ("beta", "kind", "eps", "center", "l2")
 
 
 def check_fitted(estimator: object) -> None:
-    """Raise scikit-learn's `NotFittedError` unless `fit` was called."""
-    if not hasattr(estimator, "n_features_in_"):
+    """Raise scikit-learn's `NotFittedError` unless `fit` was called, or `partial_fit` has had rows of two classes."""
+    waits = hasattr(estimator, "support_") and not hasattr(estimator, "classes_")
+    if waits or not hasattr(estimator, "n_features_in_"):
         from sklearn.exceptions import NotFittedError
 
-        raise NotFittedError(f"this {type(estimator).__name__} is not fitted yet; call fit first")
+        remedy = "call partial_fit with rows of a second class" if waits else "call fit first"
+        raise NotFittedError(f"this {type(estimator).__name__} is not fitted yet; {remedy}")
 
 
 def check_rows(estimator: Any, X: object, *, reset: bool) -> np.ndarray:

@@ -132,10 +132,11 @@ def _routes(studio: Studio, news: Broadcast) -> list[Route]:
         act("/api/classes/{id:int}", "PATCH", lambda r, body: studio.rename_class(number(r), _text(body, "name"))),
         act("/api/classes/{id:int}", "DELETE", lambda r, _: studio.remove_class(number(r))),
         act("/api/folders", "POST", lambda *_: studio.take_folders()),
+        act("/api/named", "POST", lambda *_: studio.take_labels()),
         act("/api/labels", "POST", assign),
         act("/api/undo", "POST", lambda *_: studio.undo()),
         act("/api/redo", "POST", lambda *_: studio.redo()),
-        act("/api/rescan", "POST", lambda *_: studio.rescan()),
+        Route("/api/rescan", _look(studio), methods=["POST"]),
         act("/api/texts", "POST", lambda _, body: studio.add_texts(split_lines(_text(body, "text")))),
         act("/api/settings", "POST", lambda _, body: studio.set_reject(_level(body))),
         Route("/api/files", _upload(studio), methods=["POST"]),
@@ -190,6 +191,14 @@ def _upload(studio: Studio) -> Callable[[Request], Awaitable[Response]]:
         return JSONResponse({"items": await run_in_threadpool(studio.add_file, name, data)})
 
     return upload
+
+
+def _look(studio: Studio) -> Callable[[Request], Awaitable[Response]]:
+    async def look(request: Request) -> Response:
+        """Pages look often and mostly find nothing: no state in the answer; where something changed, events say so."""
+        return JSONResponse({"new": await run_in_threadpool(studio.rescan)})
+
+    return look
 
 
 # ---- answering ------------------------------------------------------------------------------------------------------

@@ -55,6 +55,7 @@ class Embedder:
         self._error: str | None = None
         self._rate: float | None = None  # items a second
         self.extractor: Extractor | None = None
+        self._seen: dict[int, tuple[int, int] | None] = {}  # files as they were before they were read
         self._thread = threading.Thread(target=self._run, name="fewcal-embedder", daemon=True)
 
     def start(self) -> None:
@@ -70,6 +71,18 @@ class Embedder:
         self._wake.set()
         if self._thread.is_alive():
             self._thread.join(timeout=30)
+
+    def outdated(self, item: Item) -> bool:
+        """Whether the file of an item has changed since it was read."""
+        return item.id in self._seen and self._seen[item.id] != self._file(item)
+
+    def _file(self, item: Item) -> tuple[int, int] | None:
+        """What tells one version of a file from another."""
+        try:
+            found = inside(self._folder, item.name).stat()
+        except (InputError, OSError):
+            return None
+        return found.st_mtime_ns, found.st_size
 
     def progress(self) -> Progress:
         waiting = self._store.count("waiting")
@@ -129,4 +142,5 @@ class Embedder:
             raise InputError(f"{extractor.name} takes {extractor.kind}s")
         if item.text is not None:
             return item.text
+        self._seen[item.id] = self._file(item)
         return decode_fitted(inside(self._folder, item.name), extractor.size, extractor.crop, item.name)

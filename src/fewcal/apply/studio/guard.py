@@ -18,7 +18,7 @@ from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qs
 
 from starlette.datastructures import Headers
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fewcal.apply.web import SECURITY_HEADERS, announced_too_large, is_own_address, limited, refused, with_headers
@@ -28,6 +28,19 @@ CONTENT_POLICY = (
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 _SAFE = ("GET", "HEAD", "OPTIONS")
+NO_TOKEN = "the token is missing; open the link that the server printed"
+# For a person. It refers to nothing, for nothing else is answered either, and says nothing of the project.
+NO_TOKEN_PAGE = """<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>fewcal studio: open the printed link</title>
+<h1>This studio opens by its link</h1>
+<p>Open the whole link that <code>fewcal studio</code> printed where it was started. It ends in
+<code>?token=…</code>, which is the key to the project; each start makes a new one.</p>
+</html>
+"""
 
 
 @dataclass(frozen=True)
@@ -82,7 +95,8 @@ class Guard:
             response.set_cookie(self.access.cookie, self.access.token, httponly=True, samesite="lax", path="/")
             return response
         if not (self.access.knows(bearer) or self.access.knows(_cookie(headers, self.access.cookie))):
-            return refused(401, "the token is missing; open the link that the server printed")
+            person = "text/html" in headers.get("accept", "").lower()
+            return HTMLResponse(NO_TOKEN_PAGE, 401) if person else refused(401, NO_TOKEN)
         if method not in _SAFE and not self.access.knows(bearer):
             own = f"{scope.get('scheme', 'http')}://{host}"
             if headers.get("origin", "").lower() != own:

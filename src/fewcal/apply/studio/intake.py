@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import re
 import unicodedata
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
 from fewcal._utils.atomic import atomic_path
 from fewcal._utils.text import storable
-from fewcal.apply.studio.store import Item
-from fewcal.errors import FewcalWarning, FileFormatError, InputError
+from fewcal.apply.studio.store import Found, Item
+from fewcal.errors import FileFormatError, InputError
 from fewcal.features.io.tables import class_name
 from fewcal.features.sources.pictures import check_size, class_folders, is_picture, picture_files
-from fewcal.features.sources.texts import EXTENSIONS, find_texts
+from fewcal.features.sources.texts import EXTENSIONS, text_rows
 
 DROPPED = "dropped"  # folder for files that come through the page
 
@@ -67,48 +67,73 @@ def safe_file_name(name: str, fallback: str = "file", most: int = 100) -> str:
     return f"_{kept}" if kept.partition(".")[0].upper() in reserved else kept
 
 
-def scan(folder: Path) -> list[tuple[str, str | None]]:
-    """Names and texts of what lies in a folder: its pictures, or where there are none its text files' texts.
+def scan(folder: Path, kind: str | None = None) -> tuple[list[Found], list[str]]:
+    """Names and texts of what lies in a folder, and in words what is left out of it.
 
-    Text files may also lie in folders of classes, as `fewcal classify` takes them, but no deeper: a folder of something
-    else has many. A table of something else, or a file that cannot be read, is left out with a warning.
+    A project of neither kind yet takes the pictures, or where there are none the texts. Text files may also lie in
+    folders of classes, as `fewcal classify` takes them, but no deeper: a folder of something else has many. A table of
+    something else, a file that cannot be read, and what is of the other kind is left out.
     """
+    if not folder.is_dir():
+        raise InputError(f"{folder} is not there any more; bring it back, or start the studio elsewhere")
     root = folder.resolve()
-    pictures = [p for p in picture_files(folder) if p.resolve().is_relative_to(root)]  # links may lead elsewhere
-    if pictures:
-        names = [p.relative_to(folder).as_posix() for p in pictures]
-        kept = [name for name in names if storable(name) == name]
-        if lost := [name for name in names if storable(name) != name]:
-            some = f"{lost[0]} and {len(lost) - 1} more" if len(lost) > 1 else lost[0]
-            warnings.warn(f"left out: {some}, whose names are not UTF-8; rename them", FewcalWarning, stacklevel=2)
-        return [(name, None) for name in kept]
-    places = [folder, *class_folders(folder)]
-    files = sorted(p for place in places for p in place.iterdir() if is_text_file(p.name) and p.is_file())
-    found: list[tuple[str, str | None]] = []
-    for file in (p for p in files if p.resolve().is_relative_to(root)):
+    pictures, texts = (  # links may lead elsewhere
+        [p.relative_to(folder) for p in files if p.resolve().is_relative_to(root)]
+        for files in (picture_files(folder), _text_files(folder))
+    )
+    kind = kind or ("picture" if pictures else "text")
+    found, notes = _pictures(pictures) if kind == "picture" else _texts(folder, texts)
+    if others := texts if kind == "picture" else pictures:
+        other = "texts" if kind == "picture" else "pictures"
+        rule = f"this project holds {kind}s; put {other} into a folder of their own"
+        notes.append(f"left out: {_some([p.as_posix() for p in others])}; {rule}")
+    return found, [storable(note) for note in notes]
+
+
+def _text_files(folder: Path) -> list[Path]:
+    found: list[Path] = []
+    for place in (folder, *class_folders(folder)):
+        with suppress(PermissionError):  # a folder of somebody else's, which is passed over for pictures, too
+            found += [p for p in place.iterdir() if is_text_file(p.name) and p.is_file()]
+    return sorted(found)
+
+
+def _pictures(files: Sequence[Path]) -> tuple[list[Found], list[str]]:
+    names = [p.as_posix() for p in files]
+    lost = [name for name in names if storable(name) != name]
+    notes = [f"left out: {_some(lost)}, whose names are not UTF-8; rename them"] if lost else []
+    return [Found(name) for name in names if storable(name) == name], notes
+
+
+def _texts(folder: Path, files: Sequence[Path]) -> tuple[list[Found], list[str]]:
+    found: list[Found] = []
+    notes = []
+    for file in files:
         try:
-            found += texts_of(file, storable(file.relative_to(folder).as_posix()))
+            found += texts_of(folder / file, storable(file.as_posix()))
         except (InputError, FileFormatError) as error:
-            warnings.warn(f"left out: {error}", FewcalWarning, stacklevel=2)
-    return found
+            notes.append(f"left out: {error}")
+    return found, notes
 
 
-def unknown_texts(
-    found: Iterable[tuple[str, str | None]], known: Mapping[str, str | None]
-) -> list[tuple[str, str | None]]:
+def _some(names: Sequence[str]) -> str:
+    return f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else names[0]
+
+
+def unknown_texts(found: Iterable[Found], known: Mapping[str, str | None]) -> list[Found]:
     """What of a folder is not known by its name; of a file of texts that is known, the texts that it did not have.
 
     Lines move when a file is edited: names say their number, so texts count. A number that is taken becomes a free one.
 
-    >>> unknown_texts([("a.txt: 1", "new"), ("a.txt: 2", "old")], {"a.txt: 1": "old"})
-    [('a.txt: 2', 'new')]
+    >>> unknown_texts([Found("a.txt: 1", "new"), Found("a.txt: 2", "old")], {"a.txt: 1": "old"})
+    [Found(name='a.txt: 2', text='new', named=None)]
     """
     had: dict[str, set[str | None]] = {}
     for name, text in known.items():
         had.setdefault(_file(name), set()).add(text)
     taken, out = set(known), []
     numbers: dict[str, count[int]] = {}
-    for name, text in found:
+    for name, text, named in found:
         file = _file(name)
         if text is not None and file in had:
             if text in had[file]:
@@ -118,7 +143,7 @@ def unknown_texts(
                 free = (f"{file}: {n}" for n in numbers.setdefault(file, count(1)))
                 name = next(other for other in free if other not in taken)
         taken.add(name)
-        out.append((name, text))
+        out.append(Found(name, text, named))
     return out
 
 
@@ -143,16 +168,33 @@ def classes_by_folder(items: Iterable[Item]) -> dict[str, list[int]]:
     return found if len(found) > 1 else {}
 
 
+def classes_by_label(items: Iterable[Item]) -> dict[str, list[int]]:
+    """Texts by the class that their file names for them.
+
+    >>> classes_by_label([Item(1, "a.csv: 1", "hail", "ready", None, "weather"), Item(2, "b", "?", "ready", None)])
+    {'weather': [1]}
+    """
+    found: dict[str, list[int]] = {}
+    for item in items:
+        if item.named and item.state != "failed":
+            found.setdefault(item.named, []).append(item.id)
+    return found
+
+
 def is_text_file(name: str) -> bool:
     """Whether a file of this name is taken for a file of texts."""
     return not name.startswith(".") and Path(name).suffix.lower()[1:] in EXTENSIONS
 
 
-def texts_of(file: Path, shown: str) -> list[tuple[str, str | None]]:
-    """The texts of a .txt (one a line), .csv or .jsonl file (column or key `text`), with names; empty ones left out."""
-    found = find_texts(file, labelled=False)
-    rows = [(f"{shown}: {i + 1}", _whole(text)) for i, text in enumerate(found.texts)]
-    return [(name, text) for name, text in rows if text]
+def texts_of(file: Path, shown: str) -> list[Found]:
+    """The texts of a .txt (one a line), .csv or .jsonl file (column or key `text`), with names; empty ones left out.
+
+    A column or key `label` names classes; rows may be without one.
+    """
+    texts, labels, _ = text_rows(file)
+    named = [_whole(label) or None for label in labels or [""] * len(texts)]
+    rows = [Found(f"{shown}: {i + 1}", _whole(texts[i]), named[i]) for i in range(len(texts))]
+    return [row for row in rows if row.text]
 
 
 def _whole(text: str) -> str:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from warnings import catch_warnings, simplefilter
+from warnings import catch_warnings, simplefilter, warn
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from fewcal.apply.studio.intake import (
     Limits,
     checked_texts,
     classes_by_folder,
+    classes_by_label,
     inside,
     is_text_file,
     keep_picture,
@@ -28,9 +29,9 @@ from fewcal.apply.studio.intake import (
     unknown_texts,
 )
 from fewcal.apply.studio.moment import Answered, Moment, answered
-from fewcal.apply.studio.store import NONE_CLASS, Edit, Item, ProjectStore, checked_class_name
+from fewcal.apply.studio.store import NONE_CLASS, Edit, Found, Item, ProjectStore, checked_class_name
 from fewcal.bank import BaseBank
-from fewcal.errors import InputError
+from fewcal.errors import FewcalWarning, InputError
 from fewcal.features.extractors import Extractor, as_extractor
 from fewcal.features.extractors.base import find_entry
 from fewcal.features.sources.kinds import DEFAULT_EXTRACTORS
@@ -70,6 +71,7 @@ class Studio:
         self.folder, self.settings = folder, settings or StudioSettings()
         self.store = ProjectStore(folder)
         self.listeners: list[Callable[[], None]] = []
+        self.notes: list[str] = []  # what of the folder is left out
         self.revision = self.started = time.time_ns() // 1_000_000
         self.lock, self._fitting, self._intake = threading.RLock(), threading.Lock(), threading.Lock()
         self._answered: Answered | None = None
@@ -85,7 +87,7 @@ class Studio:
         if self._started:
             return
         self._started = True
-        self.store.retry_failed()
+        self.store.retry_failed(i.id for i in self.store.items())
         self.rescan()
         self._check_extractor()
         self._embedder.start()
@@ -126,19 +128,37 @@ class Studio:
         return self.store.meta("kind")
 
     def rescan(self) -> int:
-        """Take in what is new in the folder, and mark what is gone; the number of new items."""
+        """Take in what is new in the folder or mended, and mark what is gone; the number of new items.
+
+        Pages ask for it while files are being copied: what was read too early is read again when it has changed.
+        """
         with self._intake:
-            found = scan(self.folder)
-            if self.kind is not None:
-                found = [pair for pair in found if (pair[1] is None) == (self.kind == "picture")]
-            names = {name for name, _ in found}
+            found, notes = scan(self.folder, self.kind)
+            self._tell(notes)
+            names = {one.name for one in found}
             gone = [i.id for i in self.store.items() if i.text is None and i.name not in names and not self._exists(i)]
-            if gone:
+            mended = [i.id for i in self.store.items() if i.state == "failed" and self._embedder.outdated(i)]
+            if gone or mended:
                 with self.lock:
                     self.store.mark_gone(gone)
+                    self.store.retry_failed(mended)
                     self._features = None
                     self._changed()
+                self._embedder.wake()
+            with self.lock:
+                if self.store.name_classes(found):
+                    self._changed()
             return self._add(unknown_texts(found, {i.name: i.text for i in self.store.items()}))
+
+    def _tell(self, notes: list[str]) -> None:
+        """Say what is left out of the folder: in the terminal once, on pages for as long as it is so."""
+        for note in notes:
+            if note not in self.notes:
+                warn(note, FewcalWarning, stacklevel=3)
+        if notes != self.notes:
+            with self.lock:
+                self.notes = notes
+                self._changed()
 
     def _exists(self, item: Item) -> bool:
         try:
@@ -152,15 +172,15 @@ class Studio:
             if not is_text_file(name):
                 self._check_kind("picture")
                 kept = keep_picture(self.folder, name, data, self.settings.limits)
-                self._add([(kept, None)])
+                self._add([Found(kept)])
                 return self.store.ids([kept])
             self._check_kind("text")
             found = self._texts_in(safe_file_name(name, "texts.txt"), data)
-            checked_texts([text or "" for _, text in found], self.settings.limits)
+            checked_texts([one.text or "" for one in found], self.settings.limits)
             self._add(found)
-            return self.store.ids([name for name, _ in found])
+            return self.store.ids([one.name for one in found])
 
-    def _texts_in(self, name: str, data: bytes) -> list[tuple[str, str | None]]:
+    def _texts_in(self, name: str, data: bytes) -> list[Found]:
         """The texts of a dropped file, under names that are free; the same texts dropped twice are kept once."""
         temporary = self.store.path.with_name(f"incoming{Path(name).suffix.lower()}")
         try:
@@ -174,10 +194,10 @@ class Studio:
             temporary.unlink(missing_ok=True)
         known = {item.name: item.text for item in self.store.items()}
         shown, number = name, 1
-        while any(known.get(f"{shown}{place.removeprefix(name)}", text) != text for place, text in found):
+        while any(known.get(f"{shown}{one.name.removeprefix(name)}", one.text) != one.text for one in found):
             number += 1
             shown = f"{Path(name).stem} ({number}){Path(name).suffix}"
-        return [(f"{shown}{place.removeprefix(name)}", text) for place, text in found]
+        return [one._replace(name=f"{shown}{one.name.removeprefix(name)}") for one in found]
 
     def add_texts(self, texts: Sequence[str]) -> int:
         """Take in texts that were typed or pasted; the number of new items."""
@@ -187,24 +207,23 @@ class Studio:
             items = self.store.items()
             known = {item.text for item in items}
             fresh = [t for t in dict.fromkeys(kept) if t not in known]
-            return self._add([(f"typed {len(items) + n}", text) for n, text in enumerate(fresh, 1)])
+            return self._add([Found(f"typed {len(items) + n}", text) for n, text in enumerate(fresh, 1)])
 
     def _check_kind(self, kind: str) -> None:
         if self.kind not in (None, kind):
             raise InputError(f"this project holds {self.kind}s; make another folder for {kind}s")
 
-    def _add(self, found: Sequence[tuple[str, str | None]]) -> int:
+    def _add(self, found: Sequence[Found]) -> int:
         if not found:
             return 0
         with self.lock:
-            names = {item.name for item in self.store.items()} | {name for name, _ in found}
+            names = {item.name for item in self.store.items()} | {one.name for one in found}
             if len(names) > self.settings.limits.items:
                 raise InputError(f"a project takes at most {self.settings.limits.items} items, not {len(names)}")
             if self.store.meta("kind") is None:
-                self.store.set_meta("kind", "text" if found[0][1] is not None else "picture")
+                self.store.set_meta("kind", "text" if found[0].text is not None else "picture")
             added = self.store.add_items(found)
-            if added:
-                self._changed()
+            self._changed()  # known texts may name a class now
         if self.store.count("waiting"):
             self._embedder.wake()
         return added
@@ -221,10 +240,17 @@ class Studio:
 
     def take_folders(self) -> None:
         """Make every folder a class, and what lies in it its examples; labels that there are stay."""
+        self._take(classes_by_folder, "folders", "items do not lie in two folders or more; name the classes instead")
+
+    def take_labels(self) -> None:
+        """The same for the classes that files of texts name in their rows."""
+        self._take(classes_by_label, "labels", "no text names its class; give a .csv or .jsonl file a column 'label'")
+
+    def _take(self, classes: Callable[[Sequence[Item]], dict[str, list[int]]], what: str, nothing: str) -> None:
         with self.lock:
-            found = classes_by_folder(self.store.items())
+            found = classes(self.store.items())
             if not found:
-                raise InputError("the items do not lie in two folders or more; name the classes instead")
+                raise InputError(nothing)
             by_name = {name: number for number, name in self.store.classes().items()} | {NONE_OF_THESE: NONE_CLASS}
             fresh = [checked_class_name(name, (), "") for name in found if name not in by_name]
             by_name |= {name: number for number, name in enumerate(fresh, self.store.next_class_id())}
@@ -233,7 +259,7 @@ class Studio:
             labels = {i: (None, by_name[name]) for name, own in found.items() for i in own if i not in given}
             made: dict[int, tuple[str | None, str | None]] = {by_name[name]: (None, name) for name in fresh}
             if labels or made:
-                self._record(Edit(f"{len(found)} folders → classes", labels, made))
+                self._record(Edit(f"{len(found)} {what} → classes", labels, made))
 
     def rename_class(self, number: int, name: str) -> None:
         with self.lock:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,6 +32,7 @@ _TABLES = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS items (
   id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, text TEXT, state TEXT NOT NULL, error TEXT, features BLOB);
+CREATE TABLE IF NOT EXISTS named (item INTEGER PRIMARY KEY REFERENCES items (id), class TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS classes (id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE);
 CREATE TABLE IF NOT EXISTS labels (item INTEGER PRIMARY KEY REFERENCES items (id), class INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS history (
@@ -38,11 +40,20 @@ CREATE TABLE IF NOT EXISTS history (
 """
 
 
+class Found(NamedTuple):
+    """What may become an item: a picture (`text` is None), or a text, with the class that its file names or None."""
+
+    name: str
+    text: str | None = None
+    named: str | None = None
+
+
 @dataclass(frozen=True)
 class Item:
     """A picture (`text` is None; the name is its path below the folder) or a text.
 
-    `state` is "waiting" for features, "ready", "failed" (`error` says why) or "gone" (its file is).
+    `state` is "waiting" for features, "ready", "failed" (`error` says why) or "gone" (its file is). `named` is the
+    class that the file of a text names for it, which is no label until a person says so.
     """
 
     id: int
@@ -50,6 +61,7 @@ class Item:
     text: str | None
     state: str
     error: str | None
+    named: str | None = None
 
 
 @dataclass(frozen=True)
@@ -175,7 +187,10 @@ class ProjectStore:
 
     def items(self) -> list[Item]:
         """All but those whose file is gone, in the order of arrival."""
-        rows = self._rows("SELECT id, name, text, state, error FROM items WHERE state != 'gone' ORDER BY id")
+        rows = self._rows(
+            "SELECT id, name, text, state, error, named.class FROM items LEFT JOIN named ON named.item = id "
+            "WHERE state != 'gone' ORDER BY id"
+        )
         return [Item(*row) for row in rows]
 
     def item(self, number: int) -> Item:
@@ -190,14 +205,27 @@ class ProjectStore:
         found = dict(self._rows("SELECT name, id FROM items"))
         return [found[name] for name in names if name in found]
 
-    def add_items(self, items: Iterable[tuple[str, str | None]]) -> int:
+    def add_items(self, items: Sequence[Found]) -> int:
         """Add items by name and text; those that are there stay as they are, those that were gone wait again."""
         with self._transaction():
             before = self._db.total_changes
             self._db.executemany(
                 "INSERT INTO items (name, text, state) VALUES (?, ?, 'waiting') ON CONFLICT (name) DO UPDATE "
                 "SET state = 'waiting', error = NULL, features = NULL WHERE state = 'gone'",
-                items,
+                [(one.name, one.text) for one in items],
+            )
+            added = self._db.total_changes - before
+            self.name_classes(items)
+            return added
+
+    def name_classes(self, items: Iterable[Found]) -> int:
+        """Remember the classes that files name for their texts; how many of them are new."""
+        with self._transaction():
+            before = self._db.total_changes
+            self._db.executemany(
+                "INSERT INTO named SELECT id, ? FROM items WHERE name = ? AND text = ? "
+                "ON CONFLICT (item) DO UPDATE SET class = excluded.class WHERE class != excluded.class",
+                [(one.named, one.name, one.text) for one in items if one.named],
             )
             return self._db.total_changes - before
 
@@ -205,10 +233,11 @@ class ProjectStore:
         with self._transaction():
             self._db.executemany("UPDATE items SET state = 'gone' WHERE id = ?", [(i,) for i in numbers])
 
-    def retry_failed(self) -> None:
-        """Let what could not be read wait again: its file may have been mended, or what reads it installed."""
+    def retry_failed(self, numbers: Iterable[int]) -> None:
+        """Let some of what could not be read wait again: files may have been mended, or what reads them installed."""
+        query = "UPDATE items SET error = NULL, state = 'waiting' WHERE id = ? AND state = 'failed'"
         with self._transaction():
-            self._db.execute("UPDATE items SET error = NULL, state = 'waiting' WHERE state = 'failed'")
+            self._db.executemany(query, [(i,) for i in numbers])
 
     def waiting(self, most: int) -> list[Item]:
         rows = self._rows(

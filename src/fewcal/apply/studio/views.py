@@ -9,7 +9,7 @@ import numpy as np
 
 from fewcal.apply.studio.answers import doubt
 from fewcal.apply.studio.exports import Row
-from fewcal.apply.studio.intake import classes_by_folder
+from fewcal.apply.studio.intake import classes_by_folder, classes_by_label
 from fewcal.apply.studio.moment import Answered, Moment
 from fewcal.apply.studio.project import Studio
 from fewcal.apply.studio.store import NONE_CLASS
@@ -39,6 +39,11 @@ def state(studio: Studio) -> dict[str, Json]:
         "classes": [{"id": i, "name": name, "count": counts.count(i)} for i, name in moment.classes.items()],
         # offered as classes as long as there are none
         "folders": list(classes_by_folder(moment.items)) if set(moment.classes) == {NONE_CLASS} else [],
+        # offered as long as one of them has no label
+        "named": [
+            name for name, own in classes_by_label(moment.items).items() if any(i not in moment.labels for i in own)
+        ],
+        "notes": list(studio.notes),
         "items": _items(answered),
         "next": list(answered.suggested),
         "progress": asdict(moment.progress),

@@ -62,6 +62,19 @@ def find_texts(source: StrPath, labelled: bool = True, text: str = "text", label
         raise InputError(f"{path} does not exist; give a .csv, .jsonl or .txt file of texts")
     if path.is_dir():
         return _folder(path)
+    texts, labels, splits = text_rows(path, labelled, text, label)
+    if labels is not None and "" in labels:
+        if labelled:
+            raise InputError(f"{path}: text {labels.index('') + 1} has no label; every text needs a class")
+        labels = None
+    names = [f"{path.name}: text {i + 1}" for i in range(len(texts))]
+    return Texts(names, labels, splits, str(path), texts)
+
+
+def text_rows(
+    path: Path, labelled: bool = False, text: str = "text", label: str = "label"
+) -> tuple[list[str], list[str] | None, list[str] | None]:
+    """Texts, labels ("" where a row has none) and splits of a file, as `find_texts` reads it."""
     kind = path.suffix.lower().lstrip(".")
     if kind not in EXTENSIONS:
         raise InputError(f"{path} is no source of texts; give a .csv, .jsonl or .txt file")
@@ -75,14 +88,8 @@ def find_texts(source: StrPath, labelled: bool = True, text: str = "text", label
         table = read_csv(path, lower, COLUMNS_REMEDY) if kind in DELIMITED else _json_lines(path, need)
     if kind in DELIMITED:
         text, label = text.lower(), label.lower()  # headers are read without regard to case
-    texts = table[text]
     labels = [class_name(x) for x in table[label]] if label in table else None
-    if labels is not None and "" in labels:
-        if labelled:
-            raise InputError(f"{path}: text {labels.index('') + 1} has no label; every text needs a class")
-        labels = None
-    names = [f"{path.name}: text {i + 1}" for i in range(len(texts))]
-    return Texts(names, labels, table.get("split"), str(path), texts)
+    return table[text], labels, table.get("split")
 
 
 def split_lines(text: str) -> list[str]:

@@ -11,6 +11,7 @@ let state = null;
 let selected = new Set();
 let current = null; // the item that keys move from
 let most = PAGE;
+const NOTES = 3; // shown at once
 const LONG_NAME = 28; // characters; on a small screen such a class has a line to itself
 
 // ---- changes --------------------------------------------------------------------------------------------------------
@@ -69,6 +70,22 @@ async function refresh() {
   }
 }
 
+// New files in the folder: when asked to, and when somebody comes back to the page, as after copying them there. Every page
+// hears of what is found by its events.
+let looking = null; // one look serves the click and the focus that comes with it
+async function look(asked) {
+  if (document.hidden) return;
+  try {
+    looking ??= send("POST", "/api/rescan").finally(() => { looking = null; });
+    const found = (await looking).new;
+    if (asked) problem("");
+    $("looked").textContent = found ? `${found} new item${found === 1 ? "" : "s"}.` : asked ? "Nothing more in the folder." : "";
+    if (found) await refresh();
+  } catch (error) {
+    if (asked) problem(error.message); // nobody waits for the other looks, and the events notice a server that is gone
+  }
+}
+
 // ---- selection ------------------------------------------------------------------------------------------------------
 
 function choose(id, list, extend = false, focus = false) {
@@ -124,6 +141,7 @@ function draw(fresh) {
   document.title = `${state.title} · fewcal studio`;
   $("title").textContent = state.title;
   drawWork();
+  drawNotes();
   drawEstimate();
   for (const way of ["undo", "redo"]) {
     $(way).disabled = !state[way];
@@ -136,6 +154,9 @@ function draw(fresh) {
   $("take-folders").hidden = !state.folders.length;
   $("take-folders").textContent = `Take the ${state.folders.length} folders as classes`;
   $("take-folders").title = state.folders.join(", ");
+  $("take-labels").hidden = !state.named.length;
+  $("take-labels").textContent = state.named.length === 1 ? "Take the label as a class" : `Take the ${state.named.length} labels as classes`;
+  $("take-labels").title = state.named.join(", ");
   drawClasses();
   drawItems();
   explain(item(), state);
@@ -150,6 +171,15 @@ function drawWork() {
   if (error) problem(error);
 }
 
+// What of the folder is left out, until it is read and closed.
+let read = "";
+function drawNotes() {
+  $("notes").hidden = !state.notes.length || JSON.stringify(state.notes) === read;
+  const more = state.notes.length - NOTES;
+  const shown = [...state.notes.slice(0, NOTES), ...(more > 0 ? [`and ${more} more, which the terminal names`] : [])];
+  $("notes-list").replaceChildren(...shown.map((note) => el("li", {}, note)));
+}
+
 // Examples count once they have features: what waits or is unreadable teaches nothing.
 const classesInUse = () => new Set(state.items.filter((i) => i.state === "ready").map((i) => i.label).filter((l) => l !== undefined)).size;
 
@@ -158,7 +188,7 @@ function drawEstimate() {
   const { expected, left_out } = state;
   const [first, more] =
     !state.items.length ? ["Begin with pictures or texts.", "Drop files anywhere on this page."]
-    : state.classes.length < 2 ? ["Name your classes.", `Type a name, Add, and again for the next one${state.folders.length ? "; or take the folders as classes" : ""}.`]
+    : state.classes.length < 2 ? ["Name your classes.", `Type a name, Add, and again for the next one${state.named.length ? "; or take the labels as classes" : state.folders.length ? "; or take the folders as classes" : ""}.`]
     : classesInUse() < 2 && state.items.some((i) => i.label !== undefined && i.state === "waiting")
       ? ["Computing the features of your examples.", "Answers follow."]
     : classesInUse() < 2 ? ["Give two classes an example each.", "Select an item, then click its class: all others are answered at once."]
@@ -310,9 +340,14 @@ function wire() {
   $("more").addEventListener("click", () => { most += PAGE; drawItems(); });
   $("reject").addEventListener("change", () => change("POST", "/api/settings", { reject: $("reject").checked ? 0.05 : null }));
   $("take-folders").addEventListener("click", () => change("POST", "/api/folders", {}, "The folders are classes now"));
+  $("take-labels").addEventListener("click", () => change("POST", "/api/named", {}, "The labels are classes now"));
+  $("look").addEventListener("click", () => look(true));
+  window.addEventListener("focus", () => look(false));
+  document.addEventListener("visibilitychange", () => look(false));
   $("undo").addEventListener("click", () => step("undo"));
   $("redo").addEventListener("click", () => step("redo"));
   $("help").addEventListener("click", () => $("keys").showModal());
+  $("close-notes").addEventListener("click", () => { read = JSON.stringify(state.notes); drawNotes(); });
   $("close-why").addEventListener("click", why);
   for (const link of $("export").querySelectorAll("a")) link.addEventListener("click", (event) => {
     $("export").open = false;
