@@ -18,15 +18,7 @@ from fewcal import BaseBank, GDCClassifier, Protocol, evaluate
 from fewcal._utils.randomness import TaskRandom
 from fewcal._utils.safetensors_io import read_tensors, write_tensors
 from fewcal.bank.io import described, restored
-from fewcal.class_prior import (
-    enough_classes,
-    fit_class_prior,
-    posterior,
-    reliability,
-    ridge_share,
-    say_with_shots,
-    transferable_ratio,
-)
+from fewcal.class_prior import enough_classes, fit_class_prior, posterior, ridge_share, transferable_ratio
 from fewcal.errors import FewcalWarning, InputError
 from fewcal.features.synthetic import make_features
 from fewcal.gaussianize import fit_gaussianization
@@ -48,6 +40,7 @@ from fewcal.methods.bankless import Bankless, bankless_logistic
 from fewcal.methods.hierarchical import BlendedHead, HierarchicalGDC
 from fewcal.power_choice import PowerChoice, PowerSample, choose_power, within_class_kurtosis
 from fewcal.presets import get_preset, with_settings
+from fewcal.trust import reliability, say_with_shots
 
 
 def rows(classes: int = 70, each: int = 20, dim: int = 40, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from fewcal import BaseBank, GDCClassifier
 from fewcal._utils.randomness import TaskRandom
-from fewcal.class_prior import say_with_evidence
 from fewcal.methods import TaskBatch
 from fewcal.methods.hierarchical import BlendedHead, HierarchicalGDC, left_out_gain
 from fewcal.presets import get_preset
+from fewcal.trust import say_with_evidence
 
 DIM, CLASSES = 40, 15
 NOISE = np.where(np.arange(DIM) < 30, 2.0, 0.5)  # rows vary most where no classes differ

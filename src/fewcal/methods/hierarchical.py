@@ -26,18 +26,7 @@ from fewcal._utils.types import JSON
 from fewcal.bank import BaseBank
 from fewcal.bank.build import OneShotScale
 from fewcal.calibrate import Calibration, distances
-from fewcal.class_prior import (
-    ClassPrior,
-    Posterior,
-    fit_class_prior,
-    posterior,
-    prior_bank,
-    reliability,
-    say_with_evidence,
-    say_with_shots,
-    why_ignored,
-    why_partly_used,
-)
+from fewcal.class_prior import ClassPrior, Posterior, fit_class_prior, posterior, prior_bank
 from fewcal.domain_match import Trust
 from fewcal.errors import FewcalWarning
 from fewcal.gaussianize import Gaussianization
@@ -56,6 +45,7 @@ from fewcal.methods.bankless import Hints, UnitRows, bankless_head, base_centre,
 from fewcal.methods.base import Method, RowMap, TaskBatch
 from fewcal.methods.base_tasks import one_shot_scale
 from fewcal.params import GDCParams
+from fewcal.trust import reliability, say_with_evidence, say_with_shots, why_ignored, why_partly_used
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -169,7 +159,7 @@ class HierarchicalGDC(Method):
 
     def say_at(self, shots: float) -> float:
         """The say of their model in tasks of so many shots."""
-        return say_with_shots(self.say, shots, self.prior.ridge_share)
+        return 1.0 if self.say == 1 else say_with_shots(self.say, shots, self.prior.ridge_share)
 
     def trust(self, batch: TaskBatch) -> Trust:
         """The say of the base classes in each task, as `fit` uses it."""
