@@ -49,6 +49,19 @@ def test_half_precision_is_for_large_points_and_can_be_refused(monkeypatch: pyte
     assert not precision.half_pays(large)
 
 
+@pytest.mark.parametrize(("half", "pays"), [(0.5, True), (1.5, True), (30.0, False)])
+def test_half_precision_that_is_emulated_does_not_pay(monkeypatch: pytest.MonkeyPatch, half: float, pays: bool) -> None:
+    """As where a processor has it and the library is told not to use it."""
+    monkeypatch.delenv("FEWCAL_FLOAT32", raising=False)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True, raising=False)
+    monkeypatch.setattr(precision, "_seconds", {torch.bfloat16: half, torch.float32: 1.0}.__getitem__)
+    precision._emulated.cache_clear()
+    try:
+        assert precision.half_pays(torch.zeros(1, precision.SMALLEST)) == pays
+    finally:
+        precision._emulated.cache_clear()
+
+
 def test_rounded_points_are_padded_with_zeros() -> None:
     x = torch.randn(2, 13, 4)
     low = precision.rounded(x)

@@ -8,6 +8,8 @@ for the factors they are drawn with, never for means, distances, covariances in 
 from __future__ import annotations
 
 import os
+import time
+from functools import cache
 from typing import TYPE_CHECKING
 
 from fewcal._utils.lazy_torch import torch
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
 # Below this many numbers the saving is not worth a conversion, and results stay those of float32.
 SMALLEST = 1 << 18
+# Times that products of bfloat16 take as long as those of float32, from which on they are no work of the processor.
+_EMULATED = 4.0
 
 
 def half_pays(x: Tensor, numbers: int | None = None, smallest: int = SMALLEST) -> bool:
@@ -62,4 +66,25 @@ def products(a: Tensor, b: Tensor) -> Tensor:
 def _cpu_has_bf16() -> bool:
     """Whether the processor multiplies bfloat16 by itself; elsewhere it is slower than float32."""
     has = getattr(torch.cpu, "_is_avx512_bf16_supported", None)  # private of torch: nothing public tells
-    return has is not None and bool(has())
+    return has is not None and bool(has()) and not _emulated()
+
+
+@cache
+def _emulated() -> bool:
+    """Whether products of bfloat16 take far longer than those of float32, whatever the processor has.
+
+    They do where the library that makes them is kept from using it (`ONEDNN_MAX_CPU_ISA=AVX2`): thirty to ninety times,
+    beside half of the time where it is used, so that no other work on the machine can mislead.
+    """
+    return _seconds(torch.bfloat16) > _EMULATED * _seconds(torch.float32)
+
+
+def _seconds(dtype: torch.dtype) -> float:
+    """The shortest of a few products; the first one is no measure, as kernels are made for it."""
+    x, y = torch.ones(128, 512, dtype=dtype), torch.ones(512, 128, dtype=dtype)
+    times = []
+    for _ in range(6):
+        began = time.perf_counter()
+        x @ y
+        times.append(time.perf_counter() - began)
+    return min(times[1:])
