@@ -9,7 +9,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # Tests that compare what kernels give, and examples that print it: run once more as on a processor without wide
 # registers, where sums are taken in another order. What files, commands and messages do depends on no processor.
 NUMERIC := $(addprefix tests/,bank covariance heads methods test_calibrate.py test_domain_match.py test_factor_gaussian.py \
-	test_gaussianize.py test_presets.py test_rejection.py test_speed_paths.py \
+	test_gaussianize.py test_learnt_classes.py test_presets.py test_rejection.py test_speed_paths.py \
 	estimators/test_estimators.py estimators/test_estimator_checks.py estimators/test_sampler.py \
 	features/test_backbones.py features/test_extractors.py \
 	$(addprefix evaluation/test_evaluation.py::,test_batch_size_does_not_change_a_task \

@@ -85,7 +85,18 @@ print(json.dumps(refused))
 LAYERS: list[list[set[str]]] = [
     [{"_version", "errors", "_utils", "render"}],
     [{"gaussianize", "power_choice", "bank"}, {"features"}, {"episodes"}],
-    [{"calibrate", "class_prior", "covariance", "factor_gaussian", "domain_match", "rejection", "trust"}],
+    [
+        {
+            "calibrate",
+            "class_prior",
+            "covariance",
+            "factor_gaussian",
+            "domain_match",
+            "learnt_classes",
+            "rejection",
+            "trust",
+        }
+    ],
     [{"heads", "params", "presets"}],
     [{"methods"}],
     [{"evaluation"}, {"estimators"}],

@@ -116,21 +116,25 @@ class ClassPrior:
         """What follows from the prior and a few numbers: a small task would spend most of its time on these."""
         return Memo()
 
-    def neighbours(self, x: Tensor, sharpness: float, without: Tensor | None = None) -> Tensor:
-        """w `(*B, C)` of points `x (*B, D)` less the origin; `without (*B)` is a base class that is no neighbour."""
+    def neighbours(self, x: Tensor, sharpness: Tensor | float, without: Tensor | None = None) -> Tensor:
+        """w `(T, N, C)` of points `x (T, N, D)` less the origin; `without (T, N)` is a base class that is no neighbour.
+
+        `sharpness` is τ, of all or of each task, `(T,)`.
+        """
 
         def make() -> tuple[Tensor, Tensor]:
             # C means differ in C − 1 directions, which are the last ones; in all others they are zero.
             columns = -(-len(self.means) // _ALIGNED) * _ALIGNED
-            means, scale = self.means[:, -columns:], 2 * sharpness / self.unit
+            means, scale = self.means[:, -columns:], 2 / self.unit
             # As a copy: a product of a few rows with a transposed matrix is several times slower.
             return -scale / 2 * torch.linalg.vecdot(means, means), (scale * means.T).contiguous()
 
-        shift, scaled = self._memo.get(("neighbours", sharpness), make)
-        scores = torch.addmm(shift, x.flatten(0, -2)[:, -len(scaled) :], scaled)
+        shift, scaled = self._memo.get("neighbours", make)
+        scores = torch.addmm(shift, x.flatten(0, -2)[:, -len(scaled) :], scaled).unflatten(0, x.shape[:-1])
+        scores *= sharpness[:, None, None] if isinstance(sharpness, torch.Tensor) else sharpness
         if without is not None:
-            scores = scores.scatter(1, without.reshape(-1, 1), -torch.inf)
-        return torch.softmax(scores, dim=-1).unflatten(0, x.shape[:-1])
+            scores = scores.scatter(-1, without[..., None], -torch.inf)
+        return torch.softmax(scores, dim=-1)
 
     def weights(self, shots: float | Tensor, strength: float, say: float) -> tuple[Tensor, Tensor, Tensor]:
         """For classes with `shots` K, all of them or `(T, N)`, the parts of `posterior` in each direction.
@@ -338,7 +342,7 @@ def posterior(
     means: Tensor,
     shots: Tensor | float,
     *,
-    sharpness: float,
+    sharpness: Tensor | float,
     strength: float,
     say: float = 1.0,
     without: Tensor | None = None,

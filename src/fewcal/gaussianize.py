@@ -194,19 +194,31 @@ class Gaussianization:
             )
         return tukey(x, self.beta, self.eps)
 
-    def __call__(self, x: Tensor, name: str = "X") -> Tensor:
-        """Map rows `(..., D)`."""
+    def centred(self, x: Tensor, name: str = "X") -> Tensor:
+        """The steps before rows `(..., D)` lose their length."""
         z = self.power(x, name)
         if self.mean is not None:
             z = z - self.mean
-        if self.scale is not None:
-            z = z * self.scale
+        return z if self.scale is None else z * self.scale
+
+    def __call__(self, x: Tensor, name: str = "X") -> Tensor:
+        """Map rows `(..., D)`."""
+        z = self.centred(x, name)
         if self.whitening is not None:  # after which rows are of unit length, whatever length they had before
             z = z @ self.whitening
         elif not self.l2:
             return z
         # In place where rows are not the caller's: memory that is taken anew costs as much as the division.
         return l2_normalise(z) if z is x else z.div_(_lengths(z))
+
+    def log_length(self, x: Tensor, name: str = "X") -> Tensor:
+        """The logarithm of the length `(..., 1)` that rows have when they are `centred`."""
+        return _lengths(self.centred(x, name)).log_()
+
+    def with_log_length(self, x: Tensor, name: str = "X") -> tuple[Tensor, Tensor]:
+        """The map of rows, and their `log_length`."""
+        z = self.centred(x, name)
+        return replace(self, kind="none", mean=None, scale=None)(z), _lengths(z).log_()
 
     def inverse(self, z: Tensor) -> Tensor:
         """Map points `(..., D)` back to raw features; lengths that L2 normalisation took away cannot be given back."""

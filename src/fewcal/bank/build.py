@@ -25,11 +25,19 @@ DTYPES = ("float32", "float16")
 class OneShotScale(NamedTuple):
     """How sure one example a class makes in tasks of base classes (`fewcal.methods.base_tasks`).
 
-    `gamma` is the scale of the hierarchical model, `log_odds` those of an example without base classes.
+    `gamma` is the scale of the hierarchical model, `log_odds` those of an example without base classes; `new_gamma` and
+    `new_log_odds` are the same for new classes where the extractor learnt the base classes. `learnt` are the log-odds
+    that it did, `length` and `spread` mean and standard deviation of the log length of base rows, by which examples can
+    tell (`fewcal.learnt_classes`); a spread of 0 where that is not known.
     """
 
     gamma: float
     log_odds: float
+    new_gamma: float
+    new_log_odds: float
+    learnt: float = 0.0
+    length: float = 0.0
+    spread: float = 0.0
 
 
 class UnitCentre(NamedTuple):

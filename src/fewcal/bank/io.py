@@ -149,9 +149,11 @@ def _power_from_json(beta: float, kurtosis: list[tuple[float, float]], kind: str
     return PowerChoice(float(beta), {float(b): float(k) for b, k in kurtosis}, str(kind))
 
 
-def _one_shot(gamma: float, log_odds: float) -> OneShotScale:
-    scale = OneShotScale(float(gamma), float(log_odds))
-    if not all(math.isfinite(v) and v > 0 for v in scale):
+def _one_shot(*numbers: float) -> OneShotScale:
+    if len(numbers) == 2:  # written before new classes were told from base classes
+        numbers *= 2
+    scale = OneShotScale(*map(float, numbers))
+    if not (all(map(math.isfinite, scale)) and min(scale[:4]) > 0 and scale.spread >= 0):
         raise ValueError(f"one_shot is {scale}")
     return scale
 

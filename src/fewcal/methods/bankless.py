@@ -18,9 +18,9 @@ from fewcal.gaussianize import Gaussianization, l2_normalise
 from fewcal.heads.base import Head
 from fewcal.heads.discriminant import (
     COSINE_GAP,
-    MOST_LOG_ODDS,
     Discriminant,
     Fitted,
+    between,
     cosine_variance,
     one_shot_log_odds,
     squared_separation,
@@ -39,6 +39,9 @@ RIDGE, SHARPNESS = 25.0, 8.0
 C = 1.0
 # Rows that are all much alike are made this long around their mean: logistic regression would hardly move for less.
 _LEAST_LENGTH = 0.3
+# Log-odds of one example by tasks of base classes, in units of what examples tell, at most; and of those that base
+# classes would have as new ones, what is taken. Chosen on validation classes.
+_MOST_OF_EXAMPLES, _AS_NEW = 2.0, 1.1
 # Features from which on rows are taken for embeddings, whose direction says all.
 _EMBEDDING = 32
 
@@ -88,16 +91,42 @@ def bankless_head(support: Tensor, labels: Tensor, n_classes: int) -> Head:
     return fit_bankless(support, labels, n_classes)[0]
 
 
+class BaseOdds(NamedTuple):
+    """Log-odds of one example by tasks of base classes: as these are, and as new classes would be if they were learnt.
+
+    `learnt` is how likely that is, `in_domain (T,)` how far a task is one of their domain, from 0 to 1. Few classes are
+    often coarser than new ones: by the factor `leeway` they are no reason to lower the odds that examples tell.
+    """
+
+    as_they_are: float
+    as_new: float
+    learnt: Tensor | float
+    in_domain: Tensor
+    leeway: float = 1.0
+
+    def of(self, examples: Tensor) -> Tensor:
+        """What they make of the log-odds `(T,)` that examples alone tell; in another domain they can only lower them.
+
+        >>> odds = BaseOdds(8.0, 4.0, torch.tensor([0.0, 1.0]), torch.ones(2))
+        >>> odds.of(torch.tensor([6.0, 6.0])), odds._replace(in_domain=torch.zeros(2)).of(torch.tensor([6.0, 9.0]))
+        (tensor([8.0000, 4.4000]), tensor([6., 8.]))
+        """
+        known = examples.clamp(self.as_they_are, self.leeway * self.as_they_are)
+        known = torch.minimum(known, _MOST_OF_EXAMPLES * examples)
+        least = torch.minimum(examples, known)
+        return between(least, between(known, least.clamp(max=_AS_NEW * self.as_new), self.learnt), self.in_domain)
+
+
 class Hints(NamedTuple):
     """What a bank tells the bank-less classifier of one example a class.
 
-    By how much cosines within a class exceed others (`gap`), the log-odds of an example at most, and where base classes
-    are centred.
+    By how much cosines within a class exceed others (`gap`), where base classes are `centre`d, and the log-odds of an
+    example in their tasks.
     """
 
     gap: float = COSINE_GAP
-    most: float = MOST_LOG_ODDS
     centre: UnitCentre | None = None
+    odds: BaseOdds | None = None
 
 
 NO_HINTS = Hints()
@@ -132,7 +161,8 @@ def fit_bankless(
         if support.shape[1] == n_classes:
 
             def log_odds(variance: Tensor) -> Tensor:
-                return one_shot_log_odds(variance, hints.gap).clamp(max=hints.most)
+                examples = one_shot_log_odds(variance, hints.gap)
+                return examples if hints.odds is None else hints.odds.of(examples)
 
             return one_shot_head(support, labels, n_classes, log_odds, hints.centre), None
         return _discriminant_and_logistic(support, labels, n_classes)

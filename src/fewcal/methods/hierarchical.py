@@ -33,15 +33,17 @@ from fewcal.gaussianize import Gaussianization
 from fewcal.heads.base import Head
 from fewcal.heads.discriminant import (
     COSINE_GAP,
-    MOST_LOG_ODDS,
     Discriminant,
     Fitted,
+    at_most,
+    between,
     cosine_variance,
     doubted,
     one_shot_log_odds,
 )
 from fewcal.heads.linear import ClassShots, LinearHead, class_shots, class_sizes
-from fewcal.methods.bankless import Hints, UnitRows, bankless_head, base_centre, fit_bankless
+from fewcal.learnt_classes import learnt
+from fewcal.methods.bankless import BaseOdds, Hints, UnitRows, bankless_head, base_centre, fit_bankless
 from fewcal.methods.base import Method, RowMap, TaskBatch
 from fewcal.methods.base_tasks import one_shot_scale
 from fewcal.params import GDCParams
@@ -56,9 +58,11 @@ UNLIKE, LIKE = 0.2, 0.4
 LITTLE_SAY = 0.5
 # The share of the gap of cosines of base classes that new classes have, at one shot: fitted to validation classes.
 _GAP_KEPT = 0.8
-# γ in units of that of one-shot tasks of base classes, at most, times K^(1/4) with K examples: chosen on validation
-# classes.
-_OF_BASE_TASKS = 1.1
+# γ in units of that of one-shot tasks of base classes, times K^(1/4) with K examples: of base classes as they are, and
+# as new ones would be to an extractor that learnt them. And the most of the first, in units of the guess without such
+# tasks, with many base classes and with none. All chosen on validation classes.
+_AS_THEY_ARE, _AS_NEW = 1.1, 0.85
+_MOST_OF_GUESS, _MOST_OF_GUESS_OF_FEW = 1.1, 1.5
 # Classes of a task from which on they share their neighbours, which are worth less then: chosen on validation classes.
 _SHARED = 10
 # Base classes that an explanation names for a support point, at most.
@@ -75,8 +79,8 @@ class _Weights(TypedDict):
 class HierarchicalGDC(Method):
     """The hierarchical model with `GDCParams(model="hierarchical")`.
 
-    Rows in its space are those of the model, and behind them the same rows as the bank-less classifier sees them; in
-    support whose raw rows the batch has, those of the model alone are enough.
+    Rows in its space are those of the model, behind them the same rows as the bank-less classifier sees them, and the
+    logarithm of their length; in support whose raw rows the batch has, those of the model alone are enough.
     """
 
     name = "gdc"
@@ -140,7 +144,7 @@ class HierarchicalGDC(Method):
         return PairedRows(self.prior.transform, self.prior.origin)
 
     def in_bank(self, x: Tensor) -> Tensor:
-        """Rows `(*B, D)` in the space of the bank, of rows `(*B, 2D)` in that of the method."""
+        """Rows `(*B, D)` in the space of the bank, of rows `(*B, 2D + 1)` in that of the method."""
         return self._centred(x) + self.prior.origin
 
     def _centred(self, x: Tensor) -> Tensor:
@@ -176,12 +180,24 @@ class HierarchicalGDC(Method):
         p = self.params
         if p.trust != "auto":
             return batch.support.new_full((len(batch.support),), float(p.trust))
-        rows, most = self._centred(batch.support), self.say_at(batch.shots)
-        share = self.prior.domain_match(rows, UNLIKE, LIKE).clamp_(0, 1)
-        known = (LIKE - UNLIKE) * (batch.n_classes - 1) ** 0.5 * self.prior.say / self.prior.alignment_error
-        if known < 1:
-            share = 1 - known * (1 - share)
+        most, share = self.say_at(batch.shots), self._in_domain(batch)
         return share if most == 1 else most * share
+
+    def _in_domain(self, batch: TaskBatch) -> Tensor:
+        """How far each task lies in the domain of the base classes, `(T,)` from 0 to 1."""
+        share = self.prior.domain_match(self._centred(batch.support), UNLIKE, LIKE).clamp_(0, 1)
+        known = (LIKE - UNLIKE) * (batch.n_classes - 1) ** 0.5 * self.prior.say / self.prior.alignment_error
+        return share if known >= 1 else 1 - known * (1 - share)
+
+    def _learnt(self, batch: TaskBatch) -> Tensor | float:
+        """The probability that the extractor learnt the base classes, for each task where its rows tell, `(T,)`."""
+        scale = self.one_shot
+        if scale is None:
+            return 0.0
+        if scale.spread == 0:
+            return learnt(scale.learnt, None, batch.n_classes)
+        length = batch.support[..., -1:] if batch.raw is None else self.prior.transform.log_length(batch.raw)
+        return learnt(scale.learnt, (scale.length - length.mean(dim=(1, 2))) / scale.spread, batch.n_classes)
 
     def calibration(self, batch: TaskBatch) -> Calibration:
         """What the prior does to each support point, in the terms of eq. 5: its nearest base classes and their shares.
@@ -214,34 +230,50 @@ class HierarchicalGDC(Method):
             trust = self._trust_before(batch)
             found = posterior(self.prior, own, shots.each, say=self.say, **weights)
             parts = Discriminant(support, batch.labels, found.mean, found.precision, found.worth, p.scatter)
-            model = parts.fitted(self._gamma(own, shots, found), shots)
+            known = self._learnt(batch)
+            model = parts.fitted(self._gamma(own, shots, found, known), shots)
             if float(trust.min()) >= 1:
                 return BlendedHead(model.head, None, trust, batch.shots)
-            return blended(model, batch, trust, self._hints, judged=p.trust == "auto")
+            return blended(model, batch, trust, self._hints(batch, known), judged=p.trust == "auto")
 
-    @property
-    def _hints(self) -> Hints:
-        """What the base classes tell the bank-less classifier."""
-        most = MOST_LOG_ODDS if self.one_shot is None else self._leeway * self.one_shot.log_odds
-        return Hints(self.cosine_gap, most, base_centre(self._given))
+    def _hints(self, batch: TaskBatch, known: Tensor | float) -> Hints:
+        """What the base classes tell the bank-less classifier; `known` is how likely they were learnt."""
+        centre = base_centre(self._given)
+        if self.one_shot is None:
+            return Hints(self.cosine_gap, centre)
+        odds = (self.one_shot.log_odds, self.one_shot.new_log_odds)
+        return Hints(COSINE_GAP, centre, BaseOdds(*odds, known, self._in_domain(batch), 1 + (1 - self.say) / 6))
 
     def _weights(self, n_classes: int = 1) -> _Weights:
         """τ and κ0 for tasks of so many classes: neighbours that many of them share do not tell them apart."""
         return {"sharpness": self.params.sharpness, "strength": self.params.strength * min(1.0, _SHARED / n_classes)}
 
-    def _gamma(self, own: Tensor, shots: ClassShots, found: Posterior) -> Tensor | float:
-        """The guess of γ in each task, `(T,)`, for class means `own (T, N, D)`.
+    def _gamma(self, own: Tensor, shots: ClassShots, found: Posterior, known: Tensor | float) -> Tensor | float:
+        """γ in each task, `(T,)`, for class means `own (T, N, D)`; `known` is how likely base classes were learnt.
+
+        Where rows of base classes are known, tasks of these tell it: as they are for an extractor that never saw them,
+        and as new classes would be for one that learnt them; neither far from the guess without them.
+        """
+        guess = self._guess(own, shots, found)
+        scale = self.one_shot
+        if scale is None:
+            return guess
+        more = float(shots.average**0.25)
+        most = _MOST_OF_GUESS * self.say + _MOST_OF_GUESS_OF_FEW * (1 - self.say)
+        as_they_are = at_most(most * guess, _AS_THEY_ARE * more * scale.gamma)
+        as_new = at_most(at_most(guess, _AS_THEY_ARE * more * scale.gamma), _AS_NEW * more * scale.new_gamma)
+        return between(as_they_are, as_new, known)
+
+    def _guess(self, own: Tensor, shots: ClassShots, found: Posterior) -> Tensor | float:
+        """The guess of γ without tasks of base classes.
 
         `confidence` is that of a bank of many classes. With fewer the log-odds of an example stay the same, and at one
         shot they are, by the say of the base classes, those of examples without base classes. At one shot they cannot
-        exceed what the cosines of examples of different classes allow. Where rows of base classes are known, tasks of
-        these tell the most that γ can be, and of many base classes nothing else is asked.
+        exceed what the cosines of examples of different classes allow.
         """
-        one_shot, most = shots.most <= 1, torch.inf
-        if self.one_shot is not None:
-            most = _OF_BASE_TASKS * self._leeway * self.one_shot.gamma * shots.average**0.25
+        one_shot = shots.most <= 1
         if self.say == 1 and (self.one_shot is not None or (not one_shot and self.cosine_gap >= COSINE_GAP)):
-            return min(self.confidence, most)
+            return self.confidence
         apart = own_log_odds(own, found)
         if self.say == 1:
             odds = shots.average**0.5 * self.cosine_gap / cosine_variance(own)
@@ -252,12 +284,7 @@ class HierarchicalGDC(Method):
             variance, gap = cosine_variance(own), self.cosine_gap
             full, none = torch.minimum(odds, gap / variance), one_shot_log_odds(variance, gap)
             odds = full**self.say * none ** (1 - self.say)
-        return (odds / apart).clamp(max=most)
-
-    @property
-    def _leeway(self) -> float:
-        """What a limit by tasks of few base classes, which may be coarser than new ones, is multiplied by."""
-        return 1 + (1 - self.say) / 4
+        return odds / apart
 
     @property
     def cosine_gap(self) -> float:
@@ -297,7 +324,7 @@ def own_log_odds(own: Tensor, found: Posterior) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class PairedRows:
-    """Rows as the model sees them, less the origin, and behind them as the bank-less classifier does: `(R, 2D)`.
+    """Rows as the model sees them, less the origin, as the bank-less classifier does, and their length: `(R, 2D + 1)`.
 
     Without `paired` those of the model alone, for a head that looks at no more.
     """
@@ -308,8 +335,10 @@ class PairedRows:
 
     def __call__(self, x: Tensor, name: str = "X") -> Tensor:
         """Map rows."""
-        rows = self.model(x, name).sub_(self.origin)
-        return torch.cat([rows, UnitRows()(x)], dim=-1) if self.paired else rows
+        if not self.paired:
+            return self.model(x, name).sub_(self.origin)
+        rows, length = self.model.with_log_length(x, name)
+        return torch.cat([rows.sub_(self.origin), UnitRows()(x), length], dim=-1)
 
     @property
     def of_model(self) -> PairedRows:
@@ -323,7 +352,7 @@ class PairedRows:
 
 @dataclass(frozen=True, eq=False)
 class BlendedHead(Head):
-    """Log-probabilities of two heads, mixed by trust `(T,)`; rows hold those of the first and of the second.
+    """Log-probabilities of two heads, mixed by trust `(T,)`; rows hold those of the first, then of the second.
 
     `plain` is None where every task trusts the base classes fully. The fewer `shots`, the more the first is `doubted`.
     """
@@ -338,13 +367,13 @@ class BlendedHead(Head):
         return self.head.weight.shape[-1] if self.plain is None else None
 
     def logits(self, x: Tensor, precomputed: Tensor | None = None) -> Tensor:
-        """Scores `(T, Q, N)` of rows `x (T, Q, 2D)`, or `(T, Q, D)` where there is no second head."""
+        """Scores `(T, Q, N)` of rows `x (T, Q, 2D + 1)`, or `(T, Q, D)` where there is no second head."""
         d = self.head.weight.shape[-1]
         scores = doubted(self.head.logits(x[..., :d]), self.shots)
         if self.plain is None:
             return scores
         g = self.trust[:, None, None]
-        plain = torch.log_softmax(self.plain.logits(x[..., d:]), dim=-1)
+        plain = torch.log_softmax(self.plain.logits(x[..., d : 2 * d]), dim=-1)
         return g * torch.log_softmax(scores, dim=-1) + (1 - g) * plain
 
     def to(self, device: torch.device | str) -> BlendedHead:
@@ -359,7 +388,7 @@ def blended(model: Fitted, batch: TaskBatch, trust: Tensor, hints: Hints, judged
     Where trust `(T,)` is `judged`, rather than given, rows that were left out can raise it.
     """
     dim = model.head.weight.shape[-1]
-    rows = batch.support[..., dim:] if batch.raw is None else UnitRows()(batch.raw)
+    rows = batch.support[..., dim : 2 * dim] if batch.raw is None else UnitRows()(batch.raw)
     plain, left_out = fit_bankless(rows, batch.labels, batch.n_classes, hints)
     if judged and model.left_out is not None and left_out is not None:
         trust = say_with_evidence(trust, left_out_gain(model.left_out, left_out, batch.labels))
