@@ -76,9 +76,9 @@ def told_by_bank(method: Method) -> list[float]:
     """What the confidence of the default follows from."""
     if not isinstance(method, HierarchicalGDC) or method.unused is not None or method.one_shot is None:
         return []
-    prior = method.prior
-    known = [prior.within, prior.along, prior.gap, method.one_shot.gamma, method.one_shot.log_odds, method.confidence]
-    return [float(np.log(value)) for value in known] + [method.say]
+    prior, scale = method.prior, method.one_shot
+    known = [prior.within, prior.along, prior.gap, method.confidence, *scale[:4]]
+    return [float(np.log(value)) for value in known] + [method.say, scale.learnt]
 
 
 def answers(features: FeatureSet, name: str, split: str, cell: Cell, method: Method, tasks: int) -> Answers:
