@@ -62,7 +62,9 @@ _GAP_KEPT = 0.8
 # as new ones would be to an extractor that learnt them. And the most of the first, in units of the guess without such
 # tasks, with many base classes and with none. All chosen on validation classes.
 _AS_THEY_ARE, _AS_NEW = 1.1, 0.85
-_MOST_OF_GUESS, _MOST_OF_GUESS_OF_FEW = 1.1, 1.5
+_MOST_OF_GUESS, _MOST_OF_GUESS_OF_FEW = 1.05, 1.5
+# The say of as many base classes as it takes for their tasks to tell what examples are worth without base classes.
+_TASKS_TELL = 0.25
 # Classes of a task from which on they share their neighbours, which are worth less then: chosen on validation classes.
 _SHARED = 10
 # Columns that hold the length of a row: gathering rows is quicker where each begins at a multiple of 64 bytes.
@@ -243,8 +245,10 @@ class HierarchicalGDC(Method):
         centre = base_centre(self._given)
         if self.one_shot is None:
             return Hints(self.cosine_gap, centre)
-        odds = (self.one_shot.log_odds, self.one_shot.new_log_odds)
-        return Hints(COSINE_GAP, centre, BaseOdds(*odds, known, self._in_domain(batch), 1 + (1 - self.say) / 6))
+        odds, told = (self.one_shot.log_odds, self.one_shot.new_log_odds), self._in_domain(batch)
+        if self.say < _TASKS_TELL:
+            told = (self.say / _TASKS_TELL) ** 2 * told
+        return Hints(COSINE_GAP, centre, BaseOdds(*odds, known, told, 1 + (1 - self.say) / 4))
 
     def _weights(self, n_classes: int = 1) -> _Weights:
         """τ and κ0 for tasks of so many classes: neighbours that many of them share do not tell them apart."""
