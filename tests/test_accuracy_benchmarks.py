@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from fewcal.bank import BaseBank
 from fewcal.errors import InputError
@@ -22,6 +23,7 @@ sys.path.insert(0, str(SCRIPTS))
 import choices  # noqa: E402
 import common  # noqa: E402
 import default  # noqa: E402
+import learnt  # noqa: E402
 import mahalanobis  # noqa: E402
 import make_odd_sets  # noqa: E402
 import make_sets  # noqa: E402
@@ -239,3 +241,19 @@ def test_a_narrow_layer_leaves_about_as_many_directions_as_there_were_categories
     variances = np.linalg.eigvalsh(np.cov(rows.T))
     assert variances[-4:].sum() > 0.5 * variances.sum()
     FeatureSet(**made)  # no category is in two splits
+
+
+def test_what_new_classes_have_of_the_variance_between_classes(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(400), 6)
+    rows = 2 * rng.normal(size=(400, 10))[labels] + rng.normal(size=(2400, 10))
+    between, within = learnt.variances(torch.from_numpy(rows), labels)
+    assert between == pytest.approx(40, rel=0.1)  # four in each of ten dimensions
+    assert within == pytest.approx(10, rel=0.1)
+    make_features(base=64, val=8, novel=8, rows=24, dim=32).save(tmp_path / "made-up")
+    learnt.signs(tmp_path / "made-up")
+    told = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()]
+    assert [row[:2] for row in told] == [["made-up", "val"], ["made-up", "novel"]]
+    assert all(0 <= float(share) <= 1 for row in told for share in row[-2:])
