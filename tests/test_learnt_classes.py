@@ -24,7 +24,9 @@ from fewcal.presets import get_preset
 DIM = 64
 
 
-def network(classes: int, rows: int, known: bool, seed: int, uneven: float = 0.4) -> tuple[np.ndarray, np.ndarray]:
+def network(
+    classes: int, rows: int, known: bool, seed: int, uneven: float = 0.4, apart: float = 0.9
+) -> tuple[np.ndarray, np.ndarray]:
     """Rows of a network: those of classes that it learnt show their class strongly, some more than others by `uneven`.
 
     What it did not learn shows a third of the variance between classes, when rows have unit length: these have the
@@ -32,7 +34,7 @@ def network(classes: int, rows: int, known: bool, seed: int, uneven: float = 0.4
     """
     rng = np.random.default_rng(seed)
     labels = np.repeat(np.arange(classes), rows)
-    means = (0.9 if known else 0.418) * rng.normal(size=(classes, DIM))
+    means = (apart if known else 0.418) * rng.normal(size=(classes, DIM))
     noise = 2 + rng.normal(size=(len(labels), DIM))  # as features that are mostly positive have a common mean
     shown = means[labels]
     if known:
@@ -137,8 +139,8 @@ def test_new_classes_of_a_network_that_learnt_the_base_classes_are_known_from_th
 
 def test_examples_that_are_shorter_than_base_rows_make_answers_less_sure() -> None:
     """The directions of all rows are the same, and so are the answers."""
-    x, y = network(80, 40, True, seed=0)
-    support = network(5, 1, True, seed=1)[0]
+    x, y = network(80, 40, True, seed=0, apart=0.4)
+    support = network(5, 1, True, seed=1, apart=0.4)[0]
     method = prepared(BaseBank().fit(x, y))
     centre = x.mean(axis=0)
     labels, random = torch.arange(5)[None], TaskRandom(0, [0])
@@ -150,8 +152,8 @@ def test_examples_that_are_shorter_than_base_rows_make_answers_less_sure() -> No
 
     weights = [sharpness(length) for length in (1.5, 1.0, 0.7, 0.5)]
     assert weights[0] == pytest.approx(weights[1], rel=0.2)
-    assert weights == sorted(weights, reverse=True)
-    assert weights[3] < weights[1]
+    assert np.diff(weights).max() < 1e-3 * weights[0]
+    assert weights[3] < 0.99 * weights[1]
 
 
 @settings(max_examples=50, deadline=None)

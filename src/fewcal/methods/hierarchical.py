@@ -76,7 +76,7 @@ _EXPLAINED = 16
 class _Weights(TypedDict):
     """τ and κ0, as `posterior` takes them."""
 
-    sharpness: float
+    sharpness: Tensor | float
     strength: float
 
 
@@ -123,7 +123,9 @@ class HierarchicalGDC(Method):
         self._given = bank
         self.one_shot = space.memo.get(
             ("one-shot scale", *key, p.sharpness, p.strength, self.say),
-            lambda: one_shot_scale(bank, space, self.prior, self.confidence, say=self.say, **self._weights()),
+            lambda: one_shot_scale(
+                bank, space, self.prior, self.confidence, say=self.say, sharpness=p.sharpness, strength=p.strength
+            ),
         )
         if self.say < LITTLE_SAY:
             words = f"{self.partly_used}; at one shot they have a say of {self.say:.0%} beside your examples"
@@ -208,11 +210,11 @@ class HierarchicalGDC(Method):
 
         The share of the prior in a posterior mean differs by direction; its average over directions is told.
         """
-        p, k = self.params, min(_EXPLAINED, len(self.bank))
+        k, weighed = min(_EXPLAINED, len(self.bank)), self._weights(batch, self._learnt(batch))
         support = self._centred(batch.support)
-        weights = self.prior.neighbours(support, p.sharpness)
+        weights = self.prior.neighbours(support, weighed["sharpness"])
         shots = class_sizes(batch.labels)
-        found = posterior(self.prior, support, shots, say=self.say, **self._weights(batch.n_classes))
+        found = posterior(self.prior, support, shots, say=self.say, **weighed)
         prior = (found.worth / (shots[..., None] + found.worth)).mean(dim=-1, keepdim=True)
         share = self.say * prior * self.trust(batch).share[:, None, None]
         top, index = weights.topk(k, dim=-1)
@@ -228,14 +230,14 @@ class HierarchicalGDC(Method):
     def _fit(self, batch: TaskBatch) -> BlendedHead:
         p = self.params
         with torch.inference_mode():
-            support, weights = self._centred(batch.support), self._weights(batch.n_classes)
+            support, known = self._centred(batch.support), self._learnt(batch)
+            weights = self._weights(batch, known)
             shots = class_shots(batch.labels, batch.n_classes, support.dtype)
             own = shots.means(support)
             trust = self._trust_before(batch)
             found = posterior(self.prior, own, shots.each, say=self.say, **weights)
             parts = Discriminant(support, batch.labels, found.mean, found.precision, found.worth, p.scatter)
-            known = self._learnt(batch)
-            model = parts.fitted(self._gamma(own, shots, found, known), shots)
+            model = parts.fitted(self._gamma(own, shots, found, known, weights), shots)
             if float(trust.min()) >= 1:
                 return BlendedHead(model.head, None, trust, batch.shots)
             return blended(model, batch, trust, self._hints(batch, known), judged=p.trust == "auto")
@@ -250,17 +252,31 @@ class HierarchicalGDC(Method):
             told = (self.say / _TASKS_TELL) ** 2 * told
         return Hints(COSINE_GAP, centre, BaseOdds(*odds, known, told, 1 + (1 - self.say) / 4))
 
-    def _weights(self, n_classes: int = 1) -> _Weights:
-        """τ and κ0 for tasks of so many classes: neighbours that many of them share do not tell them apart."""
-        return {"sharpness": self.params.sharpness, "strength": self.params.strength * min(1.0, _SHARED / n_classes)}
+    def _weights(self, batch: TaskBatch, known: Tensor | float) -> _Weights:
+        """τ and κ0; `known` is how likely base classes were learnt.
 
-    def _gamma(self, own: Tensor, shots: ClassShots, found: Posterior, known: Tensor | float) -> Tensor | float:
+        Neighbours that many classes share do not tell them apart. And which are near one example can be told no more
+        surely than which class a row is of: where tasks of base classes allow less of γ than its guess, τ is as much
+        less. The mean of K examples tells it √K times as surely.
+        """
+        sharpness, strength = self.params.sharpness, self.params.strength * min(1.0, _SHARED / batch.n_classes)
+        if self.one_shot is None:
+            return {"sharpness": sharpness, "strength": strength}
+        guess = self.confidence / batch.shots**0.5
+        as_they_are = min(1.0, _AS_THEY_ARE * self.one_shot.gamma / guess)
+        as_new = min(as_they_are, _AS_NEW * self.one_shot.new_gamma / guess)
+        softer = as_new if as_new == as_they_are else as_they_are * (as_new / as_they_are) ** known
+        return {"sharpness": sharpness * softer, "strength": strength}
+
+    def _gamma(
+        self, own: Tensor, shots: ClassShots, found: Posterior, known: Tensor | float, weights: _Weights
+    ) -> Tensor | float:
         """γ in each task, `(T,)`, for class means `own (T, N, D)`; `known` is how likely base classes were learnt.
 
         Where rows of base classes are known, tasks of these tell it: as they are for an extractor that never saw them,
         and as new classes would be for one that learnt them; neither far from the guess without them.
         """
-        guess = self._guess(own, shots, found)
+        guess = self._guess(own, shots, found, weights)
         scale = self.one_shot
         if scale is None:
             return guess
@@ -270,7 +286,7 @@ class HierarchicalGDC(Method):
         as_new = at_most(at_most(guess, _AS_THEY_ARE * more * scale.gamma), _AS_NEW * more * scale.new_gamma)
         return between(as_they_are, as_new, known)
 
-    def _guess(self, own: Tensor, shots: ClassShots, found: Posterior) -> Tensor | float:
+    def _guess(self, own: Tensor, shots: ClassShots, found: Posterior, weights: _Weights) -> Tensor | float:
         """The guess of γ without tasks of base classes.
 
         `confidence` is that of a bank of many classes. With fewer the log-odds of an example stay the same, and at one
@@ -284,7 +300,7 @@ class HierarchicalGDC(Method):
         if self.say == 1:
             odds = shots.average**0.5 * self.cosine_gap / cosine_variance(own)
             return (odds / apart).clamp(max=self.confidence)
-        whole = posterior(self.prior, own, shots.each, **self._weights(own.shape[1]))
+        whole = posterior(self.prior, own, shots.each, **weights)
         odds = self.confidence * own_log_odds(own, whole)
         if one_shot:
             variance, gap = cosine_variance(own), self.cosine_gap
