@@ -61,7 +61,7 @@ _GAP_KEPT = 0.8
 # γ in units of that of one-shot tasks of base classes, times K^(1/4) with K examples: of base classes as they are, and
 # as new ones would be to an extractor that learnt them. And the most of the first, in units of the guess without such
 # tasks, with many base classes and with none. All chosen on validation classes.
-_AS_THEY_ARE, _AS_NEW = 1.1, 0.85
+_AS_THEY_ARE, _AS_NEW = 1.1, 0.95
 _MOST_OF_GUESS, _MOST_OF_GUESS_OF_FEW = 1.05, 1.5
 # The say of as many base classes as it takes for their tasks to tell what examples are worth without base classes.
 _TASKS_TELL = 0.25
