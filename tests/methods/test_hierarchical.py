@@ -514,7 +514,7 @@ def test_few_base_classes_share_the_answer_with_the_examples_and_that_is_said() 
     with pytest.warns(FewcalWarning, match="15 base classes are few .* a say of 25%") as told:
         clf = GDCClassifier(bank).fit(s[0].numpy(), labels[0].numpy())
     assert len(told) == 1
-    assert clf.explain().trust == pytest.approx(prepared(bank).say_at(3), rel=0.01)  # left-out rows raise it by a hair
+    assert clf.explain().trust == pytest.approx(prepared(bank).say_at(3))
     assert "little but their covariance is used" in clf.explain().warnings[0]
     q = rows(4, 10, seed=9)[0]
     both = [
@@ -680,7 +680,8 @@ def test_few_base_classes_have_more_of_a_say_with_more_shots() -> None:
     method = prepared(BaseBank().fit(*rows(15)))
     shares = [float(method.trust(task_batch(method, shot=shot)).share[0]) for shot in (1, 5)]
     assert shares[0] == 0.25
-    assert shares[1] == pytest.approx(say_with_shots(0.25, 5, method.prior.ridge_share), rel=0.01)  # and what rows tell
+    say = say_with_shots(0.25, 5, method.prior.ridge_share)
+    assert say <= shares[1] < 1.01 * say  # rows that are left out raise it, and never lower it
 
 
 def test_unequal_shots(bank: BaseBank) -> None:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, NamedTuple, overload
+from typing import TYPE_CHECKING, NamedTuple
 
 from fewcal._utils.lazy_torch import torch
 from fewcal.gaussianize import l2_normalise
@@ -315,32 +315,6 @@ def doubted(scores: Tensor, shots: float) -> Tensor:
     """
     behind = torch.lerp(scores.amax(dim=-1, keepdim=True), scores, 0.01)
     return torch.logaddexp(scores, behind.add_(math.log(misled(scores.shape[-1], shots))))
-
-
-def at_most(value: Tensor | float, most: float) -> Tensor | float:
-    """The less of a scale, of each task `(T,)` or of all, and a limit.
-
-    >>> at_most(5.0, 3.0), at_most(torch.tensor([1.0, 5.0]), 3.0)
-    (3.0, tensor([1., 3.]))
-    """
-    return min(value, most) if isinstance(value, float) else value.clamp(max=most)
-
-
-@overload
-def between(one: Tensor, other: Tensor | float, share: Tensor | float) -> Tensor: ...
-
-
-@overload
-def between(one: Tensor | float, other: Tensor | float, share: Tensor | float) -> Tensor | float: ...
-
-
-def between(one: Tensor | float, other: Tensor | float, share: Tensor | float) -> Tensor | float:
-    """one^(1 − share)·other^share, of each task `(T,)` or of all.
-
-    >>> between(1.0, 4.0, 0.5), between(1.0, torch.tensor([4.0, 9.0]), torch.tensor([0.5, 1.0]))
-    (2.0, tensor([2., 9.]))
-    """
-    return one * (other / one) ** share
 
 
 def squared_separation(means: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from fewcal._utils.lazy_torch import torch
+from fewcal._utils.scales import between
 from fewcal.bank import BaseBank
 from fewcal.bank.build import UnitCentre
 from fewcal.gaussianize import Gaussianization, l2_normalise
@@ -20,7 +21,6 @@ from fewcal.heads.discriminant import (
     COSINE_GAP,
     Discriminant,
     Fitted,
-    between,
     cosine_variance,
     one_shot_log_odds,
     squared_separation,

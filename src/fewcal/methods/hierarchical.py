@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, TypedDict
 from warnings import warn
 
 from fewcal._utils.lazy_torch import torch
+from fewcal._utils.scales import at_most, between
 from fewcal._utils.types import JSON
 from fewcal.bank import BaseBank
 from fewcal.bank.build import OneShotScale
@@ -35,8 +36,6 @@ from fewcal.heads.discriminant import (
     COSINE_GAP,
     Discriminant,
     Fitted,
-    at_most,
-    between,
     cosine_variance,
     doubted,
     one_shot_log_odds,
@@ -265,7 +264,7 @@ class HierarchicalGDC(Method):
         guess = self.confidence / batch.shots**0.5
         as_they_are = min(1.0, _AS_THEY_ARE * self.one_shot.gamma / guess)
         as_new = min(as_they_are, _AS_NEW * self.one_shot.new_gamma / guess)
-        softer = as_new if as_new == as_they_are else as_they_are * (as_new / as_they_are) ** known
+        softer = as_new if as_new == as_they_are else between(as_they_are, as_new, known)
         return {"sharpness": sharpness * softer, "strength": strength}
 
     def _gamma(
