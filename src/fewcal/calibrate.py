@@ -18,7 +18,8 @@ from dataclasses import dataclass, replace
 from numbers import Real
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from fewcal._utils.lazy_torch import torch
+import torch
+
 from fewcal.bank import BaseBank
 from fewcal.errors import FewcalWarning, InputError
 

@@ -25,7 +25,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from fewcal._utils.lazy_torch import torch
+import torch
+
 from fewcal._utils.memo import Memo
 from fewcal.bank import BaseBank
 from fewcal.bank.build import BankParts

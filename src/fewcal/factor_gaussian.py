@@ -12,10 +12,11 @@ import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
+
 from fewcal._utils.bfloat16 import half_pays, products
 from fewcal._utils.cpu_kernels import point_kernels
 from fewcal._utils.cuda_kernels import compiled
-from fewcal._utils.lazy_torch import torch
 from fewcal._utils.randomness import TaskRandom
 from fewcal.errors import FewcalWarning, InputError
 

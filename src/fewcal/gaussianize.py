@@ -11,7 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from fewcal._utils.lazy_torch import torch
+import torch
+
 from fewcal.errors import InputError
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from fewcal._utils.lazy_torch import torch
+import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -17,7 +17,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from fewcal._utils.lazy_torch import torch
+import torch
+
 from fewcal.errors import InputError
 from fewcal.gaussianize import DEFAULT_EPS, MAX_SPREAD, fit_gaussianization
 

@@ -14,7 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fewcal._utils.lazy_torch import torch
+import torch
+
 from fewcal.bank import BaseBank
 from fewcal.calibrate import squared_distances
 from fewcal.domain_match import simulated_rows

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fewcal._utils.lazy_torch import torch
+import torch
+
 from fewcal.bank import BaseBank
 from fewcal.class_prior import ENOUGH_CLASSES
 

@@ -12,7 +12,7 @@ import time
 from functools import cache
 from typing import TYPE_CHECKING
 
-from fewcal._utils.lazy_torch import torch
+import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

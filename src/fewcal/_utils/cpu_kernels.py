@@ -19,8 +19,7 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 import numpy as np
-
-from fewcal._utils.lazy_torch import torch
+import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

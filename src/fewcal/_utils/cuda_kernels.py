@@ -12,7 +12,7 @@ from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, TypeAlias
 
-from fewcal._utils.lazy_torch import torch
+import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import TypeVar, cast
 
-from fewcal._utils.lazy_torch import torch
+import torch
 
 T = TypeVar("T")
 _MISSING = object()

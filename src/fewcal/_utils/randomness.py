@@ -11,9 +11,9 @@ from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from fewcal._utils.cpu_kernels import number_kernels
-from fewcal._utils.lazy_torch import torch
 from fewcal._utils.splitmix import mix
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar, cast
 
-from fewcal._utils.lazy_torch import torch
+import torch
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
 import numpy as np
+import torch
 
 from fewcal._utils.arrays import pick_device
-from fewcal._utils.lazy_torch import torch
 from fewcal._utils.types import JSONObject
 from fewcal.bank import BaseBank
 from fewcal.bank.build import Storage

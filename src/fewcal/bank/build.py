@@ -8,8 +8,8 @@ from numbers import Integral
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import torch
 
-from fewcal._utils.lazy_torch import torch
 from fewcal.bank.moments import Moments
 from fewcal.bank.storage import FactorStore, RowStore
 from fewcal.errors import InputError

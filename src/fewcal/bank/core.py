@@ -12,8 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
 from fewcal._utils.arrays import as_features, encode_labels
-from fewcal._utils.lazy_torch import torch
 from fewcal._utils.memo import Memo, tensor_bytes
 from fewcal.bank.build import BankParts, check_complete, check_joinable, from_rows, join, same_memory, storage_dtype
 from fewcal.bank.io import fingerprint, read_bank, write_bank

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
+import torch
 
-from fewcal._utils.lazy_torch import torch
 from fewcal._utils.safetensors_io import checksum, read_header, read_tensors, write_tensors
 from fewcal._version import __version__
 from fewcal.bank.build import BankParts, OneShotScale, UnitCentre

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from fewcal._utils.lazy_torch import torch
+import torch
+
 from fewcal.bank.build import BankParts, from_rows
 from fewcal.bank.moments import Moments
 from fewcal.errors import InputError

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from fewcal._utils.lazy_torch import torch
+import torch
+
 from fewcal.bank.moments import Moments
 from fewcal.power_choice import SAMPLED_CLASSES, SAMPLED_ROWS
 

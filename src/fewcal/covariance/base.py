@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
-from fewcal._utils.lazy_torch import torch
+import torch
+
 from fewcal.bank import BaseBank
 from fewcal.calibrate import scatter_dense
 

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from fewcal._utils.lazy_torch import torch
+import torch
+
 from fewcal.bank import BaseBank
 from fewcal.calibrate import Calibration
 from fewcal.covariance.base import BaseClasses, CovarianceMode

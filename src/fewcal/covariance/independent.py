@@ -5,8 +5,9 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+import torch
+
 from fewcal._utils.cpu_kernels import panels_of, point_kernels
-from fewcal._utils.lazy_torch import torch
 from fewcal._utils.memo import Memo
 from fewcal._utils.randomness import TaskRandom
 from fewcal.covariance.base import OfClasses

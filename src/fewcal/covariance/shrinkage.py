@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import torch
+
 from fewcal._utils.bfloat16 import exact_asked, half_pays
-from fewcal._utils.lazy_torch import torch
 from fewcal._utils.memo import Memo
 from fewcal._utils.randomness import TaskRandom
 from fewcal.covariance.calibrated import CalibratedCovariance

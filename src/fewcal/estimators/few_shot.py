@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Self, cast
 from warnings import WarningMessage, catch_warnings, simplefilter, warn
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike
 
 from fewcal._utils.arrays import as_features, pick_device
-from fewcal._utils.lazy_torch import torch
 from fewcal._utils.memo import Memo
 from fewcal._utils.names import nearest_names
 from fewcal._utils.parameters import warn_renamed

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
 from sklearn.utils import Tags
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
-from fewcal._utils.lazy_torch import torch
 from fewcal.errors import InputError
 from fewcal.estimators.inputs import as_tensor, check_rows
 from fewcal.gaussianize import Gaussianization, GaussianizationFitter

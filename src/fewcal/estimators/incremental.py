@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike
 
-from fewcal._utils.lazy_torch import torch
 from fewcal._utils.types import JSON, StrPath
 from fewcal.bank import BaseBank
 from fewcal.errors import InputError

@@ -16,9 +16,9 @@ from typing import Any, TypeGuard
 from warnings import catch_warnings, filterwarnings, warn
 
 import numpy as np
+import torch
 
 from fewcal._utils.arrays import check_finite, pick_device
-from fewcal._utils.lazy_torch import torch
 from fewcal.bank import BaseBank
 from fewcal.errors import FewcalWarning, InputError
 from fewcal.params import RENAMED, GDCParams

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from warnings import catch_warnings, simplefilter
 
 import numpy as np
+import torch
 
-from fewcal._utils.lazy_torch import torch
 from fewcal._utils.safetensors_io import read_arrays, read_header, read_tensors, write_tensors
 from fewcal._utils.types import JSON, StrPath
 from fewcal._version import __version__

@@ -19,9 +19,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from fewcal._utils.arrays import as_features
-from fewcal._utils.lazy_torch import torch
 from fewcal._utils.randomness import TaskRandom
 from fewcal._utils.threads import in_parallel
 from fewcal.bank import BaseBank

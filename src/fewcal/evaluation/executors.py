@@ -16,7 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fewcal._utils.lazy_torch import torch
+import torch
+
 from fewcal.errors import FewcalError, InputError
 from fewcal.evaluation.engine import Block, Job, run_block
 

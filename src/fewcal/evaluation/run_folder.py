@@ -27,10 +27,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from fewcal._utils.atomic import atomic_path, read_json, write_json
 from fewcal._utils.folder_lock import OutputLock, folder_lock, is_leftover
-from fewcal._utils.lazy_torch import torch
 from fewcal._utils.text import one_line, storable
 from fewcal._utils.types import JSONObject
 from fewcal._version import __version__

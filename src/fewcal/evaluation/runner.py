@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from fewcal._utils.arrays import pick_device
-from fewcal._utils.lazy_torch import torch
 from fewcal._utils.types import JSONObject, Progress, StrPath
 from fewcal.episodes import Episodes, sample_episodes
 from fewcal.errors import InputError

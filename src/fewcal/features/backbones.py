@@ -17,7 +17,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fewcal._utils.lazy_torch import torch
+import torch
+
 from fewcal._utils.names import nearest_names
 from fewcal._utils.safetensors_io import read_header, read_tensors, write_tensors
 from fewcal._utils.text import one_line

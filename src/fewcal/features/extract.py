@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import TypeAlias, TypedDict
 
 import numpy as np
+import torch
 
 from fewcal._utils.atomic import atomic_path
 from fewcal._utils.folder_lock import file_lock
-from fewcal._utils.lazy_torch import torch
 from fewcal._utils.npz import read_npz
 from fewcal._utils.types import Progress, StrPath
 from fewcal.errors import FewcalWarning, InputError

@@ -8,7 +8,8 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from fewcal._utils.lazy_torch import torch
+import torch
+
 from fewcal._utils.randomness import TaskRandom
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
-from fewcal._utils.lazy_torch import torch
 from fewcal.bank import BaseBank
 from fewcal.covariance import ShrunkCovariance
 from fewcal.heads.base import TaskBatch

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from fewcal._utils.lazy_torch import torch
+import torch
+
 from fewcal.covariance import ShrunkCovariance
 from fewcal.domain_match import confidence_scale
 from fewcal.errors import InputError

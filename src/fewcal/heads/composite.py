@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fewcal._utils.lazy_torch import torch
+import torch
+
 from fewcal.calibrate import Calibrator, uses_gather
 from fewcal.gaussianize import l2_normalise
 from fewcal.heads.base import Head, TaskBatch

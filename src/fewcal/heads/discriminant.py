@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from fewcal._utils.lazy_torch import torch
+import torch
+
 from fewcal.gaussianize import l2_normalise
 from fewcal.heads.linear import ClassShots, LinearHead, class_shots, membership
 

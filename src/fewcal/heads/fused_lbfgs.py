@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from fewcal._utils.cpu_kernels import Kernels
-from fewcal._utils.lazy_torch import torch
 from fewcal.heads.line_search import NO_STEP, Slopes, line_search
 from fewcal.heads.two_loop import Pairs
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from fewcal._utils.cuda_kernels import Kernel, compiled
-from fewcal._utils.lazy_torch import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
+import torch
 
 from fewcal._utils.bfloat16 import half_pays, products, rounded
 from fewcal._utils.cpu_kernels import kernels, look_kernels
 from fewcal._utils.cuda_kernels import compiled
-from fewcal._utils.lazy_torch import torch
 from fewcal._utils.parameters import SearchRange, parameter
 from fewcal.errors import InputError
 from fewcal.heads.calibrated import Calibrated

@@ -7,8 +7,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
-from fewcal._utils.lazy_torch import torch
 from fewcal.heads.base import Head
 
 if TYPE_CHECKING:

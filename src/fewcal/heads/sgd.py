@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from fewcal._utils.bfloat16 import SMALLEST, half_pays, products
 from fewcal._utils.cpu_kernels import Kernels, kernels
-from fewcal._utils.lazy_torch import torch
 from fewcal._utils.parameters import parameter
 from fewcal._utils.randomness import TaskRandom
 from fewcal._utils.threads import without_gil

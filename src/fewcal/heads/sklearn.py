@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
-from fewcal._utils.lazy_torch import torch
 from fewcal.heads.base import Head
 from fewcal.heads.calibrated import Calibrated
 from fewcal.heads.registry import HeadTrainer

@@ -14,9 +14,9 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from fewcal._utils.cuda_kernels import compiled
-from fewcal._utils.lazy_torch import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,7 +11,8 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from fewcal._utils.lazy_torch import torch
+import torch
+
 from fewcal._utils.scales import between
 from fewcal.bank import BaseBank
 from fewcal.bank.build import UnitCentre

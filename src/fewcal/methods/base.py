@@ -6,7 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from fewcal._utils.lazy_torch import torch
+import torch
+
 from fewcal._utils.names import nearest_names
 from fewcal._utils.parameters import Parameter
 from fewcal._utils.types import JSON

@@ -17,7 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from fewcal._utils.lazy_torch import torch
+import torch
+
 from fewcal.bank import BaseBank
 from fewcal.bank.build import OneShotScale
 from fewcal.calibrate import spaced_indices

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from fewcal._utils.lazy_torch import torch
+import torch
+
 from fewcal._utils.parameters import Parameter, parameters_of
 from fewcal.gaussianize import l2_normalise
 from fewcal.heads import SGD

@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
+import torch
 
-from fewcal._utils.lazy_torch import torch
 from fewcal._utils.parameters import Parameter, parameters_of
 from fewcal.bank import BaseBank
 from fewcal.calibrate import Calibrator

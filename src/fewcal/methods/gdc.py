@@ -11,8 +11,8 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
-from fewcal._utils.lazy_torch import torch
 from fewcal._utils.types import JSON
 from fewcal.bank import BaseBank
 from fewcal.calibrate import Calibration, Calibrator, uses_gather

@@ -21,7 +21,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypedDict
 from warnings import warn
 
-from fewcal._utils.lazy_torch import torch
+import torch
+
 from fewcal._utils.scales import at_most, between
 from fewcal._utils.types import JSON
 from fewcal.bank import BaseBank

@@ -9,7 +9,8 @@ on centred unit-length rows. ρ is the oracle approximating shrinkage of Chen, W
 
 from __future__ import annotations
 
-from fewcal._utils.lazy_torch import torch
+import torch
+
 from fewcal.bank import BaseBank
 from fewcal.domain_match import oas_share
 from fewcal.heads.linear import LinearHead, class_means

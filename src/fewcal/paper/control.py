@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fewcal._utils.lazy_torch import torch
+import torch
+
 from fewcal._utils.randomness import TaskRandom
 from fewcal._utils.types import JSON
 from fewcal.bank import BaseBank

@@ -21,10 +21,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NotRequired, TypedDict, cast
 
+import torch
+
 from fewcal._utils.arrays import pick_device
 from fewcal._utils.atomic import atomic_path, read_json, write_json
 from fewcal._utils.folder_lock import OutputLock, folder_lock
-from fewcal._utils.lazy_torch import torch
 from fewcal._utils.types import Log
 from fewcal._version import __version__
 from fewcal.errors import FileFormatError, InputError

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
-from fewcal._utils.lazy_torch import torch
 from fewcal._utils.threads import in_parallel
 from fewcal.errors import InputError
 from fewcal.features import FeatureSet, FeatureSplit

@@ -6,8 +6,8 @@ import warnings
 from collections.abc import Mapping
 
 import numpy as np
+import torch
 
-from fewcal._utils.lazy_torch import torch
 from fewcal.errors import FewcalWarning, InputError
 from fewcal.features.backbones import make_backbone
 from fewcal.training.data import PixelSplit

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
-from fewcal._utils.lazy_torch import torch
 from fewcal.errors import InputError
 from fewcal.features.featureset import SPLITS
 from fewcal.features.sources.pictures import Pictures, find_pictures

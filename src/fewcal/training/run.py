@@ -7,7 +7,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fewcal._utils.lazy_torch import torch
+import torch
+
 from fewcal._utils.types import Log, Progress, StrPath
 from fewcal.errors import InputError
 from fewcal.evaluation.run_folder import Run

@@ -18,11 +18,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from fewcal._utils.arrays import pick_device
 from fewcal._utils.atomic import write_json
 from fewcal._utils.folder_lock import folder_lock
-from fewcal._utils.lazy_torch import torch
 from fewcal._utils.types import JSONObject, StrPath
 from fewcal._version import __version__
 from fewcal.errors import InputError

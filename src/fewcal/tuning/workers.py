@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
-from fewcal._utils.lazy_torch import torch
 from fewcal.errors import InputError
 from fewcal.evaluation.executors import dask_client, ship, worker_lost
 from fewcal.params import GDCParams

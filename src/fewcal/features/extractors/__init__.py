@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np  # noqa: F401  (for the example below)
+import torch
 
 from fewcal._utils.arrays import pick_device
-from fewcal._utils.lazy_torch import torch
 from fewcal._utils.names import nearest_names
 from fewcal.errors import InputError
 from fewcal.features.extractors import (  # noqa: F401  (they register)

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+import torch
 
-from fewcal._utils.lazy_torch import torch
 from fewcal._utils.threads import in_parallel
 from fewcal.errors import InputError
 from fewcal.features.sources.items import Items

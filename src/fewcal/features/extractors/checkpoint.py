@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import torch
 
-from fewcal._utils.lazy_torch import torch
 from fewcal.errors import FileFormatError
 from fewcal.features.backbones import checkpoint_header, load_checkpoint, mean_features
 from fewcal.features.extractors.base import Extractor, fingerprint_of, register

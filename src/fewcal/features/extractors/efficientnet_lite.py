@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
-from fewcal._utils.lazy_torch import torch
 from fewcal.features.extractors.base import Extractor, fingerprint_of, in_pieces, needed, register
 
 if TYPE_CHECKING:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 
-from fewcal._utils.lazy_torch import torch
 from fewcal.features.extractors.base import Extractor, fingerprint_of, register
 
 _GREY = np.array([0.299, 0.587, 0.114], np.float32)

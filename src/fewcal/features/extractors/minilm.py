@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fewcal._utils.lazy_torch import torch
+import torch
+
 from fewcal.features.extractors.base import Extractor, fingerprint_of, needed, register
 
 if TYPE_CHECKING:

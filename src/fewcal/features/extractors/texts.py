@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import torch
 
-from fewcal._utils.lazy_torch import torch
 from fewcal.errors import InputError
 from fewcal.features.extractors.base import Extractor, fingerprint_of, needed, register, weights_digest
 from fewcal.features.extractors.offline import no_progress_bars, offline, unavailable

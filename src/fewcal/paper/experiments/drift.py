@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
+import torch
 
-from fewcal._utils.lazy_torch import torch
 from fewcal._utils.randomness import TaskRandom
 from fewcal.episodes import EpisodeSpec, sample_episodes
 from fewcal.evaluation.stats import MeanAccuracy, summarise

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias, TypedDict
 
 import numpy as np
+import torch
 
-from fewcal._utils.lazy_torch import torch
 from fewcal._utils.randomness import TaskRandom
 from fewcal.episodes import EpisodeSpec, sample_episodes
 from fewcal.features import FeatureSet, FeatureSplit

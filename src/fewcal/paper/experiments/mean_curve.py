@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypedDict
 
-from fewcal._utils.lazy_torch import torch
+import torch
+
 from fewcal.calibrate import weights_from_distances
 from fewcal.features import FeatureSet
 from fewcal.paper.blocks import Verdict
