@@ -24,6 +24,7 @@ OTHER_PROCESSOR := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABL
 # The second round only computes: a process for each core.
 WORKERS ?= 3
 CORES ?= 2
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 PYTEST := $(BIN)/python -m pytest -q --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test coverage test-slow redteam surroundings lint format bench bench-scale bench-gpu docs clean
@@ -86,13 +87,14 @@ bench-gpu: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/mkdocs build --strict
 
-# The exact pins live in constraints.txt; pyproject.toml states the ranges. torch comes first and pinned, so that
-# no later requirement can pull another build of it.
+# The exact pins live in constraints.txt; pyproject.toml states the ranges. pip comes first, since older ones read no
+# dependency groups; then torch, so that no later requirement can pull another build of it.
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("fewcal needs Python 3.11 or newer") if sys.version_info < (3, 11) else None'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all,dev]'
+	$(PIP) --upgrade pip
+	$(PIP) torch
+	$(PIP) -e '.[all]' --group dev
 	touch $@
 
 clean:
