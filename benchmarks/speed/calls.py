@@ -80,7 +80,7 @@ def start(runs: int, folder: Path) -> None:
     parts(runs, support, query)
 
 
-# What `fewcal classify` does, step by step, with the time of each; pictures are read while torch is imported.
+# What `fewcal classify` does, step by step, with the time of each.
 STEPS = """
 import gc, sys, time
 told = [time.perf_counter()]
@@ -88,19 +88,19 @@ step = lambda: told.append(time.perf_counter())
 gc.set_threshold(5_000, 10, 10)
 support, query = sys.argv[1:]
 import fewcal.cli.extract
-from fewcal.features.sources.find import found_ahead
-with found_ahead(support, query) as (known, asked):
-    step()
-    import torch
-    step()
-    import fewcal.apply.classify, fewcal.estimators.few_shot
-    from fewcal.features.extract import embed
-    step()
-    from fewcal.features.extractors import get_extractor
-    extractor = get_extractor("efficientnet-lite0")
-    step()
-    (x, known), (z, asked) = embed(known, extractor), embed(asked, extractor)
-    step()
+step()
+import torch
+step()
+import fewcal.apply.classify, fewcal.estimators.few_shot
+from fewcal.features.extract import embed
+from fewcal.features.sources.find import find_pair
+step()
+known, asked = find_pair(support, query)
+from fewcal.features.extractors import get_extractor
+extractor = get_extractor("efficientnet-lite0")
+step()
+(x, known), (z, asked) = embed(known, extractor), embed(asked, extractor)
+step()
 print(*(b - a for a, b in zip(told, told[1:])))
 """
 

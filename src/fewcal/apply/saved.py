@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +18,7 @@ from fewcal.features import FeatureSplit, load_split
 from fewcal.features.extract import embed
 from fewcal.features.extractors import Extractor, get_extractor
 from fewcal.features.extractors.base import find_entry
-from fewcal.features.sources.find import find_items, labelled_items, read_ahead
+from fewcal.features.sources.find import check_headers, find_items, labelled_items
 from fewcal.features.sources.items import Items
 from fewcal.features.sources.kinds import default_extractor, kind_of
 from fewcal.features.sources.texts import Texts
@@ -98,17 +97,18 @@ def predict_with_model(
     how = reading or Reading()
     stamp = read_meta(model)["extractor"]
     entry = None if stamp is None else find_entry(stamp.rpartition("@")[0])
-    found: AbstractContextManager[Sequence[StrPath | Items | FeatureSplit]] = nullcontext([source])
+    asked: StrPath | Items | FeatureSplit = source
     kind = kind_of(source, how.columns[0])
     if stamp is None and kind != "features":
         raise InputError(f"{model} was fitted on features and {source} holds {kind}s; give a file of features")
     if kind == "features":
-        found = nullcontext([load_split(source)])
+        asked = load_split(source)
     elif entry is not None and entry.kind != "either":
-        found = read_ahead([find_items(source, entry.kind, False, *how.columns)], entry, how.workers, how.skip_bad)
-    with found as (asked,):
-        classifier, extractor = load_model(model, how.device, how.allow_download)
-        table, kept = _answered(classifier, extractor, asked, reject, how)
+        asked = find_items(source, entry.kind, False, *how.columns)
+        if not how.skip_bad:
+            check_headers([asked])
+    classifier, extractor = load_model(model, how.device, how.allow_download)
+    table, kept = _answered(classifier, extractor, asked, reject, how)
     classes = [str(name) for name in classifier.classes_]
     truth = None if kept is None else true_classes(kept.labels, classes, reject is not None)
     return table, in_words(table, truth, classes)

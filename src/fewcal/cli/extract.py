@@ -175,21 +175,19 @@ def classify(
 ) -> None:
     """Classify pictures or texts from a few examples of each."""
     check_reject_has_bank(reject, bank)
-    from fewcal.features.sources.find import found_ahead
+    from fewcal._utils.terminal import ProgressBar
+    from fewcal.apply.classify import classify as run
+    from fewcal.apply.predict import by_doubt
+    from fewcal.features.sources.find import find_pair
 
     columns = (text_column, label_column)
-    with found_ahead(support, query, extractor, columns, workers, skip_bad) as (known, asked):
-        # Pictures are read while all this is imported.
-        from fewcal._utils.terminal import ProgressBar
-        from fewcal.apply.classify import classify as run
-        from fewcal.apply.predict import by_doubt
-
-        reading = partial(run, batch=batch, workers=workers, skip_bad=skip_bad, columns=columns)
-        start = partial(reading, preset=preset or "default", settings=set_ or [], reject=reject, seed=seed)
-        with ProgressBar("items", quiet) as report:
-            answers = start(
-                known, asked, extractor, bank=bank, device=device, allow_download=allow_download, progress=report
-            )
+    known, asked = find_pair(support, query, extractor, columns, skip_bad)
+    reading = partial(run, batch=batch, workers=workers, skip_bad=skip_bad, columns=columns)
+    start = partial(reading, preset=preset or "default", settings=set_ or [], reject=reject, seed=seed)
+    with ProgressBar("items", quiet) as report:
+        answers = start(
+            known, asked, extractor, bank=bank, device=device, allow_download=allow_download, progress=report
+        )
     if not quiet:
         print_answers(answers.query.kind, by_doubt(answers.rows()), kept=out is not None)
         for line in answers.in_words():

@@ -1,12 +1,11 @@
 """`fewcal fit`, `fewcal model info`, `fewcal serve`: classifiers in files."""
 
-from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from fewcal._utils.types import StrPath
 from fewcal.apply.checks import checked_new_file
 from fewcal.cli.extract import (
     Batch,
@@ -64,27 +63,27 @@ def fit(
     quiet: Quiet = False,
 ) -> None:
     """Fit a classifier on a few examples of each class and save it."""
-    from fewcal.features.sources.find import found_ahead
+    from fewcal._utils.terminal import ProgressBar
+    from fewcal.apply.saved import Reading, fit_model
+    from fewcal.estimators.saved import fit_facts
+    from fewcal.features.sources.find import find_pair
+    from fewcal.features.sources.items import Items
     from fewcal.features.sources.kinds import kind_of
 
     columns = (text_column, label_column)
-    features = extractor is None and kind_of(support, text_column) == "features"
-    found = partial(found_ahead, support, None, extractor, columns, workers, skip_bad)
-    with nullcontext((support, None)) if features else found() as (examples, _):
-        from fewcal._utils.terminal import ProgressBar
-        from fewcal.apply.saved import Reading, fit_model
-        from fewcal.estimators.saved import fit_facts
-
-        with ProgressBar("examples", quiet) as report:
-            classifier = fit_model(
-                examples,
-                extractor=extractor,
-                bank=bank,
-                preset=preset or "default",
-                settings=set_ or [],
-                seed=seed,
-                reading=Reading(columns, batch, workers, skip_bad, device, allow_download, report),
-            )
+    examples: StrPath | Items = support
+    if extractor is not None or kind_of(support, text_column) != "features":
+        examples, _ = find_pair(support, None, extractor, columns, skip_bad)
+    with ProgressBar("examples", quiet) as report:
+        classifier = fit_model(
+            examples,
+            extractor=extractor,
+            bank=bank,
+            preset=preset or "default",
+            settings=set_ or [],
+            seed=seed,
+            reading=Reading(columns, batch, workers, skip_bad, device, allow_download, report),
+        )
     classifier.save(out, keep_bank=keep_bank)
     facts = fit_facts(out)
     write_json(json_file, facts)

