@@ -27,7 +27,7 @@ CORES ?= 2
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 PYTEST := $(BIN)/python -m pytest -q --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test coverage test-slow redteam surroundings lint format bench bench-scale bench-gpu docs clean
+.PHONY: demo test coverage test-slow redteam surroundings lint format bench bench-scale bench-gpu results docs clean
 
 demo: $(STAMP)
 	$(BIN)/python -m fewcal.demo
@@ -83,6 +83,10 @@ bench-scale: $(STAMP)
 
 bench-gpu: $(STAMP)
 	$(BIN)/python benchmarks/speed/gpu.py
+
+# The page of results from benchmarks/results/*.json.
+results: $(STAMP)
+	$(BIN)/python benchmarks/record.py
 
 docs: $(STAMP)
 	$(BIN)/mkdocs build --strict

@@ -1,13 +1,13 @@
-"""The accuracy benchmarks on small synthetic features: cells, paired differences, poor banks, one set left out."""
+"""The accuracy benchmarks on small synthetic features: cells, paired differences, poor banks; and recorded tables."""
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from fewcal.bank import BaseBank
 from fewcal.errors import InputError
@@ -20,16 +20,15 @@ from fewcal.tuning import Search
 SCRIPTS = Path(__file__).parent.parent / "benchmarks" / "accuracy"
 sys.path.insert(0, str(SCRIPTS))
 
-import choices  # noqa: E402
 import common  # noqa: E402
 import default  # noqa: E402
-import learnt  # noqa: E402
 import mahalanobis  # noqa: E402
 import make_odd_sets  # noqa: E402
 import make_sets  # noqa: E402
 import narrow_sets  # noqa: E402
 import paper_search  # noqa: E402
 import poor_banks  # noqa: E402
+import record  # noqa: E402
 import scale  # noqa: E402
 
 
@@ -69,18 +68,15 @@ def test_dc_runs_on_the_first_tasks_and_the_best_baseline_is_the_nearest(feature
     assert all(found.gap(found.best).mean <= found.gap(name).mean for name in found.baselines)
 
 
-def test_the_summary_tells_the_worst_cell_and_the_goals_that_are_missed() -> None:
-    def cell(name: str, shot: int, plain: float, gdc: float, ece: float) -> default.CellResult:
+def test_the_summary_has_the_worst_cell_and_the_mean_of_each_baseline() -> None:
+    def cell(shot: int, plain: float, gdc: float, ece: float) -> default.CellResult:
         accuracy = {"ncm": np.full(4, plain - 0.1), "simpleshot": np.full(4, plain), "gdc": np.full(4, gdc)}
-        return default.CellResult(name, common.Cell(5, shot), accuracy, ece)
+        return default.CellResult("birds", common.Cell(5, shot), accuracy, ece)
 
-    good, poor = cell("cub-resnet12s", 1, 0.7, 0.75, 0.01), cell("cub-resnet12s", 5, 0.9, 0.91, 0.07)
-    assert (good.asked, poor.asked, cell("mine", 1, 0.5, 0.5, 0.0).asked) == (2.0, 1.8, None)
-    told = default.summary([good, poor])
-    assert "worst difference to the best baseline: +1.00 ± 0.00 (cub-resnet12s 5x5, simpleshot)" in told
-    assert "mean difference to ncm: +13.00 ± 0.00" in told
-    assert "largest calibration error: 0.070 (cub-resnet12s 5x5)" in told
-    assert "goals missed: cub-resnet12s 5x5 by 0.80 (of 2)" in told
+    lines = default.summary([cell(1, 0.7, 0.75, 0.01), cell(5, 0.9, 0.91, 0.07)])
+    assert "worst difference to the best baseline: +1.00 ± 0.00 (birds 5x5, simpleshot)" in lines
+    assert "mean difference to ncm: +13.00 ± 0.00" in lines
+    assert "largest calibration error: 0.070 (birds 5x5)" in lines
 
 
 def test_poor_banks_are_what_they_say(features: FeatureSet) -> None:
@@ -112,34 +108,6 @@ def test_a_set_of_the_same_extractor_is_found() -> None:
     assert poor_banks.relative(folders[0], folders) == folders[2]
     assert poor_banks.relative(folders[1], folders) is None
     assert poor_banks.relative(folders[3], folders) is None  # each was trained on its own base classes
-
-
-def test_the_choice_does_not_see_the_set_that_is_left_out() -> None:
-    val = {
-        "one": {"default": 1.0, "whiten=6": 9.0},
-        "two": {"default": 1.0, "whiten=6": 0.0},
-        "three": {"default": 1.0, "whiten=6": 0.5},
-    }
-    assert choices.chosen_without("one", val) == "default"
-    assert choices.chosen_without("two", val) == "whiten=6"
-    even = {name: {"default": 1.0, "whiten=6": 1.0} for name in ("one", "two")}
-    assert choices.chosen_without("one", even) == "default"
-
-
-def test_settings_change_one_constant(features: FeatureSet) -> None:
-    powers = {1.0: 12.0, 0.75: 6.0, 0.5: 4.5}
-    assert [choices.power_at(powers, threshold) for threshold in (4.0, 5.0, 7.0, 1e9)] == [0.5, 0.5, 0.75, 1.0]
-    by_name = {str(s): s for s in choices.SETTINGS}
-    assert by_name["strength=4"].method(powers).settings["strength"] == 4.0
-    assert by_name["kurtosis=5"].method(powers).settings["beta"] == 0.5
-    assert by_name["default"].method(powers).settings["beta"] == "auto"
-    measured = choices.kurtosis_by_power(features.split("base"))
-    assert list(measured) == list(choices.POWERS)
-    found = choices.accuracies(
-        features, [by_name["default"], by_name["floor=2"]], [common.Cell(5, 1)], Protocol(tasks=4, split="val"), "cpu"
-    )
-    assert {name: len(a) for name, a in found[0].items()} == {"simpleshot": 4, "default": 4, "floor=2": 4}
-    assert choices.gains(found).keys() == {"default", "floor=2"}
 
 
 def test_sets_that_cannot_be_made_are_told(
@@ -243,17 +211,34 @@ def test_a_narrow_layer_leaves_about_as_many_directions_as_there_were_categories
     FeatureSet(**made)  # no category is in two splits
 
 
-def test_what_new_classes_have_of_the_variance_between_classes(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+def test_the_page_of_results_is_what_the_records_give() -> None:
+    assert record.PAGE.read_text(encoding="utf-8") == record.page()  # `make results` writes it
+    assert len(record.page().splitlines()) <= 250
+
+
+def test_a_recorded_table_replaces_what_was_measured_and_keeps_what_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rng = np.random.default_rng(0)
-    labels = np.repeat(np.arange(400), 6)
-    rows = 2 * rng.normal(size=(400, 10))[labels] + rng.normal(size=(2400, 10))
-    between, within = learnt.variances(torch.from_numpy(rows), labels)
-    assert between == pytest.approx(40, rel=0.1)  # four in each of ten dimensions
-    assert within == pytest.approx(10, rel=0.1)
-    make_features(base=64, val=8, novel=8, rows=24, dim=32).save(tmp_path / "made-up")
-    learnt.signs(tmp_path / "made-up")
-    told = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()]
-    assert [row[:2] for row in told] == [["made-up", "val"], ["made-up", "novel"]]
-    assert all(0 <= float(share) <= 1 for row in told for share in row[-2:])
+    monkeypatch.setattr(record, "RESULTS", tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(record.HERE / "speed" / "run.py"), "--record", "speed/loop", str(tmp_path)])
+    written = {"title": "Speed", "tables": {"loop": {"title": "Loop", "rows": [["old", "1"]], "notes": ["Quiet."]}}}
+    (tmp_path / "speed.json").write_text(json.dumps(written), encoding="utf-8")
+    table = record.Table("method", "tasks/s")
+    table.add("dc", 2.5)
+    table.keep("speed/loop")
+    found = json.loads((tmp_path / "speed.json").read_text(encoding="utf-8"))["tables"]["loop"]
+    assert (found["title"], found["notes"], found["rows"]) == ("Loop", ["Quiet."], [["dc", "2.5"]])
+    assert found["command"] == f"python benchmarks/speed/run.py {tmp_path.name}"
+    assert "| dc | 2.5 |\n\nQuiet." in record.page()
+    table.keep(None)
+    with pytest.raises(SystemExit, match="SECTION/NAME"):
+        table.keep("nowhere")
+    with pytest.raises(ValueError, match="names of their own"):
+        record.Table("%", "%")
+
+
+def test_a_table_shows_some_columns_and_rows_on_the_page() -> None:
+    rows = [["a", "5x1", "1"], ["a", "5x5", "2"]]
+    table = {"columns": ["features", "cell", "gdc"], "rows": rows}
+    table["shown"] = {"columns": ["gdc"], "where": {"cell": ["5x5"]}}
+    assert record.shown(table) == (["gdc"], [["2"]])

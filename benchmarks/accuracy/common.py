@@ -1,9 +1,10 @@
-"""What the accuracy benchmarks share: feature folders, cells (way x shot), paired differences and tables."""
+"""What the accuracy benchmarks share: feature folders, cells (way x shot), paired differences, recorded tables."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,9 @@ import numpy as np
 from fewcal.errors import InputError
 from fewcal.evaluation.stats import paired
 from fewcal.features import FeatureSplit
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from record import Table, add_record_option  # noqa: F401
 
 QUERIES = 15
 # Support rows of a task up to which all tasks are run; beyond, fewer, so that a cell costs about the same.
@@ -109,12 +113,3 @@ def average(points: Iterable[Points]) -> Points:
         sum(p.mean for p in known) / len(known),
         math.sqrt(sum(p.half**2 for p in known if p.half == p.half)) / len(known),
     )
-
-
-def table_head(*columns: str) -> str:
-    """The first two lines of a Markdown table; the first column is text, the others are numbers."""
-    return f"| {' | '.join(columns)} |\n|---|{'---:|' * (len(columns) - 1)}"
-
-
-def table_row(cells: Sequence[object]) -> str:
-    return f"| {' | '.join(str(cell) for cell in cells)} |"

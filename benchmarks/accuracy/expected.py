@@ -16,6 +16,7 @@ import warnings
 from pathlib import Path
 
 import numpy as np
+from common import Table, add_record_option
 
 from fewcal import BaseBank
 from fewcal.apply.studio.answers import (
@@ -31,7 +32,10 @@ from fewcal.features import FeatureSet
 
 SHOTS = (1, 2, 3, 5)
 ITEMS = 30  # of a class
-HEADER = "| labels | chosen | true | expected | error | interval | in it | truth below | truth above | left out |"
+HEADER = (
+    *("labels", "chosen", "true", "expected", "error"),
+    *("interval", "in it", "truth below", "truth above", "left out"),
+)
 
 
 def one_run(
@@ -71,6 +75,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=30)
     parser.add_argument("--ways", type=int, default=5)
     parser.add_argument("--bank", action="store_true")
+    add_record_option(parser)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     data = FeatureSet.load(options.features)
@@ -79,7 +84,7 @@ def main() -> None:
     beta = 0.5 if (x >= 0).all() and not options.bank else 1.0  # that of EfficientNet-Lite's extractor
     base = data.base
     recipe = Recipe(BaseBank().fit(base.float32(), base.require_labels()) if options.bank else None, beta=beta)
-    print(f"{HEADER}\n|---:|---|{'---:|' * 8}")
+    table = Table(*HEADER)
     for way in ("random", "proposed"):
         runs = [one_run(x, y, options.ways, way, recipe, seed) for seed in range(options.runs)]
         for n in runs[0]:
@@ -89,7 +94,8 @@ def main() -> None:
             shares = [inside.mean(), (true < low).mean(), (true > high).mean(), np.nanmean(left)]
             cells = [f"{100 * true.mean():.0f}", f"{100 * expected.mean():.0f}", error]
             cells += [f"{100 * low.mean():.0f} to {100 * high.mean():.0f}", *(f"{100 * s:.0f}" for s in shares)]
-            print(f"| {n} | {way} | {' | '.join(cells)} |", flush=True)
+            table.add(n, way, *cells)
+    table.keep(options.record)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from common import Table, add_record_option
 
 from fewcal.apply.studio.answers import Recipe, doubt, fitted, label_next, similarities
 from fewcal.features import FeatureSet
@@ -91,23 +92,25 @@ def half_width(values: np.ndarray) -> float:
     return float(1.96 * values.std(ddof=1) / np.sqrt(len(values)))
 
 
-def table(found: dict[str, np.ndarray]) -> None:
-    print("| labels | random | uncertain | next | next − random | next − uncertain |")
-    print("|---:|---:|---:|---:|---:|---:|")
+def tables(found: dict[str, np.ndarray], record: str | None) -> None:
+    """Accuracy after some labels; the first number of labels that reaches an accuracy, which is recorded."""
+    table = Table("labels", "random", "uncertain", "next", "next − random", "next − uncertain")
     for n in (n for n in SHOWN if n <= found["next"].shape[1]):
         at = {name: 100 * curves[:, n - 1] for name, curves in found.items()}
-        cells = [f"{v.mean():.1f} ± {half_width(v):.1f}" for v in at.values()]
-        for other in ("random", "uncertain"):
-            d = at["next"] - at[other]
-            cells.append(f"{d.mean():+.1f} ± {half_width(d):.1f}")
-        print(f"| {n} | {' | '.join(cells)} |")
+        gains = [at["next"] - at[other] for other in ("random", "uncertain")]
+        table.add(
+            n,
+            *(f"{v.mean():.1f} ± {half_width(v):.1f}" for v in at.values()),
+            *(f"{d.mean():+.1f} ± {half_width(d):.1f}" for d in gains),
+        )
     mean = {name: curves.mean(axis=0) for name, curves in found.items()}
-    print("\n| accuracy % | labels, random | labels, uncertain | labels, next |\n|---:|---:|---:|---:|")
+    print()
+    table = Table("accuracy %", "labels, random", "labels, uncertain", "labels, next")
     for goal in (50, 60, 70, 75, 80, 85):
         first = {name: np.flatnonzero(100 * curve >= goal) for name, curve in mean.items()}
         if any(len(f) for f in first.values()):
-            cells = [str(f[0] + 1) if len(f) else f"> {len(mean[n])}" for n, f in first.items()]
-            print(f"| {goal} | {' | '.join(cells)} |")
+            table.add(goal, *(f[0] + 1 if len(f) else f"> {len(mean[n])}" for n, f in first.items()))
+    table.keep(record)
 
 
 def plot(found: dict[str, np.ndarray], path: Path) -> None:
@@ -134,10 +137,11 @@ def main() -> None:
     parser.add_argument("--ways", type=int, default=10)
     parser.add_argument("--labels", type=int, default=50)
     parser.add_argument("--plot", type=Path)
+    add_record_option(parser)
     options = parser.parse_args()
     found = runs(options.features, options.split, options.runs, options.ways, options.labels)
     print(f"{options.features.name}, {options.split}: {options.runs} runs, {options.ways} classes, accuracy %\n")
-    table(found)
+    tables(found, options.record)
     if options.plot is not None:
         plot(found, options.plot)
 

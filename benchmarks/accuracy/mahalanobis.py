@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from common import feature_folders, table_head, table_row
+from common import Table, feature_folders
 from torch import Tensor
 
 from fewcal.bank import BaseBank
@@ -99,12 +99,14 @@ def main() -> None:
                 protocol = Protocol(shot=shot, tasks=options.tasks, split=options.split)
                 accuracy.append([folder.name, scale, shot, *accuracies(features, protocol, unit).values()])
     print(f"points of the {options.split} split\n")
-    print(table_head("features", "scale", "d < 0 %", "nearest d < 0 %", "another nearest class %"))
-    print(*map(table_row, shares), sep="\n")
+    table = Table("features", "scale", "d < 0 %", "nearest d < 0 %", "another nearest class %")
+    for row in shares:
+        table.add(*row)
     if accuracy:
         print(f"\naccuracy in %, {options.tasks} {options.split} tasks, 5 ways, k=4, m=1, α1=α2=1, closed form\n")
-        print(table_head("features", "scale", "shots", *FORMS))
-        print(*map(table_row, accuracy), sep="\n")
+        table = Table("features", "scale", "shots", *FORMS)
+        for row in accuracy:
+            table.add(*row)
 
 
 if __name__ == "__main__":

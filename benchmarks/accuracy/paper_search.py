@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from common import table_head, table_row
+from common import Table, add_record_option
 
 from fewcal.errors import FewcalWarning
 from fewcal.evaluation import Protocol, evaluate
@@ -115,6 +115,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--enqueue", default="none")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--resume", action="store_true")
+    add_record_option(parser)
     return parser.parse_args()
 
 
@@ -151,12 +152,13 @@ def main() -> None:
         f"\n{options.features.name}, {options.shot}-shot, {found.counts.finished} trials of {options.tasks} tasks "
         f"({found.counts.pruned} pruned) in {found.searched:.0f} s; {options.novel_tasks} novel tasks\n"
     )
-    print(table_head("setting", *SETTING, "validation %", "novel %", "minus published"))
+    table = Table("setting", *SETTING, "validation %", "novel %", "minus published")
     for row in rows:
         (mean, half), (gain, width) = mean_and_half_width(row.novel), mean_and_half_width(row.novel - rows[0].novel)
         numbers = [f"{row.setting[name]:g}" for name in SETTING]
         found_in = [f"{100 * row.searched:.2f}", f"{mean:.2f} ± {half:.2f}", f"{gain:+.2f} ± {width:.2f}"]
-        print(table_row([row.name, *numbers, *found_in]))
+        table.add(row.name, *numbers, *found_in)
+    table.keep(options.record)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from common import QUERIES, Points, difference, feature_folders, parse_cells, table_head, table_row
+from common import QUERIES, Points, Table, add_record_option, difference, feature_folders, parse_cells
 
 from fewcal._utils.randomness import TaskRandom
 from fewcal.bank import BaseBank
@@ -104,10 +104,11 @@ def main() -> None:
     parser.add_argument("--split", default="novel")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
+    add_record_option(parser)
     options = parser.parse_args()
     warnings.simplefilter("ignore", FewcalWarning)  # that a bank is not used is what the table is about
     print(f"{options.split} tasks, seed {options.seed}; accuracy %, points with their 95% half-width\n")
-    print(table_head("features", "cell", "tasks", "bank", "bankless", "gdc − bankless", "ECE of both", "trust"))
+    table = Table("features", "cell", "tasks", "bank", "bankless", "gdc − bankless", "ECE of both", "trust")
     found: list[tuple[Points, str]] = []
     folders = feature_folders(*options.features)
     for folder in folders:
@@ -123,12 +124,10 @@ def main() -> None:
                 errors = " / ".join(f"{results.bins[m].error():.3f}" for m in ("bankless", "gdc"))
                 plain = f"{100 * results.accuracy('bankless').mean():.2f}"
                 trust = f"{mean_trust(base, split, protocol):.2f}"
-                print(
-                    table_row([folder.name, cell, protocol.tasks, words, plain, gap, errors, trust]),
-                    flush=True,
-                )
+                table.add(folder.name, cell, protocol.tasks, words, plain, gap, errors, trust)
     if not found:
         raise SystemExit("no cell fits: too few classes or rows")
+    table.keep(options.record)
     worst = min(found, key=lambda f: f[0].mean)
     print(f"\nworst difference to bankless: {worst[0]} ({worst[1]})")
 

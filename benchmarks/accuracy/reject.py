@@ -13,7 +13,7 @@ import warnings
 from pathlib import Path
 
 import numpy as np
-from common import feature_folders
+from common import Table, add_record_option, feature_folders
 
 from fewcal import BaseBank, FeatureSet, GDCClassifier
 from fewcal.errors import FewcalWarning
@@ -27,10 +27,11 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=30)
     parser.add_argument("--way", type=int, default=5)
     parser.add_argument("--split", default="val")
+    add_record_option(parser)
     options = parser.parse_args()
     warnings.simplefilter("ignore", FewcalWarning)
     print(f"{options.tasks} {options.split} tasks, {options.way}-way, limit {options.limit}\n")
-    print("| features | shots | true rows kept % | rows of other classes let through % |\n|---|---:|---:|---:|")
+    table = Table("features", "shots", "true rows kept %", "rows of other classes let through %")
     for folder in feature_folders(*options.features):
         features = FeatureSet.load(folder)
         split = features.split(options.split)
@@ -41,8 +42,9 @@ def main() -> None:
             kept, passed = shares(bank, split, options.way, shot, options.tasks, options.limit)
             if kept:
                 half = 1.96 * np.std(passed, ddof=1) / len(passed) ** 0.5
-                told = f"{100 * np.mean(kept):.0f} | {100 * np.mean(passed):.1f} ± {100 * half:.1f}"
-                print(f"| {folder.name} | {shot} | {told} |", flush=True)
+                through = f"{100 * np.mean(passed):.1f} ± {100 * half:.1f}"
+                table.add(folder.name, shot, f"{100 * np.mean(kept):.0f}", through)
+    table.keep(options.record)
 
 
 def shares(

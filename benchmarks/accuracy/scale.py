@@ -11,7 +11,7 @@ import argparse
 from pathlib import Path
 
 import torch
-from common import feature_folders, table_head, table_row
+from common import Table, add_record_option, feature_folders
 
 from fewcal.bank import BaseBank
 from fewcal.calibrate import squared_distances
@@ -34,18 +34,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("features", type=Path, nargs="+")
     parser.add_argument("--split", default="val")
+    add_record_option(parser)
     options = parser.parse_args()
-    print(table_head("features", "β", "squared distance", "distance"))
+    table = Table("features", "β", "squared distance", "distance")
     for dataset in ("mini", "meta-tiered"):
         found = implied_distances(dataset, 1)
         beta = paper_params(dataset, 1).beta
-        print(
-            table_row([f"the paper's {dataset}, from its weights", beta, f"{found[0]:.1f}", f"{found[0] ** 0.5:.1f}"])
-        )
+        table.add(f"the paper's {dataset}, from its weights", beta, f"{found[0]:.1f}", f"{found[0] ** 0.5:.1f}")
     for folder in feature_folders(*options.features):
         beta = float(paper_params(dataset_of(folder.name), 1).beta)
         squared = nearest(FeatureSet.load(folder), options.split, beta)
-        print(table_row([folder.name, beta, f"{squared:.1f}", f"{squared**0.5:.1f}"]))
+        table.add(folder.name, beta, f"{squared:.1f}", f"{squared**0.5:.1f}")
+    table.keep(options.record)
 
 
 if __name__ == "__main__":

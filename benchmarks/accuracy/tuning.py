@@ -11,18 +11,14 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from common import Table, add_record_option
+
 from fewcal.evaluation import Protocol, evaluate
 from fewcal.features import FeatureSet
 from fewcal.tuning import Search, tune
 from fewcal.tuning.novel import PLAIN
 
-# Goals for the tuned parameters: whitened GDC tuned on validation classes by hand, in % at 1 and 5 shots.
-GOALS = {
-    "cub-resnet12": (76.4, 89.5),
-    "dogs-resnet12p64": (66.1, 80.9),
-    "mini-resnet12": (59.3, 77.1),
-    "mini2cub-conv4": (None, None),
-}
+SETS = ("cub-resnet12", "dogs-resnet12p64", "mini-resnet12", "mini2cub-conv4")
 
 
 def main() -> None:
@@ -32,16 +28,16 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=400)
     parser.add_argument("--tasks", type=int, default=1000, help="novel tasks")
     parser.add_argument("--space", default="whitened")
+    add_record_option(parser)
     arguments = parser.parse_args()
-    there = [name for name in GOALS if (arguments.features / name).is_dir()]
+    there = [name for name in SETS if (arguments.features / name).is_dir()]
     if not there:
-        parser.error(f"{arguments.features} has none of {', '.join(GOALS)}")
-    print("| features | shots | simpleshot | lr | default | tuned | tuned − simpleshot | tuned − lr | goal |")
-    print(f"|---|{'---:|' * 8}")
+        parser.error(f"{arguments.features} has none of {', '.join(SETS)}")
+    table = Table("features", "shots", "simpleshot", "lr", "default", "tuned", "tuned − simpleshot", "tuned − lr")
     gains: dict[str, list[float]] = {"default": [], "tuned": []}
     for name in there:
         features = FeatureSet.load(arguments.features / name)
-        for shot, goal in zip((1, 5), GOALS[name], strict=True):
+        for shot in (1, 5):
             search = Search(shot=shot, space=arguments.space, heads=("closed_form",), trials=arguments.trials)
             found = tune(
                 features,
@@ -60,14 +56,16 @@ def main() -> None:
                 ("tuned", tuned.accuracy),
             ):
                 gains[key].append(100 * (value - plain))
-            print(
-                f"| {name} | {shot} | {100 * plain:.2f} | {100 * figures['lr'].accuracy:.2f} "
-                f"| {100 * others.accuracy('gdc').mean():.2f} "
-                f"| {100 * tuned.accuracy:.2f} ± {100 * tuned.ci95:.2f} "
-                + "".join(f"| {100 * gap.difference:+.2f} ± {100 * gap.ci95:.2f} " for gap in gaps)
-                + f"| {goal or ''} |",
-                flush=True,
+            table.add(
+                name,
+                shot,
+                f"{100 * plain:.2f}",
+                f"{100 * figures['lr'].accuracy:.2f}",
+                f"{100 * others.accuracy('gdc').mean():.2f}",
+                f"{100 * tuned.accuracy:.2f} ± {100 * tuned.ci95:.2f}",
+                *(f"{100 * gap.difference:+.2f} ± {100 * gap.ci95:.2f}" for gap in gaps),
             )
+    table.keep(arguments.record)
     print("\npoints above SimpleShot, mean and worst of all cells:")
     for key, values in gains.items():
         print(f"{key}: {sum(values) / len(values):+.2f}, {min(values):+.2f}")

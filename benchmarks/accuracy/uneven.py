@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 
 import numpy as np
+from common import Table, add_record_option
 
 from fewcal import FeatureSet, GDCClassifier
 
@@ -20,11 +21,13 @@ def main() -> None:
     parser.add_argument("features")
     parser.add_argument("--split", default="val")
     parser.add_argument("--tasks", type=int, default=100)
+    add_record_option(parser)
     options = parser.parse_args()
     split = FeatureSet.load(options.features, [options.split]).split(options.split)
     x, y = split.float32(), split.require_labels()
     unit = x / np.linalg.norm(x, axis=1, keepdims=True)
     print(f"{options.features}, {options.split}, {options.tasks} tasks")
+    table = Table("examples of the classes", "accuracy", "share of the largest class", "nearest mean")
     for shots in SHOTS:
         rng, found = np.random.default_rng(0), []
         for _ in range(options.tasks):
@@ -39,7 +42,8 @@ def main() -> None:
             most = classes[int(np.argmax(shots))]
             found.append([(answers == y[asked]).mean(), (answers == most).mean(), (nearest == y[asked]).mean()])
         ours, share, plain = np.mean(found, axis=0)
-        print(f"{shots}: {ours:.3f} right, {share:.2f} of the largest class; nearest mean {plain:.3f}", flush=True)
+        table.add(", ".join(map(str, shots)), f"{ours:.3f}", f"{share:.2f}", f"{plain:.3f}")
+    table.keep(options.record)
 
 
 if __name__ == "__main__":

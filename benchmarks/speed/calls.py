@@ -22,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from common import Table, add_record_option
 
 from fewcal import BaseBank, GDCClassifier
 from fewcal.features.synthetic import make_features
@@ -30,7 +31,7 @@ from fewcal.features.synthetic import make_features
 ENVIRONMENT = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
 
 
-def processes(name: str, command: list[str], runs: int, code: int = 0) -> None:
+def processes(table: Table, name: str, command: list[str], runs: int, code: int = 0) -> None:
     """Time a command from its start to its end."""
     times = []
     for _ in range(runs + 1):  # the first is not counted
@@ -40,10 +41,10 @@ def processes(name: str, command: list[str], runs: int, code: int = 0) -> None:
         if done.returncode != code:
             raise SystemExit(f"{' '.join(command)} ended with {done.returncode}: {done.stderr}")
     del times[0]
-    print(f"{name:44s} {statistics.median(times):6.2f} s (slowest {max(times):.2f})", flush=True)
+    table.add(name, f"{statistics.median(times):.2f} s", f"slowest {max(times):.2f} s")
 
 
-def start(runs: int, folder: Path) -> None:
+def start(table: Table, runs: int, folder: Path) -> None:
     """The command line, from nothing."""
     rng = np.random.default_rng(0)
     from PIL import Image
@@ -53,31 +54,35 @@ def start(runs: int, folder: Path) -> None:
         for i in range(count):
             Image.fromarray(rng.integers(0, 256, (240, 320, 3), np.uint8)).save(folder / kind / f"{i}.jpg")
     fewcal = ["-m", "fewcal"]
-    processes("fewcal --help", [*fewcal, "--help"], runs)
-    processes("fewcal classify --help", [*fewcal, "classify", "--help"], runs)
+    processes(table, "fewcal --help", [*fewcal, "--help"], runs)
+    processes(table, "fewcal classify --help", [*fewcal, "classify", "--help"], runs)
     processes(
-        "fewcal classify, a folder that is not there", [*fewcal, "classify", "--support", "a", "--query", "b"], runs, 2
+        table,
+        "fewcal classify, a folder that is not there",
+        [*fewcal, "classify", "--support", "a", "--query", "b"],
+        runs,
+        2,
     )
-    processes("fewcal evaluate, an option that is none", [*fewcal, "evaluate", "--shots", "1"], runs, 2)
+    processes(table, "fewcal evaluate, an option that is none", [*fewcal, "evaluate", "--shots", "1"], runs, 2)
     support, query = str(folder / "photos"), str(folder / "new")
     classify = [*fewcal, "classify", "--support", support, "--query", query, "-q"]
-    processes("fewcal classify, an extractor that is none", [*classify, "-e", "nope"], runs, 2)
-    processes("fewcal classify, a preset that is none", [*classify, "--preset", "nope"], runs, 2)
+    processes(table, "fewcal classify, an extractor that is none", [*classify, "-e", "nope"], runs, 2)
+    processes(table, "fewcal classify, a preset that is none", [*classify, "--preset", "nope"], runs, 2)
     (folder / "none").mkdir()
     (folder / "none" / "empty.jpg").touch()
     none = [*fewcal, "classify", "--support", support, "--query", str(folder / "none")]
-    processes("fewcal classify, a picture that is none", none, runs, 2)
+    processes(table, "fewcal classify, a picture that is none", none, runs, 2)
     torn = folder / "torn.fewcal"
     torn.write_bytes(b"torn")
-    processes("fewcal model info, a file that is torn", [*fewcal, "model", "info", str(torn)], runs, 2)
-    processes("fewcal serve, a file that is torn", [*fewcal, "serve", str(torn)], runs, 2)
-    processes("import torch", ["-c", "import torch"], runs)
+    processes(table, "fewcal model info, a file that is torn", [*fewcal, "model", "info", str(torn)], runs, 2)
+    processes(table, "fewcal serve, a file that is torn", [*fewcal, "serve", str(torn)], runs, 2)
+    processes(table, "import torch", ["-c", "import torch"], runs)
     needed = "fewcal.apply.classify, fewcal.estimators.few_shot, fewcal.features.extractors.efficientnet_network"
-    processes("all that classify imports, torch included", ["-c", f"import {needed}"], runs)
+    processes(table, "all that classify imports, torch included", ["-c", f"import {needed}"], runs)
     one = ["classify", "--support", support, "--query", f"{query}/0.jpg", "-q"]
-    processes("fewcal classify, 10 examples and 1 picture", [*fewcal, *one], runs)
-    processes("fewcal classify, 10 examples and 10 pictures", classify, runs)
-    parts(runs, support, query)
+    processes(table, "fewcal classify, 10 examples and 1 picture", [*fewcal, *one], runs)
+    processes(table, "fewcal classify, 10 examples and 10 pictures", classify, runs)
+    parts(table, runs, support, query)
 
 
 # What `fewcal classify` does, step by step, with the time of each.
@@ -105,7 +110,7 @@ print(*(b - a for a, b in zip(told, told[1:])))
 """
 
 
-def parts(runs: int, support: str, query: str) -> None:
+def parts(table: Table, runs: int, support: str, query: str) -> None:
     """Where the time of the first `classify` goes."""
     times = []
     for _ in range(runs):
@@ -114,7 +119,7 @@ def parts(runs: int, support: str, query: str) -> None:
         times.append([float(t) for t in done.stdout.split()])
     names = ("command line, sources", "import torch", "other imports", "weights", "network")
     for name, taken in zip(names, zip(*times, strict=True), strict=True):
-        print(f"  {name:42s} {statistics.median(taken):6.2f} s")
+        table.add(f"of that: {name}", f"{statistics.median(taken):.2f} s", "")
 
 
 def one_task(bank: BaseBank, x: np.ndarray, y: np.ndarray, asked: np.ndarray) -> np.ndarray:
@@ -122,7 +127,7 @@ def one_task(bank: BaseBank, x: np.ndarray, y: np.ndarray, asked: np.ndarray) ->
     return GDCClassifier(bank).fit(x, y).predict(asked)
 
 
-def calls(repeats: int) -> None:
+def calls(table: Table, repeats: int) -> None:
     """One task by the estimator."""
     data = make_features(base=100, val=0, novel=5, rows=20, dim=640)
     bank = BaseBank().fit(data.base.features, data.base.labels)
@@ -131,11 +136,11 @@ def calls(repeats: int) -> None:
     for queries in (5, 75):
         asked = data.novel.features[~few][:queries]
         task = partial(one_task, bank, x, y, asked)
-        timed(f"fit and predict of {queries} queries", task, repeats)
-    timed("fit", lambda: GDCClassifier(bank).fit(x, y), repeats)
+        timed(table, f"fit and predict of {queries} queries", task, repeats)
+    timed(table, "fit", lambda: GDCClassifier(bank).fit(x, y), repeats)
 
 
-def timed(name: str, work: Callable[[], object], repeats: int) -> None:
+def timed(table: Table, name: str, work: Callable[[], object], repeats: int) -> None:
     for _ in range(20):
         work()
     times = []
@@ -144,7 +149,7 @@ def timed(name: str, work: Callable[[], object], repeats: int) -> None:
         work()
         times.append(1e3 * (time.perf_counter() - began))
     median, low = statistics.median(times), statistics.quantiles(times, n=10)[0]
-    print(f"{name:44s} {median:6.2f} ms (10% below {low:.2f}, {repeats} times)", flush=True)
+    table.add(name, f"{median:.2f} ms", f"10% below {low:.2f} ms")
 
 
 def memory() -> dict[str, float]:
@@ -172,21 +177,24 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--only", choices=["start", "calls", "load"], help="One part alone.")
     parser.add_argument("--load", metavar="BANK", help=argparse.SUPPRESS)
+    add_record_option(parser)
     options = parser.parse_args()
     if options.load:
         return load(options.load)
     torch.set_num_threads(options.threads)
     print(f"Python {platform.python_version()}, torch {torch.__version__}, {options.threads} threads")
+    table = Table("", "median", "spread")
     with tempfile.TemporaryDirectory() as folder:
         if options.only in (None, "start"):
-            start(options.runs, Path(folder))
+            start(table, options.runs, Path(folder))
         if options.only in (None, "calls"):
-            calls(options.repeats)
+            calls(table, options.repeats)
         if options.only in (None, "load"):
             path = f"{folder}/bank.safetensors"
             rows = np.random.default_rng(0).random((60_000, 640), np.float32)
             BaseBank().fit(rows, np.arange(60_000) % 100).save(path)
             subprocess.run([sys.executable, __file__, "--load", path], check=True)
+    table.keep(options.record)
     return None
 
 

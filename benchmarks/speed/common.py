@@ -1,16 +1,21 @@
-"""What the speed benchmarks share: the features, the bank, the clock, the memory."""
+"""What the speed benchmarks share: the features, the bank, the clock, the memory, recorded tables."""
 
 from __future__ import annotations
 
 import io
 import resource
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from fewcal import BaseBank, FeatureSet
 from fewcal.features.synthetic import make_features
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from record import Table, add_record_option  # noqa: F401
 
 
 def features_or_synthetic(folder: str | None) -> FeatureSet:

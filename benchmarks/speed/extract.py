@@ -26,7 +26,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from common import photographs
+from common import Table, add_record_option, photographs
 
 from fewcal import FeatureSet, FeatureSplit, Protocol, evaluate
 from fewcal.features.extract import embed
@@ -99,7 +99,9 @@ def seconds(run: Callable[[], np.ndarray]) -> tuple[float, np.ndarray]:
     return time.perf_counter() - began, out
 
 
-def compare(name: str, count: int, plain: Callable[[], np.ndarray], now: Callable[[], np.ndarray], repeat: int) -> str:
+def compare(
+    name: str, count: int, plain: Callable[[], np.ndarray], now: Callable[[], np.ndarray], repeat: int
+) -> list[str]:
     """A row of the table."""
     times: list[tuple[float, float]] = []
     for _ in range(repeat):
@@ -108,7 +110,7 @@ def compare(name: str, count: int, plain: Callable[[], np.ndarray], now: Callabl
     before, after = (min(column) for column in zip(*times, strict=True))
     x, y = x.astype(np.float64), y.astype(np.float64)
     difference = np.abs(x - y).max() / np.abs(x).max()
-    return f"| {name} | {count / before:.1f} | {count / after:.1f} | {before / after:.1f} | {difference:.1e} |"
+    return [name, f"{count / before:.1f}", f"{count / after:.1f}", f"{before / after:.1f}", f"{difference:.1e}"]
 
 
 def accuracies(x: np.ndarray, items: Items) -> dict[str, list[float]]:
@@ -133,6 +135,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--accuracy", action="store_true")
+    add_record_option(parser)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     plain, now = plain_efficientnet(), get_extractor("efficientnet-lite0")
@@ -145,7 +148,7 @@ def main() -> None:
             print(name, "; ".join(f"{m} {one:.2f} {five:.2f}" for m, (one, five) in found.items()), flush=True)
         return
     print(f"{platform.machine()}, {os.cpu_count()} cores, {options.threads} threads, torch {torch.__version__}")
-    print("| | plain, a second | now, a second | ratio | largest difference |\n|---|---:|---:|---:|---:|")
+    table = Table("", "plain, a second", "now, a second", "ratio", "largest difference")
     count, repeat = options.count, options.repeat
     with tempfile.TemporaryDirectory() as folder:
         write_pack(Path(folder) / "p.npz", photographs(count), ["a"] * count, [str(i) for i in range(count)])
@@ -155,18 +158,19 @@ def main() -> None:
     for name, items in sources.items():
         now(np.zeros((8, 224, 224, 3), np.uint8))
         rows = [lambda e=e, i=items: embed(i, e)[0] for e in (plain, now)]
-        print(compare(f"{name}, EfficientNet-Lite0", count, rows[0], rows[1], repeat), flush=True)
+        table.add(*compare(f"{name}, EfficientNet-Lite0", count, rows[0], rows[1], repeat))
     for name, items in sources.items():
         many = items.take(list(range(count)) * 8)
         assert isinstance(many, Pictures)
         reads = [lambda p=many: plain_arrays(p, 84), lambda p=many: p.arrays(84)]
-        print(compare(f"{name}, read at 84 × 84 for training", len(many), reads[0], reads[1], repeat), flush=True)
+        table.add(*compare(f"{name}, read at 84 × 84 for training", len(many), reads[0], reads[1], repeat))
     plain, now = plain_minilm(), get_extractor("minilm")
     texts = docstrings(count)
     for name, chosen in (("docstrings", texts), ("first sentences", [t.split(". ")[0] for t in texts])):
         items = as_items(chosen)
         rows = [lambda e=e, i=items: embed(i, e)[0] for e in (plain, now)]
-        print(compare(f"{name}, MiniLM", count, rows[0], rows[1], repeat), flush=True)
+        table.add(*compare(f"{name}, MiniLM", count, rows[0], rows[1], repeat))
+    table.keep(options.record)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from common import features_or_synthetic
+from common import Table, add_record_option, features_or_synthetic
 
 from fewcal.evaluation import Protocol, evaluate
 from fewcal.methods import make_method
@@ -39,14 +39,15 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=5000)
     parser.add_argument("--check", type=int, default=100, help="tasks on which CPU and GPU are compared")
     parser.add_argument("--only-tasks", action="store_true", help="leave out the other benchmarks")
+    add_record_option(parser)
     options = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("no CUDA device")
     warnings.simplefilter("ignore")
     features = features_or_synthetic(options.features)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, D={features.dimension}, n=750 a class\n")
+    table = Table(f"{options.tasks} tasks, 5-way", "shots", "s", "with preparation, s", "%", "GPU − CPU")
     for shot in (1, 5):
-        print(f"5-way {shot}-shot, {options.tasks} tasks")
         for name, make in kinds(shot).items():
             check = options.check // 5 if "SGD" in name else options.check
             short = Protocol(shot=shot, tasks=check)
@@ -57,12 +58,15 @@ def main() -> None:
             wall = time.perf_counter() - began
             difference = 100 * (gpu - cpu)
             half = 1.96 * difference.std(ddof=1) / np.sqrt(len(difference))
-            print(
-                f"  {name:24s} {results.seconds[name]:8.3f} s  (with preparation {wall:6.2f} s)  "
-                f"{100 * results.accuracy(name).mean():6.2f} %   GPU − CPU on {check} tasks "
-                f"{difference.mean():+.3f} ± {half:.3f}",
-                flush=True,
+            table.add(
+                name,
+                shot,
+                f"{results.seconds[name]:.3f}",
+                f"{wall:.2f}",
+                f"{100 * results.accuracy(name).mean():.2f}",
+                f"{difference.mean():+.3f} ± {half:.3f} on {check} tasks",
             )
+    table.keep(options.record)
     if options.only_tasks:
         return
     features_given = ["--features", options.features] if options.features else []

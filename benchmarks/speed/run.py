@@ -26,7 +26,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from common import base_bank, features_or_synthetic, now
+from common import Table, add_record_option, base_bank, features_or_synthetic, now
 
 from fewcal import GDCClassifier
 from fewcal.bank import BaseBank
@@ -36,13 +36,6 @@ from fewcal.evaluation.stats import paired
 from fewcal.features import FeatureSet
 from fewcal.methods import make_method
 
-TARGETS = {  # asked ratios at 1 and 5 shots, on two CPU cores
-    "dc": (45, 70),
-    "gdc sampled + L-BFGS": (60, 150),
-    "gdc paper's SGD": (10, 30),
-    "gdc closed form": (430, 900),
-    "gdc default": (13000, 13000),
-}
 # Other work on the same cores: products of matrices, without an end.
 LOAD = "import numpy as np\na = np.ones((700, 700), np.float32)\nwhile True: a @ a"
 
@@ -108,6 +101,7 @@ def main() -> None:
     parser.add_argument("--each", type=int, default=engine.BLOCK_TASKS, help="tasks of each process of sampled methods")
     parser.add_argument("--load", type=int, default=0, help="processes with other work beside the benchmark")
     parser.add_argument("--device", default="cpu")
+    add_record_option(parser)
     options = parser.parse_args()
     others = [subprocess.Popen([sys.executable, "-c", LOAD]) for _ in range(options.load)]
     try:
@@ -134,8 +128,9 @@ def measure(options: argparse.Namespace) -> None:
     rows = len(features.split("base"))
     print(f"features: {options.features or 'made-up'}, D={features.dimension}, {rows} base rows\n")
     bank = base_bank(features, options.device)
+    checks: list[str] = []
+    table = Table("5-way, n=750 a class", "shots", "tasks/s", "ratio", "fit + predict ms")
     for shot in options.shots:
-        column = 0 if shot == 1 else 1
         protocol = Protocol(shot=shot, tasks=options.naive_tasks)
         naive, rate = None, options.naive_rate
         if rate is None:
@@ -154,8 +149,7 @@ def measure(options: argparse.Namespace) -> None:
         }
         if options.only:
             runs = {name: run for name, run in runs.items() if set(name.split()) & set(options.only)}
-        print(f"5-way {shot}-shot, n=750 a class            tasks/s   ratio   asked   fit + predict")
-        print(f"{'naive DC (NumPy + scikit-learn)':36s} {rate:10.2f}   1.0")
+        table.add("naive DC (NumPy + scikit-learn)", shot, f"{rate:.2f}", "1.0", "")
         for label, (method, tasks, processes) in runs.items():
             if processes == 1:  # the same method twice: the first, short run warms caches and pages
                 evaluate({label: method}, features, Protocol(shot=shot, tasks=min(tasks, 20)), options.device)
@@ -163,20 +157,20 @@ def measure(options: argparse.Namespace) -> None:
             engine.BLOCK_TASKS = options.each if processes > 1 else block  # each process has one block
             results = evaluate({label: method}, features, protocol, options.device, n_jobs=processes)
             speed = tasks * processes / results.seconds[label]  # seconds are those of all processes together
-            asked = TARGETS.get(label)
-            note = f"{asked[column]:8d}" if asked else ""
             preset_name = label.removeprefix("gdc ")
+            of_one = ""
             if preset_name in ("default", "whitened"):
-                note += f"{one_task(features, bank, preset_name, shot, options.device):10.2f} ms"
-            print(f"{label:36s} {speed:10.2f} {speed / rate:7.1f}{note}", flush=True)
+                of_one = f"{one_task(features, bank, preset_name, shot, options.device):.2f}"
+            table.add(label, shot, f"{speed:.2f}", f"{speed / rate:.1f}", of_one)
             if label == "dc" and naive is not None:
                 ours = results.accuracy(label)[: len(naive)]
                 d = paired(ours, naive)
-                print(
-                    f"  less naive DC on the same {len(naive)} tasks: {100 * d.difference:+.2f} ± {100 * d.ci95:.2f} "
-                    f"points ({100 * ours.mean():.2f} and {100 * naive.mean():.2f})"
+                checks.append(
+                    f"{shot}-shot: dc less naive DC on the same {len(naive)} tasks {100 * d.difference:+.2f} "
+                    f"± {100 * d.ci95:.2f} points ({100 * ours.mean():.2f} and {100 * naive.mean():.2f})"
                 )
-        print()
+    table.keep(options.record)
+    print("", *checks, sep="\n")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from common import photographs
+from common import Table, add_record_option, photographs
 
 from fewcal import GDCClassifier
 from fewcal.features.extractors import Extractor, get_extractor
@@ -83,6 +83,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--requests", type=int, default=10, help="of each client")
     parser.add_argument("--extractor", default="efficientnet-lite0")
+    add_record_option(parser)
     options = parser.parse_args()
     extractor, pictures = get_extractor(options.extractor), photographs(CLASSES * SHOTS)
     rows = extractor([prepared(p, extractor) for p in pictures])
@@ -109,9 +110,10 @@ def main() -> None:
             server.wait(60)
     p50, p99 = (1000 * float(np.quantile(seconds, q)) for q in (0.5, 0.99))
     print(f"{options.extractor}, {options.clients} clients, {total} pictures, {os.cpu_count()} cores\n")
-    print("| | pictures/s | of the library | p50 ms | p99 ms | errors |\n|---|---:|---:|---:|---:|---:|")
-    print(f"| library, batches of {BATCH} | {alone:.1f} | 1.00 | | | |")
-    print(f"| service | {rate:.1f} | {rate / alone:.2f} | {p50:.0f} | {p99:.0f} | {len(wrong)} |")
+    table = Table("", "pictures/s", "of the library", "p50 ms", "p99 ms", "errors")
+    table.add(f"library, batches of {BATCH}", f"{alone:.1f}", "1.00", "", "", "")
+    table.add("service", f"{rate:.1f}", f"{rate / alone:.2f}", f"{p50:.0f}", f"{p99:.0f}", len(wrong))
+    table.keep(options.record)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+from common import Table, add_record_option
 from starlette.testclient import TestClient
 
 from fewcal import BaseBank
@@ -30,6 +31,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in {"items": 1000, "features": 1280, "classes": 10, "labels": 50, "bank": 100}.items():
         parser.add_argument(f"--{name}", type=int, default=default)
+    add_record_option(parser)
     options = parser.parse_args()
     rng = np.random.default_rng(0)
     means = rng.random((options.classes + options.bank, options.features))
@@ -38,7 +40,7 @@ def main() -> None:
     base = options.classes + np.repeat(np.arange(options.bank), 20)
     place = {f"item {i}": i for i in range(options.items)}
     extractor = as_extractor(lambda texts: [x[place.get(t, 0)] for t in texts], name="rows", kind="text")
-    print("| base classes | items | median ms | p95 ms | largest ms |\n|---:|---:|---:|---:|---:|")
+    table = Table("base classes", "items", "median ms", "p95 ms", "largest ms")
     for bank in (None, BaseBank().fit(rows(rng, means, base), base)):
         with tempfile.TemporaryDirectory() as folder:
             studio = Studio(Path(folder), StudioSettings(extractor=extractor, bank=bank))
@@ -58,7 +60,8 @@ def main() -> None:
                     client.post("/api/labels", json=body).raise_for_status()
                     seconds.append(1000 * (time.perf_counter() - began))
         shown = [f"{v:.0f}" for v in (np.median(seconds), np.quantile(seconds, 0.95), max(seconds))]
-        print(f"| {0 if bank is None else len(bank)} | {options.items} | {' | '.join(shown)} |", flush=True)
+        table.add(0 if bank is None else len(bank), options.items, *shown)
+    table.keep(options.record)
 
 
 if __name__ == "__main__":
