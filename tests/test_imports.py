@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -49,36 +48,6 @@ print(len(r.correct))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "7"
-
-
-# They define networks, or compute with nothing else: whoever imports them loads torch.
-WITH_TORCH = {
-    *("features.backbone_networks", "features.glyphs", "apply.studio.demo"),
-    *(f"features.extractors.{name}" for name in ("efficientnet_network", "fused", "minilm_network", "pooled")),
-    *(f"training.{name}" for name in ("augment", "check", "distributed", "finish", "loop", "model", "run", "state")),
-    "training.validate",
-}
-
-
-def test_all_modules_but_those_of_networks_are_imported_without_torch() -> None:
-    code = """
-import importlib, json, sys
-class NoTorch:
-    def find_spec(self, name, *_):
-        if name == "torch":
-            raise ImportError(name)
-sys.meta_path.insert(0, NoTorch())
-refused = []
-for name in json.load(sys.stdin):
-    try:
-        importlib.import_module(name)
-    except ImportError:
-        refused.append(name)
-print(json.dumps(refused))
-"""
-    names = json.dumps([name for name in MODULES if not name.endswith("__main__")])
-    done = subprocess.run([sys.executable, "-c", code], input=names, capture_output=True, text=True, check=True)
-    assert set(json.loads(done.stdout)) == {f"fewcal.{name}" for name in WITH_TORCH}
 
 
 # Imports go down only, those inside functions too. Groups of a layer stand side by side and do not see each other.

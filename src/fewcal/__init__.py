@@ -7,7 +7,6 @@ Names are loaded on first use, so that the compute core imports with torch and N
 2
 """
 
-from fewcal._utils.lazy import lazy_names
 from fewcal._version import __version__
 
 TYPE_CHECKING = False  # as type checkers know it; `import typing` would delay every start
@@ -49,7 +48,7 @@ __all__ = [
     "tune",
 ]
 
-# The same imports once more, for the time when a name is asked for.
+# The same imports, made at the first use of a name.
 _MODULES = {
     "fewcal.apply.classify": ("classify",),
     "fewcal.bank": ("BaseBank",),
@@ -68,7 +67,13 @@ _MODULES = {
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 
 if not TYPE_CHECKING:  # a type checker that saw this would take any name for a public one
-    __getattr__ = lazy_names(__name__, _HOME)
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOME:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from importlib import import_module
+
+        return getattr(import_module(_HOME[name]), name)
 
 
 def __dir__() -> list[str]:

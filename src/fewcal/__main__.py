@@ -1,40 +1,51 @@
-"""`python -m fewcal`, and the command `fewcal`: Ctrl-C is one line, from the first import of `main` to the end.
-
-Nothing is imported before Ctrl-C is looked after, not even what `from __future__` would bring. Earlier are the start of
-Python, the `import re` of the command that an installer writes, and the names of `fewcal`: some 20 ms in which Python
-itself answers Ctrl-C, with a traceback. No package can change that without handling signals for all who import it.
-"""
+"""`python -m fewcal`, and the command `fewcal`: Ctrl-C ends it with one line."""
 
 import gc
+import os
+import signal
 import sys
+from types import FrameType
 
-# Importing torch makes 300,000 objects, none of which is garbage. With Python's 700 the collector looks through them
-# 400 times, which takes 0.3 s.
-_OBJECTS_BETWEEN_COLLECTIONS = 5_000
+INTERRUPTED = 130  # what shells expect after Ctrl-C
+_interrupts = 0
 
 
 def main() -> None:
     """Run the command line."""
-    gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS, *gc.get_threshold()[1:])
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupt)
     try:
-        from fewcal._utils.interrupt import interrupted, leave_to_system, listen
+        from fewcal.cli import main as run
 
-        listen()
-        try:
-            try:
-                from fewcal.cli import main as run
-            except BaseException:
-                if not interrupted():
-                    raise
-            if interrupted():  # also where a module took it for a fault of its own and went on
-                raise KeyboardInterrupt
-            run()
-        finally:
-            leave_to_system()
-            gc.freeze()  # the process ends and frees all: looking for garbage first takes another 0.3 s
+        run()
     except KeyboardInterrupt:
         print("fewcal: interrupted", file=sys.stderr)
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        gc.freeze()  # a search for garbage among the objects of torch takes 0.7 s
+
+
+def interrupt(number: int, frame: FrameType | None) -> None:
+    """Raise `KeyboardInterrupt` at the first Ctrl-C; end the process at the second one, and within an import.
+
+    An exception that passes through the import of a C++ module may be lost there or abort the process.
+    """
+    global _interrupts
+    _interrupts += 1
+    if _interrupts == 1 and not _is_import(frame):
+        raise KeyboardInterrupt
+    show_cursor = "\x1b[?25h" if sys.stderr is not None and sys.stderr.isatty() else ""
+    os.write(2, f"{show_cursor}fewcal: interrupted\n".encode())
+    os._exit(INTERRUPTED)  # private of os: it runs no code of the libraries
+
+
+def _is_import(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 if __name__ == "__main__":

@@ -16,15 +16,13 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from numbers import Real
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
+from torch import Tensor
 
 from fewcal.bank import BaseBank
 from fewcal.errors import FewcalWarning, InputError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 DISTANCE_SCALES = ("bank", "one")
 # Ridge of the class covariances under Mahalanobis, as a share of their mean variance: with fewer rows than features

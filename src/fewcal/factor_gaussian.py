@@ -10,18 +10,15 @@ import itertools
 import math
 import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from fewcal._utils.bfloat16 import half_pays, products
 from fewcal._utils.cpu_kernels import point_kernels
 from fewcal._utils.cuda_kernels import compiled
 from fewcal._utils.randomness import TaskRandom
 from fewcal.errors import FewcalWarning, InputError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 # Numbers made at a time on a CPU. It bounds memory; it is fixed because it fixes the random stream.
 _AT_ONCE = 1 << 20

@@ -9,14 +9,12 @@ and query alike.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
+from torch import Tensor
 
 from fewcal.errors import InputError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Kind = Literal["tukey", "yeo-johnson", "signed-power", "none"]
 KINDS = ("auto", "tukey", "yeo-johnson", "signed-power", "none")

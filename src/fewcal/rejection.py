@@ -12,16 +12,13 @@ there are few pairs of classes to see it by).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from fewcal.bank import BaseBank
 from fewcal.calibrate import squared_distances
 from fewcal.domain_match import simulated_rows
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _EXAMPLES = 1024
 # Degrees of freedom of the examples. Normal ones come less near than rows do: on validation classes 4% to 11% of other

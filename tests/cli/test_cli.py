@@ -18,11 +18,11 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-import typer
 
 from fewcal._utils.terminal import ProgressBar
 from fewcal.bank import BaseBank
-from fewcal.cli import COMMANDS, _told, application, main
+from fewcal.cli import main
+from fewcal.cli.errors import format_error
 from fewcal.evaluation.engine import BLOCK_TASKS
 from fewcal.features import FeatureSplit
 from fewcal.methods import METHODS
@@ -77,7 +77,7 @@ def test_a_misspelt_path_is_told_with_what_may_have_been_meant(fewcal, data: Pat
     assert f"does not exist; did you mean '{data}'?" in answer.err
 
 
-def test_a_misspelt_path_in_a_folder_that_may_not_be_listed_is_told(
+def test_a_misspelt_path_in_a_folder_that_may_not_be_listed_isformat_error(
     fewcal, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(self: Path) -> None:
@@ -270,7 +270,6 @@ def files(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     names = ["ant", "bee", "cat"]
     FeatureSplit.from_arrays(novel.features[rows[:, :2].ravel()], np.repeat(names, 2)).save(folder / "S.npz")
     FeatureSplit.from_arrays(novel.features[rows[:, 2:].ravel()]).save(folder / "Q.npz")
-    FeatureSplit.from_arrays(np.ones((2, 5), np.float32)).save(folder / "narrow.npz")
     return folder
 
 
@@ -366,61 +365,6 @@ def refused(answer: Answer, *parts: str, code: int = 2) -> None:
         assert part in line
 
 
-@pytest.mark.parametrize(
-    ("arguments", "part"),
-    [
-        (["--way", "8"], "8 ways need as many classes, but there are 7; lower --way"),
-        (["--shot", "6"], "6 shots and 15 queries need 21; lower --query or --shot"),
-        (["--way", "1"], "way is 1; it must be at least 2"),
-        (["--tasks", "0"], "tasks is 0"),
-        (["--seed", "-1"], "seed is -1"),
-        (["--split", "test"], "no split 'test'"),
-        (["--split", "base"], "needs base classes, but tasks are drawn from the base split itself"),
-        (["--methods", "gcd"], "method 'gcd' is unknown; did you mean 'gdc'?"),
-        (["--methods", ","], "no method in ','"),
-        (["--methods", "gdc:defualt"], "preset 'defualt' is unknown; did you mean 'default'?"),
-        (["--preset", "papr"], "preset 'papr' is unknown; did you mean 'paper'?"),
-        (["--set", "aplha1=3"], "GDC has no parameter 'aplha1'; did you mean 'alpha1'"),
-        (["--set", "alpha1"], "--set 'alpha1' is not key=value"),
-        (["--preset", "whitened", "--set", "k=0"], "k=0 is out of range"),
-        (["--preset", "whitened", "--set", "k=99"], "99"),
-        (["--set", "dc.k=many"], "method 'dc': k='many' must be a whole number"),
-        (["--set", "qda.k=1"], "--set names method 'qda'"),
-        (["--reference", "svm"], "--reference 'svm' is not among the methods"),
-        (["--resume"], "--resume needs --out"),
-        (["--device", "gpu"], "device='gpu' is not a device"),
-        (["--n-jobs", "0"], "n_jobs=0 has no meaning"),
-        (["--preset", "whitened", "--scheduler", "local:none"], "neither an address nor local:N"),
-        (["--task-list", "a.npz", "--save-tasks", "b.npz"], "--task-list and --save-tasks exclude each other"),
-        (["--task-list", "nowhere.npz"], "nowhere.npz does not exist"),
-        (["--nope"], "No such option: --nope; see `fewcal evaluate --help`"),
-        (["--tasks", "many"], "Invalid value for '--tasks'"),
-    ],
-)
-def test_wrong_options_of_evaluate(fewcal, data: Path, arguments: list[str], part: str) -> None:
-    answer = fewcal("evaluate", data, *arguments)
-    refused(answer, part)
-    assert answer.out == ""
-
-
-@pytest.mark.parametrize(
-    ("arguments", "part"),
-    [
-        (["evalute"], "No such command 'evalute'"),
-        (["evaluate"], "Missing"),
-        (["features", "inspect"], "No such command 'inspect'"),
-        (["presets", "show", "autors"], "preset 'autors' is unknown; did you mean 'authors'"),
-        (["compare"], "Missing"),
-        (["compare", "nowhere"], "nowhere does not exist; check the path"),
-        (["compare", "."], ". holds no run (no config.json)"),
-        (["bank", "info", "nowhere.safetensors"], "nowhere.safetensors"),
-        (["features", "info", "nowhere"], "nowhere does not exist"),
-    ],
-)
-def test_wrong_commands(fewcal, arguments: list[str], part: str) -> None:
-    refused(fewcal(*arguments), part)
-
-
 def test_cuda_without_a_gpu(fewcal, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     refused(fewcal("evaluate", data, "--device", "cuda"), "no usable CUDA device")
@@ -450,40 +394,6 @@ def test_folders_and_files_that_cannot_be_read(fewcal, tmp_path: Path) -> None:
     refused(fewcal("bank", "info", tmp_path / "torn.safetensors"), "torn.safetensors")
 
 
-def test_wrong_options_of_bank(fewcal, data: Path, tmp_path: Path) -> None:
-    out = ("--out", tmp_path / "b.safetensors")
-    refused(fewcal("bank", "build", data, *out, "--rank", 3), "--rank drops the rows", "give --preset")
-    refused(fewcal("bank", "build", data, *out, "--preset", "authors"), "takes base rows as they are")
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("options", "part"),
-    [
-        (["--reject", "1.5"], "--reject 1.5 must lie between 0 and 1"),
-        (["--reject", "0.1"], "--reject needs --bank"),
-        (["--set", "kk=1"], "gdc has no parameter 'kk'; did you mean 'k'"),
-        (["--set", "random_state=1"], "gdc has no parameter 'random_state'"),
-        (["--set", "dc.k=1"], "only parameters of gdc can be set here"),
-        (["--bank", "nowhere"], "nowhere does not exist; check the path"),
-        (["--bank", "."], "no bank at ."),
-        (["--preset", "papr"], "preset 'papr' is unknown"),
-    ],
-)
-def test_wrong_options_of_predict(fewcal, files: Path, tmp_path: Path, options: list[str], part: str) -> None:
-    refused(fewcal(*predict(files, tmp_path / "p.csv", *options)), part)
-    assert not (tmp_path / "p.csv").exists()
-
-
-def test_files_that_predict_cannot_use(fewcal, files: Path, tmp_path: Path) -> None:
-    refused(fewcal(*predict(files, tmp_path / "p.txt")), "p.txt: predictions are written as .parquet or .csv")
-    out = ("--out", tmp_path / "p.csv")
-    answer = fewcal("predict", "--support", files / "S.npz", "--query", files / "narrow.npz", *out)
-    refused(answer, "narrow.npz has 5 features and the support 12")
-    refused(fewcal("predict", "--support", files / "Q.npz", "--query", files / "Q.npz", *out), "Q.npz has no labels")
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_full_disk_is_the_surroundings_fault(
     fewcal, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -511,26 +421,6 @@ def test_json_goes_to_the_output_where_its_file_is_a_dash(
     assert json.loads(answer.out)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("fit", "--support", "DATA/base.npz", "--out", "FOLDER"),
-        ("bank", "build", "DATA", "--out", "FOLDER"),
-        ("classify", "--support", "DATA", "--query", "DATA", "--html", "FOLDER"),
-        ("features", "info", "DATA", "--json", "FOLDER"),
-    ],
-)
-def test_a_folder_in_the_place_of_a_file_to_write_is_refused_before_the_work(
-    fewcal, data: Path, tmp_path: Path, arguments: tuple[str, ...]
-) -> None:
-    given = [a.replace("DATA", str(data)).replace("FOLDER", str(tmp_path)) for a in arguments]
-    refused(fewcal(*given), f"{tmp_path} is a folder; name a file in it")
-
-
-def test_a_folder_in_the_place_of_a_classifier_is_told_as_such(fewcal, tmp_path: Path) -> None:
-    refused(fewcal("model", "info", tmp_path), f"{tmp_path} is a folder; give a file in it")
-
-
 def test_a_bug_is_one_line_and_a_traceback_on_request(
     fewcal, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -543,8 +433,8 @@ def test_a_bug_is_one_line_and_a_traceback_on_request(
 
 
 def test_errors_of_many_lines_become_one() -> None:
-    assert _told(MemoryError())[1] == 3
-    message, code = _told(RuntimeError("one\ntwo"))
+    assert format_error(MemoryError())[1] == 3
+    message, code = format_error(RuntimeError("one\ntwo"))
     assert code == 1
     assert "one\ntwo" in message
 
@@ -716,25 +606,6 @@ def test_the_papers_protocol_picks_its_space_by_the_features_sign(fewcal, data: 
     assert json.loads((tmp_path / "s" / "tuning.json").read_text())["provenance"]["search"]["space"] == "paper/mini"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--on", "novel"), "--on 'novel' is neither val nor base"),
-        (("--protocol", "mine"), "protocol 'mine' is unknown"),
-        (("--space", "paper/nothing", "--head", "sgd"), "is unknown"),
-        (("--head", "svm"), "head 'svm' is unknown"),
-        (("--workers", 0), "workers=0"),
-        (("--storage", "redis://x"), "neither sqlite"),
-        (("--trials", 0), "trials=0"),
-    ],
-)
-def test_tune_with_wrong_options(fewcal, data: Path, tmp_path: Path, arguments, message: str) -> None:
-    answer = fewcal("tune", data, "--out", tmp_path / "s", *arguments)
-    assert answer.code == 2
-    assert answer.err.count("\n") == 1
-    assert message in answer.err
-
-
 def test_tune_needs_validation_classes(fewcal, tmp_path: Path) -> None:
     folder = save_features(tmp_path / "f", base=feature_set().split("base"))
     answer = fewcal("tune", folder, "--out", tmp_path / "s", *BRIEF)
@@ -749,27 +620,6 @@ def test_tuning_on_base_classes_writes_the_default_for_this_release(fewcal, tmp_
     assert str(tmp_path / "s" / "preset.json") in answer.out
     assert json.loads((tmp_path / "t.json").read_text())["params"] == get_preset("default").as_dict()
     assert get_preset(tmp_path / "s" / "preset.json") == get_preset("default")
-
-
-# ---- start-up -------------------------------------------------------------------------------------------------------
-
-
-def test_help_loads_neither_numpy_nor_anything_larger() -> None:
-    heavy = {"numpy", "torch", "optuna", "matplotlib", "sklearn"}
-    script = f"import sys, fewcal.cli; fewcal.cli.application(); print({heavy} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "set()"
-
-
-def test_a_command_that_is_asked_for_is_loaded_without_the_others() -> None:
-    def names(command: str | None) -> set[str]:
-        return set(typer.main.get_command(application(command)).commands)
-
-    for commands in COMMANDS.values():
-        for command in commands:
-            assert names(command) == {*commands, "version"}
-    everything = {"version", *(command for commands in COMMANDS.values() for command in commands)}
-    assert names(None) == names("evalute") == everything
 
 
 def in_one_line(text: str) -> str:

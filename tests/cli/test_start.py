@@ -1,246 +1,40 @@
-"""What needs no tensors is answered without torch: help, lists, and errors of names, values, files and folders."""
+"""The start of the package and of the command: heavy libraries are imported where they are used."""
 
 from __future__ import annotations
 
-import json
-import shlex
 import subprocess
 import sys
-from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
+import typer
 
-from fewcal import BaseBank, GDCClassifier
-from fewcal._utils.safetensors_io import read_tensors, write_tensors
-from fewcal.evaluation import Protocol, evaluate
-from small_features import feature_set, save_features
+from fewcal.cli import COMMANDS, application
 
-EVALUATE = "evaluate features --way 3 --tasks 2 --query 5 --methods"
-PREDICT = "predict --support support.npz --query support.npz --out o.csv"
-CLASSIFY = "classify --support photos --query new"
-BAD_FILE = "is not a readable safetensors file"
-
-# A command, and what it says on standard error; "" where it succeeds.
-ANSWERS = {
-    "--help": "",
-    "tune --help": "",
-    "evaluate --help": "",
-    "--version": "",
-    # paths
-    "evalute": "No such command 'evalute'",
-    "evaluate": "Missing argument",
-    "evaluate nowhere": "nowhere does not exist",
-    "evaluate nowhere --resume": "nowhere does not exist",
-    "tune nowhere --out study": "nowhere does not exist",
-    "tune features": "Missing option '--out'",
-    "features info nowhere": "nowhere does not exist",
-    "features info empty": "empty has none of base, val and novel",
-    "bank info nowhere.safetensors": "does not exist",
-    "bank build empty --out x.safetensors --preset default": "empty holds no parts",
-    "compare nowhere": "nowhere does not exist",
-    "compare empty": "empty holds no run",
-    "report nowhere": "nowhere does not exist",
-    "report empty": "empty holds no run",
-    "predict --support a.npz --query b.npz --out c.csv": "a.npz does not exist",
-    "classify --support a --query b --out c.txt": "does not exist",
-    "classify --support empty --query empty": "empty holds no pictures",
-    "classify --support t.txt --query t.txt": "t.txt has no labels",
-    "classify --support photos --query empty": "empty holds no pictures",
-    "train nowhere --out x": "nowhere does not exist",
-    "extract nowhere --out x": "nowhere does not exist",
-    "extract empty --out x": "empty holds no pictures",
-    "fit --support empty --out x.fewcal": "empty holds no pictures",
-    "serve nowhere.fewcal": "does not exist",
-    "model info nowhere.fewcal": "does not exist",
-    "studio t.txt": "t.txt is no folder",
-    "studio empty --bank nowhere": "nowhere does not exist",
-    "studio empty --bank bank.safetensors --base-pictures empty": "empty holds no folders",
-    "paper report empty": "empty holds no run of experiments",
-    "paper run all --out x --features nowhere": "there is no folder nowhere",
-    "paper run all --out x --features empty": "holds no features",
-    # names
-    "presets show nope": "preset 'nope' is unknown",
-    f"{EVALUATE} nope": "method 'nope' is unknown",
-    f"{EVALUATE} gdc:nope": "preset 'nope' is unknown",
-    f"{EVALUATE} gdc --preset nope": "preset 'nope' is unknown",
-    f"{EVALUATE} gdc --set nope=1": "GDC has no parameter 'nope'",
-    f"{EVALUATE} gdc --set head=nope": "head='nope' is unknown",
-    f"{EVALUATE} gdc --set cov=nope": "cov='nope' is unknown",
-    f"{EVALUATE} gdc --set kind=nope": "kind='nope' is unknown",
-    f"{EVALUATE} gdc --set metric=nope": "metric='nope' is unknown",
-    f"{EVALUATE} dc --set dc.nope=1": "method 'dc' has no parameter 'nope'",
-    f"{EVALUATE} ncm --split nope": "there is no split 'nope'",
-    f"{EVALUATE} ncm --device nope": "device='nope' is not a device",
-    f"{EVALUATE} ncm --reference gdc": "--reference 'gdc' is not among the methods",
-    "tune features --out x --head nope": "head 'nope' is unknown",
-    "tune features --out x --protocol nope": "protocol 'nope' is unknown",
-    "tune features --out x --space nope": "space 'nope' is unknown",
-    "tune features --out x --enqueue nope": "enqueue='nope' is unknown",
-    "tune features --out x --storage redis://x": "neither sqlite",
-    "bank build features --out x.safetensors --preset nope": "preset 'nope' is unknown",
-    "bank build features --out x.safetensors --dtype int8": "dtype='int8'",
-    f"{PREDICT} --preset nope": "preset 'nope' is unknown",
-    f"{PREDICT} --set nope=1": "gdc has no parameter 'nope'",
-    "explain --support support.npz --bank bank.safetensors --preset nope": "preset 'nope' is unknown",
-    f"{CLASSIFY} -e nope": "extractor 'nope' is unknown",
-    f"{CLASSIFY} --preset nope": "preset 'nope' is unknown",
-    f"{CLASSIFY} --set nope=1": "gdc has no parameter 'nope'",
-    f"{CLASSIFY} --device nope": "device='nope' is not a device",
-    "fit --support photos --out x.fewcal -e nope": "extractor 'nope' is unknown",
-    "fit --support photos --out x.fewcal --preset nope": "preset 'nope' is unknown",
-    "fit --support support.npz --out x.fewcal --preset nope": "preset 'nope' is unknown",
-    "extract photos --out x -e nope": "extractor 'nope' is unknown",
-    "extract photos --out x --split nope": "--split 'nope' is unknown",
-    "extract photos --out x --dtype int8": "dtype='int8'",
-    "data prepare nope --from empty --out x": "data set 'nope' is unknown",
-    "train photos --out x --backbone nope": "backbone 'nope' is unknown",
-    "train photos --out x --set nope=1": "--set nope: there is no such setting",
-    "train photos --out x --set backbone.nope=1": "backbone 'resnet12' has no setting 'nope'",
-    "paper run nope --out x --features features": "experiment 'nope' is unknown",
-    "studio empty -e nope": "extractor 'nope' is unknown",
-    "studio empty --preset nope": "preset 'nope' is unknown",
-    "serve model.fewcal --device nope": "device='nope' is not a device",
-    # values
-    f"{EVALUATE} gdc --set k=0": "k=0 is out of range",
-    f"{EVALUATE} gdc --set k": "--set 'k' is not key=value",
-    "evaluate features --methods ncm --way 99": "99 ways need as many classes",
-    "evaluate features --methods ncm --shot 0": "shot is 0",
-    "evaluate features --methods ncm --n-jobs 0": "n_jobs=0",
-    "tune features --out x --way 99": "99 ways need as many classes",
-    "tune features --out x --trials 0": "trials=0",
-    f"{PREDICT} --set k=0": "k=0 is out of range",
-    f"{PREDICT} --reject 0.1": "--reject needs --bank",
-    f"{CLASSIFY} --set k=0": "k=0 is out of range",
-    f"{CLASSIFY} --reject 2": "--reject 2.0 must lie between 0 and 1",
-    f"{CLASSIFY} --reject 0.05": "--reject needs --bank",
-    f"{CLASSIFY} --batch 0": "--batch",
-    f"{CLASSIFY} --out x.txt": "predictions are written as .parquet or .csv",
-    "train photos --out x --set lr=-1": "lr=-1 must lie between",
-    # files
-    "bank info short.safetensors": BAD_FILE,
-    "bank info t.txt": BAD_FILE,
-    "bank info model.fewcal": "but not a fewcal bank",
-    "bank info newer.safetensors": "has bank format 99",
-    "model info short.fewcal": BAD_FILE,
-    "model info changed.fewcal": "is damaged: tensor",
-    "model info newer.fewcal": "has classifier format 99",
-    "model info bank.safetensors": "is a fewcal bank, but not a fewcal classifier",
-    "serve short.fewcal": BAD_FILE,
-    "serve newer.fewcal": "has classifier format 99",
-    "predict --model short.fewcal support.npz": BAD_FILE,
-    "predict --model newer.fewcal support.npz": "has classifier format 99",
-    "predict --model bank.safetensors support.npz": "is a fewcal bank, but not a fewcal classifier",
-    "predict --model model.fewcal short.npz": "short.npz cannot be read as npz",
-    "predict --model model.fewcal photos": "model.fewcal was fitted on features",
-    "predict --support short.npz --query support.npz --out o.csv": "short.npz cannot be read as npz",
-    "predict --support support.npz --query short.npz --out o.csv": "short.npz cannot be read as npz",
-    "predict --support support.npz --query narrow.npz --out o.csv": "narrow.npz has 3 features and the support 12",
-    f"{PREDICT} --bank short.safetensors": BAD_FILE,
-    f"{CLASSIFY} --bank short.safetensors": BAD_FILE,
-    "fit --support photos --out x.fewcal --bank short.safetensors": BAD_FILE,
-    "fit --support short.npz --out x.fewcal": "short.npz cannot be read as npz",
-    "studio empty --bank short.safetensors": BAD_FILE,
-    f"{EVALUATE} gdc --preset no.json": "it is no preset file",
-    f"{EVALUATE} ncm --task-list no.json": "is not a readable task list",
-    f"{EVALUATE} ncm --out run": "run already holds a run",
-    f"{EVALUATE} ncm --out damaged --resume": "damaged/config.json cannot be read",
-    "compare damaged": "damaged/config.json cannot be read",
-    "compare run --reference nope": "reference 'nope' is not among ncm",
-    "report damaged": "damaged/config.json cannot be read",
-    "paper list --run damaged": "damaged/config.json cannot be read",
-    f"{CLASSIFY} -e short.safetensors": BAD_FILE,
-    f"{CLASSIFY} -e bank.safetensors": "not a backbone that fewcal saved",
-    "extract photos --out x -e short.safetensors": BAD_FILE,
-    "studio empty -e short.safetensors": BAD_FILE,
-    "classify --support photos --query unreadable": "1 of 2 cannot be used",
-    "fit --support unreadable --out x.fewcal": "0.png and 1 more in no class folder",
-    "predict --model pictures.fewcal unreadable": "1.jpg cannot be read as a picture (the file is empty)",
-    # tables, last: they load rich
-    "presets list": "",
-    "presets params": "",
-    "presets show default": "",
-    "paper list": "",
-    "model info model.fewcal": "",
-    "extract --list-extractors": "",
-}
-
-SCRIPT = """
-import contextlib, io, json, sys
-import fewcal.cli
-answers = []
-for arguments in json.load(sys.stdin):
-    before, err = set(sys.modules), io.StringIO()
-    with contextlib.redirect_stderr(err), contextlib.redirect_stdout(io.StringIO()):
-        try:
-            fewcal.cli.main(arguments)
-        except SystemExit as stop:
-            code = stop.code
-    answers.append([code, err.getvalue(), sorted({"torch", "rich"} & (set(sys.modules) - before))])
-print(json.dumps(answers))
-"""
+HEAVY = {"numpy", "torch", "optuna", "matplotlib", "sklearn", "pyarrow", "PIL"}
 
 
-def shortened(file: Path, to: Path) -> None:
-    content = file.read_bytes()
-    to.write_bytes(content[: len(content) // 2])
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import fewcal",
+        "import fewcal.cli; fewcal.cli.application()",
+        "from fewcal.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass",
+        "from fewcal.cli import main\ntry: main(['--version'])\nexcept SystemExit: pass",
+    ],
+)
+def test_package_and_help_import_nothing_heavy(code: str) -> None:
+    script = f"import sys\n{code}\nprint({HEAVY} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "set()"
 
 
-def make_files(place: Path) -> None:
-    """Everything that the commands name: good, empty, damaged, newer."""
-    features = feature_set()
-    save_features(place / "features", **features.splits())
-    (place / "empty").mkdir()
-    (place / "t.txt").write_text("one\ntwo\n" * 20, encoding="utf-8")
-    (place / "no.json").write_text("{", encoding="utf-8")
-    for folder in ("photos/a", "photos/b", "new", "unreadable"):
-        (place / folder).mkdir(parents=True)
-        Image.new("RGB", (8, 8)).save(place / folder / "0.png")
-    (place / "unreadable" / "1.jpg").touch()
-    x, names = features.novel.features[[0, 1, 20, 21]], np.array(["a", "a", "b", "b"])
-    np.savez(place / "support.npz", features=x, labels=[0, 0, 1, 1], classes=["a", "b"])
-    np.savez(place / "narrow.npz", features=x[:, :3])
-    shortened(place / "support.npz", place / "short.npz")
-    BaseBank().fit(features.base.features, features.base.labels).save(place / "bank.safetensors")
-    GDCClassifier().fit(x, names).save(place / "model.fewcal")
-    GDCClassifier().fit(x, names).save(place / "pictures.fewcal", extractor="efficientnet-lite0@0")
-    for name in ("bank.safetensors", "model.fewcal"):
-        suffix = Path(name).suffix
-        shortened(place / name, place / f"short{suffix}")
-        header, tensors = read_tensors(place / name)
-        write_tensors(place / f"newer{suffix}", tensors, header | {"version": 99})
-    content = bytearray((place / "model.fewcal").read_bytes())
-    content[-1] ^= 255
-    (place / "changed.fewcal").write_bytes(content)
-    evaluate(["ncm"], features, Protocol(way=3, tasks=2, query=5), out=place / "run")
-    (place / "damaged").mkdir()
-    (place / "damaged" / "config.json").write_text("{", encoding="utf-8")
+@pytest.mark.parametrize("name", COMMANDS)
+def test_summary_of_a_command_is_that_of_its_own_help(name: str) -> None:
+    group = typer.main.get_command(application(name))
+    assert set(group.commands) == {name, "version"}
+    assert group.commands[name].get_short_help_str(limit=120) == COMMANDS[name][1]
 
 
-@pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, list[str]]]:
-    """Exit code, standard error and what was loaded, of each command, all in one process that begins without torch."""
-    place = tmp_path_factory.mktemp("start")
-    make_files(place)
-    given = json.dumps([shlex.split(command) for command in ANSWERS])
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", SCRIPT],
-        cwd=place,
-        input=given,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return dict(zip(ANSWERS, json.loads(done.stdout), strict=True))
-
-
-@pytest.mark.parametrize("command", ANSWERS)
-def test_help_lists_and_errors_that_need_no_tensors_come_without_torch(
-    command: str, answers: dict[str, tuple[int, str, list[str]]]
-) -> None:
-    code, err, loaded = answers[command]
-    assert set(loaded) <= (set() if ANSWERS[command] else {"rich"})
-    assert ANSWERS[command] in err
-    assert code == (2 if ANSWERS[command] else 0), err
+@pytest.mark.parametrize("wrong", [None, "evalute"])
+def test_help_names_all_commands(wrong: str | None) -> None:
+    assert list(typer.main.get_command(application(wrong)).commands) == [*COMMANDS, "version"]

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -15,9 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from fewcal._utils.interrupt import raise_pending
 from fewcal._utils.tables import table
-from fewcal.cli import _told, main
+from fewcal.cli import main
+from fewcal.cli.errors import format_error
 from limits import PATIENCE
 
 COMMAND = [sys.executable, "-m", "fewcal"]
@@ -115,74 +114,47 @@ def test_ctrl_c_is_one_line_at_any_moment(features: Path, moment: float) -> None
     assert b"Traceback" not in errors
 
 
-def test_ctrl_c_is_told_once_where_a_terminal_is_slow() -> None:
-    """An import takes it for a fault of its own; what still waits for the end of imports falls into the telling."""
-    script = f"""
-import io, os, sys, time
-class Interrupted:
-    def find_spec(self, name, *_):
-        if name == "fewcal.cli.features":
-            os.kill(os.getpid(), {int(signal.SIGINT)})
-            raise ImportError("of another cause")
-class Slow(io.TextIOBase):
-    def write(self, text):
-        os.write(2, text.encode())
-        time.sleep(0.05)
-        return len(text)
-sys.meta_path.insert(0, Interrupted())
-from fewcal.__main__ import main
-sys.stderr = Slow()
-main()
-"""
-    done = subprocess.run([sys.executable, "-c", script, "features"], capture_output=True, check=False)
-    assert (done.returncode, done.stderr) == (130, b"fewcal: interrupted\n")
+def interrupted_process(code: str) -> tuple[int, bytes]:
+    """Exit code and standard error of `fewcal features` in a process that runs `code` first."""
+    script = f"import os, signal, sys\n{code}\nfrom fewcal.__main__ import main\nmain()"
+    done = subprocess.run(
+        [sys.executable, "-c", script, "features"], capture_output=True, check=False, timeout=PATIENCE
+    )
+    return done.returncode, done.stderr
 
 
-@pytest.mark.parametrize("module", ["fewcal._utils.interrupt", "signal", "fewcal.cli", "typer", "fewcal.cli.features"])
-def test_ctrl_c_while_a_module_is_loaded_is_one_line(module: str) -> None:
-    script = f"""
-import os, sys
-sys.modules.pop("signal", None)
-class Interrupted:
+@pytest.mark.parametrize("module", ["fewcal.cli", "typer", "fewcal.cli.features"])
+def test_ctrl_c_within_an_import_ends_the_process_in_one_line(module: str) -> None:
+    code = f"""
+class Interrupt:
     def find_spec(self, name, *_):
         if name == {module!r}:
-            os.kill(os.getpid(), {int(signal.SIGINT)})
-sys.meta_path.insert(0, Interrupted())
-from fewcal.__main__ import main
-main()
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+            except BaseException:
+                raise ImportError("a C++ module that loses the exception")
+sys.meta_path.insert(0, Interrupt())
 """
-    done = subprocess.run([sys.executable, "-c", script, "features"], capture_output=True, check=False)
-    assert (done.returncode, done.stderr) == (130, b"fewcal: interrupted\n")
+    assert interrupted_process(code) == (130, b"fewcal: interrupted\n")
 
 
-def test_ctrl_c_waits_for_the_end_of_an_import(tmp_path: Path) -> None:
-    """A KeyboardInterrupt in what a module in C++ calls would end the process by a signal."""
-    (tmp_path / "slow.py").write_text(
-        f"import os, time\nos.kill(os.getpid(), {int(signal.SIGINT)})\ntime.sleep(0.2)\nprint('loaded', flush=True)\n"
-    )
-    script = """
-import time
-from fewcal._utils.interrupt import interrupted, listen
-listen()
-try:
-    import slow
-    time.sleep(60)
-except KeyboardInterrupt:
-    print("interrupted", interrupted())
+def test_a_second_ctrl_c_ends_the_process_without_a_traceback() -> None:
+    code = """
+import fewcal.cli
+def run():
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+    finally:  # an orderly stop that takes long
+        os.kill(os.getpid(), signal.SIGINT)
+fewcal.cli.main = run
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, check=False, cwd=tmp_path, env=os.environ, timeout=PATIENCE
-    )
-    assert (done.stdout, done.stderr) == (b"loaded\ninterrupted True\n", b"")
+    assert interrupted_process(code) == (130, b"fewcal: interrupted\n")
 
 
-def test_a_ctrl_c_that_waits_is_raised_before_a_server_handles_signals(monkeypatch: pytest.MonkeyPatch) -> None:
-    raise_pending()  # nothing waits
-    seen = threading.Event()
-    seen.set()
-    monkeypatch.setattr("fewcal._utils.interrupt._seen", seen)
-    with pytest.raises(KeyboardInterrupt):
-        raise_pending()
+def test_ctrl_c_at_the_end_prints_no_traceback() -> None:
+    code, errors = interrupted_process("import atexit\natexit.register(os.kill, os.getpid(), signal.SIGINT)")
+    assert code == -signal.SIGINT
+    assert errors == b""
 
 
 def test_too_little_address_space_is_refused_before_libraries_are_loaded() -> None:
@@ -197,8 +169,11 @@ def test_too_little_address_space_is_refused_before_libraries_are_loaded() -> No
 def test_missing_memory_is_said_in_a_line() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**50)
-    assert "not enough memory" in _told(caught.value)[0]
-    assert _told(MemoryError()) == ("not enough memory; use smaller batches, fewer features or a machine with more", 3)
-    assert _told(RuntimeError("shapes differ"))[1] == 1
+    assert "not enough memory" in format_error(caught.value)[0]
+    assert format_error(MemoryError()) == (
+        "not enough memory; use smaller batches, fewer features or a machine with more",
+        3,
+    )
+    assert format_error(RuntimeError("shapes differ"))[1] == 1
     for said in ("libtorch_cpu.so: failed to map segment from shared object", "[Errno 12] Cannot allocate memory"):
-        assert _told(ImportError(said)) == _told(MemoryError())
+        assert format_error(ImportError(said)) == format_error(MemoryError())

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fewcal._utils.names import checked_device
 from fewcal.errors import InputError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def pick_device(device: str | torch.device | None = None) -> torch.device:

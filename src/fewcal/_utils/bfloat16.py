@@ -10,13 +10,9 @@ from __future__ import annotations
 import os
 import time
 from functools import cache
-from typing import TYPE_CHECKING
 
 import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
+from torch import Tensor
 
 # Below this many numbers the saving is not worth a conversion, and results stay those of float32.
 SMALLEST = 1 << 18

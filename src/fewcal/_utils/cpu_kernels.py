@@ -16,13 +16,10 @@ import tempfile
 from importlib import resources
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from torch import Tensor
 
 # Classes that a kernel holds, and the weights of all of them: a core's first cache has to keep them beside the points.
 _MOST_CLASSES = 16

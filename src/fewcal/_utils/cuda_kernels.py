@@ -10,13 +10,10 @@ import ctypes
 import os
 from functools import cache
 from importlib import resources
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
+from torch import Tensor
 
 Argument: TypeAlias = "Tensor | int | float | None"
 

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache, cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fewcal._utils.cpu_kernels import number_kernels
 from fewcal._utils.splitmix import mix
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _SEED_BITS = (1 << 63) - 1
 # Below this many numbers PyTorch's own are as quick; it is fixed because it fixes the random stream.

@@ -7,18 +7,16 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fewcal._utils.atomic import atomic_path
 from fewcal._utils.text import one_line
 from fewcal._utils.types import StrPath
 from fewcal.errors import FileFormatError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 # Where the checksums stand in the header. The metadata of a file have one entry alone: several have no fixed order.
 _SUMS = "checksums"

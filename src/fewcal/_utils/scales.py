@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, overload
+from typing import overload
 
-if TYPE_CHECKING:
-    from torch import Tensor
+from torch import Tensor
 
 
 def at_most(value: Tensor | float, most: float) -> Tensor | float:

@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from numbers import Integral
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fewcal.bank.moments import Moments
 from fewcal.bank.storage import FactorStore, RowStore
 from fewcal.errors import InputError
 from fewcal.gaussianize import Gaussianization
 from fewcal.power_choice import PowerChoice
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 DTYPES = ("float32", "float16")
 

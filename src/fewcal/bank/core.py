@@ -10,9 +10,9 @@ import os
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from fewcal._utils.arrays import as_features, encode_labels
 from fewcal._utils.memo import Memo, tensor_bytes
@@ -23,9 +23,6 @@ from fewcal.bank.spaces import SpaceKey, least_used, transformed, whitened, whit
 from fewcal.errors import InputError
 from fewcal.gaussianize import DEFAULT_EPS, Gaussianization
 from fewcal.power_choice import PowerChoice, choose_power
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class BaseBank:

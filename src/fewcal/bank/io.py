@@ -7,10 +7,11 @@ import json
 import math
 from collections.abc import Hashable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fewcal._utils.safetensors_io import checksum, read_header, read_tensors, write_tensors
 from fewcal._version import __version__
@@ -20,9 +21,6 @@ from fewcal.bank.storage import FactorStore, RowCheck, RowStore
 from fewcal.errors import FileFormatError, InputError
 from fewcal.gaussianize import Gaussianization
 from fewcal.power_choice import PowerChoice
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 FORMAT = "fewcal-bank"
 FORMAT_VERSION = 1

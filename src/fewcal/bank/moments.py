@@ -8,14 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from fewcal._utils.memory import require_memory
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 # Bytes of a matrix from which on it is worth asking whether there is room for it.
 _LARGE = 256 << 20

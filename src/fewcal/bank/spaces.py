@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from fewcal.bank.build import BankParts, from_rows
 from fewcal.bank.moments import Moments
 from fewcal.errors import InputError
 from fewcal.gaussianize import Gaussianization, fit_gaussianization, l2_normalise
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 # Whitened versions of one space that are kept for later.
 _WHITENED_KEPT = 8

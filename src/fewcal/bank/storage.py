@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import torch
+from torch import Tensor
 
 from fewcal.bank.moments import Moments
 from fewcal.power_choice import SAMPLED_CLASSES, SAMPLED_ROWS
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 # Classes decomposed together hold about this many numbers: 64 MB.
 _BATCH_NUMBERS = 1 << 24

@@ -25,13 +25,6 @@ from fewcal.cli.options import (
 from fewcal.cli.printing import print_markdown, write_json
 from fewcal.errors import InputError
 
-
-def register(app: typer.Typer) -> None:
-    """Add these commands to the application."""
-    app.command()(evaluate)
-    app.command()(compare)
-
-
 Methods = Annotated[
     str,
     typer.Option(
@@ -74,7 +67,7 @@ def evaluate(
         raise InputError("--task-list and --save-tasks exclude each other: the list is saved already")
     from fewcal.features import FeatureSet
 
-    features = FeatureSet.load(folder)  # first: what is wrong with a folder is said before torch is loaded
+    features = FeatureSet.load(folder)
     from fewcal._utils.terminal import ProgressBar
     from fewcal.evaluation import Protocol
     from fewcal.evaluation import evaluate as run

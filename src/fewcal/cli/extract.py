@@ -12,16 +12,9 @@ from fewcal.cli.options import Device, Json, KnownPreset, Quiet, Raw, Reject, Se
 from fewcal.cli.printing import cell, percent, table, write_json
 from fewcal.errors import InputError
 
-data_app = typer.Typer(no_args_is_help=True, help="Lists of pictures from downloaded data sets.")
+data = typer.Typer(no_args_is_help=True, help="Lists of pictures from downloaded data sets.")
 # Rows of a table that people read; the file has all.
 MOST_PRINTED = 40
-
-
-def register(app: typer.Typer) -> None:
-    """Add these commands to the application."""
-    app.command()(classify)
-    app.command()(extract)
-    app.add_typer(data_app, name="data")
 
 
 def complete_extractor(incomplete: str) -> list[str]:
@@ -206,7 +199,7 @@ def print_answers(kind: str, rows: Sequence[tuple[str, str, float, str, float]],
         print(f"the most doubtful first; {len(rows) - MOST_PRINTED} more" + ("" if kept else ": --out FILE keeps all"))
 
 
-@data_app.command("prepare")
+@data.command("prepare")
 def data_prepare(
     name: Annotated[str, typer.Argument(help="mini, cub, dogs, tiered, meta-tiered, or a pair such as mini2cub.")],
     source: Annotated[Path, typer.Option("--from", help="Where you unpacked it.", metavar="DIR")],

@@ -9,19 +9,12 @@ from fewcal.apply.checks import checked_new_file
 from fewcal.cli.options import Device, Json, Quiet, complete_preset, existing
 from fewcal.cli.printing import cell, flat, table, write_json
 
-features_app = typer.Typer(no_args_is_help=True, help="Look at feature sets.")
-bank_app = typer.Typer(no_args_is_help=True, help="Build and inspect banks of base classes.")
-presets_app = typer.Typer(no_args_is_help=True, help="Named parameter sets of GDC.")
+features = typer.Typer(no_args_is_help=True, help="Look at feature sets.")
+bank = typer.Typer(no_args_is_help=True, help="Build and inspect banks of base classes.")
+presets = typer.Typer(no_args_is_help=True, help="Named parameter sets of GDC.")
 
 
-def register(app: typer.Typer) -> None:
-    """Add these commands to the application."""
-    app.add_typer(features_app, name="features")
-    app.add_typer(bank_app, name="bank")
-    app.add_typer(presets_app, name="presets")
-
-
-@features_app.command("info")
+@features.command("info")
 def features_info_command(
     folder: Annotated[Path, typer.Argument(help="Folder with base, val and novel files.", callback=existing)],
     json_file: Json = None,
@@ -56,7 +49,7 @@ def features_info_command(
         print(f"warning: {line}")
 
 
-@bank_app.command("build")
+@bank.command("build")
 def bank_build(
     source: Annotated[
         Path,
@@ -98,7 +91,7 @@ def bank_build(
         table(None, [[k, cell(v)] for k, v in facts.items()])
 
 
-@bank_app.command("info")
+@bank.command("info")
 def bank_info(
     file: Annotated[Path, typer.Argument(help="A bank.", callback=existing)],
     json_file: Json = None,
@@ -107,7 +100,7 @@ def bank_info(
     """What a bank holds."""
     from fewcal.bank import BaseBank
 
-    bank = BaseBank.load(file)  # what is wrong with it is told before anything else is imported
+    bank = BaseBank.load(file)
     from fewcal.apply.build_bank import bank_facts
 
     facts = bank_facts(bank) | {"file": str(file), "bytes": file.stat().st_size}
@@ -116,7 +109,7 @@ def bank_info(
         table(None, [[k, cell(v)] for k, v in facts.items()])
 
 
-@presets_app.command("list")
+@presets.command("list")
 def presets_list(json_file: Json = None, quiet: Quiet = False) -> None:
     """All presets, a line each."""
     from fewcal.presets import describe_preset, list_presets
@@ -127,7 +120,7 @@ def presets_list(json_file: Json = None, quiet: Quiet = False) -> None:
         table(["preset", "what it is"], [[k, v] for k, v in found.items()])
 
 
-@presets_app.command("params")
+@presets.command("params")
 def presets_params(json_file: Json = None, quiet: Quiet = False) -> None:
     """Parameters of gdc and its heads: defaults, meaning, what they accept."""
     from fewcal.heads import describe_heads
@@ -140,7 +133,7 @@ def presets_params(json_file: Json = None, quiet: Quiet = False) -> None:
         table(["head", "what it is", "its own parameters"], [list(row) for row in heads])
 
 
-@presets_app.command("show")
+@presets.command("show")
 def presets_show(
     name: Annotated[str, typer.Argument(autocompletion=complete_preset)], json_file: Json = None, quiet: Quiet = False
 ) -> None:

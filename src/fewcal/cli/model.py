@@ -20,17 +20,10 @@ from fewcal.cli.extract import (
 from fewcal.cli.options import Device, Json, KnownPreset, Quiet, Reject, Seed, Set, existing, readable_model
 from fewcal.cli.printing import cell, table, write_json
 
-model_app = typer.Typer(no_args_is_help=True, help="Saved classifiers.")
+model = typer.Typer(no_args_is_help=True, help="Saved classifiers.")
 ModelFile = Annotated[
     Path, typer.Argument(help="A classifier that `fewcal fit` or the studio wrote.", callback=readable_model)
 ]
-
-
-def register(app: typer.Typer) -> None:
-    """Add these commands to the application."""
-    app.command()(fit)
-    app.command()(serve)
-    app.add_typer(model_app, name="model")
 
 
 def fit(
@@ -91,7 +84,7 @@ def fit(
         table(None, [[k.replace("_", " "), cell(v)] for k, v in facts.items()])
 
 
-@model_app.command("info")
+@model.command("info")
 def model_info(file: ModelFile, json_file: Json = None, quiet: Quiet = False) -> None:
     """What a saved classifier is: classes, examples, extractor, base classes, size."""
     from fewcal.estimators.saved import fit_facts

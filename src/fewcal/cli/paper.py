@@ -13,12 +13,7 @@ from fewcal.errors import InputError
 if TYPE_CHECKING:
     from fewcal.paper.draw import Summary
 
-commands = typer.Typer(help="Tables and figures of the paper, with its figures beside yours.", no_args_is_help=True)
-
-
-def register(app: typer.Typer) -> None:
-    """Add these commands to the application."""
-    app.add_typer(commands, name="paper")
+paper = typer.Typer(help="Tables and figures of the paper, with its figures beside yours.", no_args_is_help=True)
 
 
 def _complete(incomplete: str) -> list[str]:
@@ -27,7 +22,7 @@ def _complete(incomplete: str) -> list[str]:
     return [name for name in ("all", *EXPERIMENTS) if name.startswith(incomplete)]
 
 
-@commands.command("list")
+@paper.command("list")
 def list_(
     run: Annotated[
         Path | None,
@@ -60,7 +55,7 @@ def list_(
         )
 
 
-@commands.command()
+@paper.command()
 def report(
     out: Annotated[Path, typer.Argument(help="Folder of a run.", metavar="OUT")],
     json_file: Json = None,
@@ -75,7 +70,7 @@ def report(
         print("reproduction report: " + ", ".join(map(str, written)))
 
 
-@commands.command()
+@paper.command()
 def run(
     names: Annotated[
         list[str], typer.Argument(help="Experiments, or all.", metavar="NAME...", autocompletion=_complete)

@@ -14,12 +14,6 @@ from fewcal.cli.printing import table, write_json
 from fewcal.errors import InputError
 
 
-def register(app: typer.Typer) -> None:
-    """Add these commands to the application."""
-    app.command()(predict)
-    app.command()(explain)
-
-
 def predict(
     source: Annotated[
         Path | None,

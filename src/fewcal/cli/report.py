@@ -10,11 +10,6 @@ from fewcal.cli.printing import write_json
 from fewcal.errors import InputError
 
 
-def register(app: typer.Typer) -> None:
-    """Add this command to the application."""
-    app.command()(report)
-
-
 def report(
     runs: Annotated[
         list[Path],

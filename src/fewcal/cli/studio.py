@@ -9,11 +9,6 @@ from fewcal.apply.checks import checked_project_folder
 from fewcal.cli.options import Device, Preset, Quiet, existing
 
 
-def register(app: typer.Typer) -> None:
-    """Add this command to the application."""
-    app.command()(studio)
-
-
 def studio(
     folder: Annotated[
         Path | None,

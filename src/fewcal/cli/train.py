@@ -10,11 +10,6 @@ from fewcal.cli.options import Device, Json, Quiet, Seed, existing
 from fewcal.cli.printing import write_json
 
 
-def register(app: typer.Typer) -> None:
-    """Add this command to the application."""
-    app.command()(train)
-
-
 def train(
     data: Annotated[
         Path,
@@ -50,7 +45,7 @@ def train(
     quiet: Quiet = False,
 ) -> None:
     """Train a backbone on base classes (S2M2). The weights that tell validation classes apart best are kept."""
-    from fewcal import training  # `training.train` loads torch: settings and pictures are looked at before
+    from fewcal import training
     from fewcal._utils.terminal import ProgressBar
     from fewcal.training.settings import parse_settings
 

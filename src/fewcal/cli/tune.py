@@ -20,11 +20,6 @@ if TYPE_CHECKING:
     from fewcal.tuning import Search, Snapshot, Tuning
 
 
-def register(app: typer.Typer) -> None:
-    """Add these commands to the application."""
-    app.command()(tune)
-
-
 def _complete_protocol(incomplete: str) -> list[str]:
     return [name for name in PROTOCOLS if name.startswith(incomplete)]
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from fewcal.bank import BaseBank
 from fewcal.calibrate import scatter_dense
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 # Up to this many base classes their mutual products are computed once for the bank; beyond it, or where a batch of
 # tasks names few of them, for the classes that it names.

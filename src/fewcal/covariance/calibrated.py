@@ -16,9 +16,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from fewcal.bank import BaseBank
 from fewcal.calibrate import Calibration
@@ -27,9 +27,6 @@ from fewcal.covariance.independent import Independent
 from fewcal.covariance.joint import Joint
 from fewcal.covariance.pooled import Pooled
 from fewcal.errors import InputError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 COVARIANCES: dict[str, type[CovarianceMode]] = {mode.name: mode for mode in (Joint, Independent, Pooled)}
 OFF_DIAGONALS = ("pairs", "all")

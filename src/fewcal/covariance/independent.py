@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from fewcal._utils.cpu_kernels import panels_of, point_kernels
 from fewcal._utils.memo import Memo
 from fewcal._utils.randomness import TaskRandom
 from fewcal.covariance.base import OfClasses
 from fewcal.factor_gaussian import root
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 # Stacked factors with more rows than this many times D are replaced by a D×D Cholesky factor.
 TALL = 4

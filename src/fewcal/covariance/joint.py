@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING
+
+from torch import Tensor
 
 from fewcal.covariance.base import OfClasses
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class Joint(OfClasses):

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
+from torch import Tensor
 
 from fewcal.covariance.base import CovarianceMode
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class Pooled(CovarianceMode):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from fewcal._utils.bfloat16 import exact_asked, half_pays
 from fewcal._utils.memo import Memo
@@ -14,9 +14,6 @@ from fewcal.covariance.calibrated import CalibratedCovariance
 from fewcal.covariance.independent import add_rooted
 from fewcal.errors import InputError
 from fewcal.factor_gaussian import FACTORS_AT_ONCE_CUDA, FactorGaussian, add_stacked, shrink
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 PSD = ("clip", "eigen")
 

@@ -16,10 +16,11 @@ import warnings
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fewcal._utils.arrays import as_features
 from fewcal._utils.randomness import TaskRandom
@@ -30,9 +31,6 @@ from fewcal.errors import FewcalWarning, InputError
 from fewcal.evaluation.stats import CalibrationBins
 from fewcal.methods import Method
 from fewcal.methods.base import Shared, TaskBatch
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 # Tasks in a block: small enough to lose little when a run is killed, large enough to make block overhead vanish.
 BLOCK_TASKS = 200

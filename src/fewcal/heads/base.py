@@ -6,14 +6,12 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TypeVar, cast
 
 import torch
+from torch import Tensor
 
 from fewcal._utils.randomness import TaskRandom
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 T = TypeVar("T")
 

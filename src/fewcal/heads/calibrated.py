@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fewcal.bank import BaseBank
 from fewcal.covariance import ShrunkCovariance
 from fewcal.heads.base import TaskBatch
 from fewcal.heads.linear import class_means, class_sizes
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from fewcal.covariance import ShrunkCovariance
 from fewcal.domain_match import confidence_scale
@@ -20,9 +21,6 @@ from fewcal.errors import InputError
 from fewcal.heads.calibrated import Calibrated
 from fewcal.heads.linear import LinearHead, class_means, nearest_mean_head
 from fewcal.heads.registry import HeadTrainer, register_head
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 # Of the residual, relative to the right-hand side; scores are then good to about four digits.
 TOLERANCE = 1e-4

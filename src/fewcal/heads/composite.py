@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from fewcal.calibrate import Calibrator, uses_gather
 from fewcal.gaussianize import l2_normalise
 from fewcal.heads.base import Head, TaskBatch
 from fewcal.heads.closed_form import SHOT_CONFIDENCE
 from fewcal.heads.linear import LinearHead, class_means, nearest_mean_head
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 # The same scale as `confidence_scale`, for the plain classifier that answers out-of-domain tasks.
 _PLAIN_CONFIDENCE = 15.0

@@ -6,17 +6,13 @@ as long again. Here that is a dozen of NumPy's.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import torch
+from torch import Tensor
 
 from fewcal._utils.cpu_kernels import Kernels
 from fewcal.heads.line_search import NO_STEP, Slopes, line_search
 from fewcal.heads.two_loop import Pairs
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 # A step is taken when the slope at its end is this small beside that at its start: another look is another pass over
 # the points.

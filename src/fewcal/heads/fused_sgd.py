@@ -7,14 +7,10 @@ there.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
+from torch import Tensor
 
 from fewcal._utils.cuda_kernels import Kernel, compiled
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _MOST_CLASSES = 8
 _MOST_FEATURES = 2048

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fewcal._utils.bfloat16 import half_pays, products, rounded
 from fewcal._utils.cpu_kernels import kernels, look_kernels
@@ -25,9 +26,6 @@ from fewcal.heads.line_search import MOST_ROUNDS, NO_STEP, ROUNDING, Slopes, lin
 from fewcal.heads.linear import LinearHead, minus_one_hot
 from fewcal.heads.registry import HeadTrainer, register_head
 from fewcal.heads.two_loop import History, inner_products
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 # A step is taken when the slope at its end is this small beside that at its start: another look costs little beside the
 # products with the points.

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fewcal.heads.base import Head
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 # From so many classes on, rows are added up one by one rather than by a product with their membership.
 _MANY = 64

@@ -10,10 +10,10 @@ import math
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fewcal._utils.bfloat16 import SMALLEST, half_pays, products
 from fewcal._utils.cpu_kernels import Kernels, kernels
@@ -25,9 +25,6 @@ from fewcal.heads.calibrated import Calibrated
 from fewcal.heads.fused_sgd import fused_epochs
 from fewcal.heads.linear import LinearHead, membership, minus_one_hot
 from fewcal.heads.registry import HeadTrainer, register_head
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 # Points of a batch that are worked on at a time on a CPU: a core's cache holds them between the two products. Few
 # features leave room for more of them, and fewer steps.

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fewcal.heads.base import Head
 from fewcal.heads.calibrated import Calibrated
 from fewcal.heads.registry import HeadTrainer
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class SklearnHead(Head):

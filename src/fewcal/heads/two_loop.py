@@ -11,15 +11,12 @@ systems are solved in a kernel of our own: as two dozen launches they took longe
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fewcal._utils.cuda_kernels import compiled
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 # Curvature along a step, ⟨s, y⟩, from which on it is remembered.
 _LEAST_CURVATURE = 1e-12

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import torch
+from torch import Tensor
 
 from fewcal._utils.names import nearest_names
 from fewcal._utils.parameters import Parameter
@@ -15,9 +16,6 @@ from fewcal.bank import BaseBank
 from fewcal.errors import InputError
 from fewcal.gaussianize import Gaussianization
 from fewcal.heads.base import Head, Shared, TaskBatch
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 __all__ = ["Head", "Method", "RowMap", "Shared", "TaskBatch", "require_raw"]
 

@@ -6,9 +6,10 @@ Chen, Liu, Kira, Wang, Huang. A closer look at few-shot classification. ICLR 201
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from fewcal._utils.parameters import Parameter, parameters_of
 from fewcal.gaussianize import l2_normalise
@@ -16,9 +17,6 @@ from fewcal.heads import SGD
 from fewcal.heads.linear import LinearHead, class_means, membership
 from fewcal.methods.base import Method, TaskBatch
 from fewcal.methods.registry import register_method
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @register_method

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fewcal._utils.parameters import Parameter, parameters_of
 from fewcal.bank import BaseBank
@@ -26,9 +27,6 @@ from fewcal.heads.linear import LinearHead
 from fewcal.methods.base import Method, TaskBatch, require_raw
 from fewcal.methods.registry import register_method
 from fewcal.params import GDCParams
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 # What the penalty adds to the curvature of the loss, in units of the mean variance of the points: about right at one
 # shot and at five, where a few points in a hundred are still in doubt at the end.

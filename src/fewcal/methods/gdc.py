@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import fields
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fewcal._utils.types import JSON
 from fewcal.bank import BaseBank
@@ -34,9 +34,6 @@ from fewcal.methods.hierarchical import HierarchicalGDC
 from fewcal.methods.registry import register_method
 from fewcal.params import GDCParams
 from fewcal.presets import get_preset, with_settings
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 # Rows looked at together; fixed, so that what is precomputed of a row depends on the split alone.
 _PRECOMPUTED_ROWS = 2048

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fewcal._utils.threads import in_parallel
 from fewcal.errors import InputError
 from fewcal.features import FeatureSet, FeatureSplit
 from fewcal.paper.settings import UNIT, Variant, params_text
 from fewcal.params import GDCParams
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 # The paper's method where features have another scale than the paper's. Chosen from 48 settings on validation tasks of
 # Stanford Dogs, CUB and miniImageNet, 1-shot: within 0.2 points of the best accuracy with 50 points and L-BFGS.

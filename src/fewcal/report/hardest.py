@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, TypedDict
+from typing import TypedDict
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fewcal._utils.randomness import TaskRandom
 from fewcal.bank import BaseBank
@@ -22,9 +23,6 @@ from fewcal.render import figures
 from fewcal.render.figures import TaskView
 from fewcal.render.page import Cell, Page, Value
 from fewcal.report.groups import Group
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True, eq=False)

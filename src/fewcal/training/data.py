@@ -6,17 +6,14 @@ import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fewcal.errors import InputError
 from fewcal.features.featureset import SPLITS
 from fewcal.features.sources.pictures import Pictures, find_pictures
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from fewcal._utils.interrupt import raise_pending
 from fewcal.apply.saved import load_model
 from fewcal.apply.serve.model import ServedModel
 from fewcal.errors import InputError
@@ -59,5 +58,4 @@ def serve_model(
         timeout_graceful_shutdown=int(limits.seconds),
     )
     with listening, suppress(KeyboardInterrupt):  # the way to stop it
-        raise_pending()
         Server(config).run([listening])  # passes Ctrl-C on when all is closed

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 
-from fewcal._utils.interrupt import raise_pending
 from fewcal.apply.studio.project import Studio, StudioSettings
 from fewcal.errors import FewcalWarning, InputError
 
@@ -62,5 +61,4 @@ def serve_studio(
     )
     with listening, closing(studio), suppress(KeyboardInterrupt):  # the way to stop it
         studio.start()  # here, where what is wrong with the folder is told in a line
-        raise_pending()
         Server(config).run([listening])  # passes Ctrl-C on when all is closed

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fewcal.features.extractors.base import Extractor, fingerprint_of, in_pieces, needed, register
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 # Pictures computed at once on a CPU: with more, the largest maps leave the cache.
 _PIECE = 4

@@ -10,14 +10,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from fewcal.features.extractors.base import Extractor, fingerprint_of, needed, register
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 MOST_TOKENS = 256  # of a text: what comes after them is not read
 

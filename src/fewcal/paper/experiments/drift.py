@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fewcal._utils.randomness import TaskRandom
 from fewcal.episodes import EpisodeSpec, sample_episodes
@@ -33,7 +34,6 @@ from fewcal.render import figures
 
 if TYPE_CHECKING:
     import matplotlib.figure
-    from torch import Tensor
 
 # Distances divided by a number, so that the median support point is as far from its nearest base class as the paper's
 # are on miniImageNet, by the weights in table 9.

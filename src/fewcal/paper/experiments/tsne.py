@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fewcal._utils.randomness import TaskRandom
 from fewcal._utils.threads import in_parallel
@@ -34,7 +35,6 @@ from fewcal.render import figures
 
 if TYPE_CHECKING:
     import matplotlib.figure
-    from torch import Tensor
 
 VARIANTS = (PRINTED, UNIT_SCALE, TUNED)
 _SPEC = EpisodeSpec(way=5, shot=1, query=15)
