@@ -5,7 +5,7 @@ is from that is told by the kurtosis of the deviations r from its mean,
 
     κ = median over features of  E[r⁴] / E[r²]²     (a normal distribution has 3),
 
-taken where the method works: after the power, centring, the cap on spreads and scaling to unit length. A power that is
+taken where the method works: after the power, centring and scaling to unit length. A power that is
 too strong costs as much as one that is missing, so the largest β in `POWERS` with κ ≤ `GAUSSIAN_KURTOSIS` is taken, or
 that of the smallest κ where none suffices. For features of any sign the powers are Yeo-Johnson's, which help where one
 tail is long, and powers of both signs, which help where both are: the better of the two at each β.
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fewcal.errors import InputError
-from fewcal.gaussianize import DEFAULT_EPS, MAX_SPREAD, fit_gaussianization
+from fewcal.gaussianize import DEFAULT_EPS, fit_gaussianization
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -77,7 +77,9 @@ def within_class_kurtosis(z: Tensor, codes: Tensor) -> float:
     return float((squares.square().mean(dim=0)[varies] / variance[varies].square()).median())
 
 
-def choose_power(x: Tensor, codes: Tensor, kind: str = "auto", eps: float = DEFAULT_EPS) -> PowerChoice:
+def choose_power(
+    x: Tensor, codes: Tensor, kind: str = "auto", eps: float = DEFAULT_EPS, limit: float = GAUSSIAN_KURTOSIS
+) -> PowerChoice:
     """β for base rows `x (R, D)` of classes `codes (R,)`.
 
     >>> heavy = torch.randn(600, 64, generator=torch.Generator().manual_seed(0)).abs() ** 3
@@ -94,13 +96,13 @@ def choose_power(x: Tensor, codes: Tensor, kind: str = "auto", eps: float = DEFA
     for beta in POWERS:
         tried = {}
         for one in (kind, "signed-power") if either and beta != 1 else (kind,):
-            z = fit_gaussianization(x, beta, one, center=True, l2=True, eps=eps, max_spread=MAX_SPREAD)(x)
+            z = fit_gaussianization(x, beta, one, center=True, l2=True, eps=eps)(x)
             tried[one] = within_class_kurtosis(z, codes)
         kinds[beta] = min(tried, key=lambda name: tried[name])
         kurtosis[beta] = tried[kinds[beta]]
-        if kurtosis[beta] <= GAUSSIAN_KURTOSIS:
+        if kurtosis[beta] <= limit:
             break
-    best = beta if kurtosis[beta] <= GAUSSIAN_KURTOSIS else min(kurtosis, key=lambda power: kurtosis[power])
+    best = beta if kurtosis[beta] <= limit else min(kurtosis, key=lambda power: kurtosis[power])
     return PowerChoice(best, kurtosis, kinds[best])
 
 

@@ -98,6 +98,7 @@ class BankParts:
     power: PowerChoice | None = None
     one_shot: OneShotScale | None = None
     unit_centre: UnitCentre | None = None
+    study: object = None
 
     def __post_init__(self) -> None:
         Storage(self.rank, self.dtype)

@@ -22,7 +22,7 @@ from fewcal.bank.moments import Moments
 from fewcal.bank.spaces import SpaceKey, least_used, transformed, whitened, whitening_matrix
 from fewcal.errors import InputError
 from fewcal.gaussianize import DEFAULT_EPS, Gaussianization
-from fewcal.power_choice import PowerChoice, choose_power
+from fewcal.power_choice import GAUSSIAN_KURTOSIS, PowerChoice, choose_power
 
 
 class BaseBank:
@@ -395,7 +395,9 @@ class BaseBank:
             return space
         return self.memo.get(replace(key, whiten=float(whiten)), lambda: space.whitened(float(whiten)))
 
-    def power_choice(self, kind: str = "auto", eps: float = DEFAULT_EPS) -> PowerChoice:
+    def power_choice(
+        self, kind: str = "auto", eps: float = DEFAULT_EPS, limit: float = GAUSSIAN_KURTOSIS
+    ) -> PowerChoice:
         """β that makes the base classes Gaussian, and the kurtosis that it was chosen by (`fewcal.power_choice`).
 
         A bank that was built with a transform has the β of that; one without rows can only have 1.
@@ -405,7 +407,7 @@ class BaseBank:
         rows = self.parts.rows
         if rows is None:
             return PowerChoice(1.0)
-        return self.memo.get(("power", kind, eps), lambda: choose_power(*rows.sample(), kind, eps))
+        return self.memo.get(("power", kind, eps, limit), lambda: choose_power(*rows.sample(), kind, eps, limit))
 
     def whitened(self, shrink: float) -> BaseBank:
         r"""The bank in the space whitened by its pooled covariance, where plain distance is the right distance.
@@ -444,5 +446,5 @@ class BaseBank:
         out = cls.from_parts(parts)
         out.memo.get("fingerprint", lambda: known)
         if (power := parts.power) is not None:
-            out.memo.get(("power", "auto", DEFAULT_EPS), lambda: power)
+            out.memo.get(("power", "auto", DEFAULT_EPS, GAUSSIAN_KURTOSIS), lambda: power)
         return out if device is None else out.to(device)

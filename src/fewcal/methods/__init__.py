@@ -15,6 +15,8 @@ from fewcal.methods.lda import PooledLDA
 from fewcal.methods.dc import DC
 from fewcal.methods.bankless import Bankless
 from fewcal.methods.gdc import GDC
+from fewcal.methods.support_only import SupportOnly
+from fewcal.methods.hgdc import HGDC
 # isort: on
 
 __all__ = [
