@@ -13,7 +13,7 @@ TYPE_CHECKING = False  # as type checkers know it; `import typing` would delay e
 if TYPE_CHECKING:
     from fewcal.apply.classify import classify
     from fewcal.bank import BaseBank
-    from fewcal.estimators import Gaussianizer, GDCClassifier
+    from fewcal.estimators import FewShotClassifier, Gaussianizer, GDCClassifier
     from fewcal.estimators.sampler import GDCSampler
     from fewcal.evaluation import Protocol, Results, evaluate, load_run
     from fewcal.factor_gaussian import FactorGaussian
@@ -29,6 +29,7 @@ __all__ = [
     "FactorGaussian",
     "FeatureSet",
     "FeatureSplit",
+    "FewShotClassifier",
     "GDCClassifier",
     "GDCParams",
     "GDCSampler",
@@ -52,7 +53,8 @@ __all__ = [
 _MODULES = {
     "fewcal.apply.classify": ("classify",),
     "fewcal.bank": ("BaseBank",),
-    "fewcal.estimators.classifier": ("GDCClassifier",),
+    "fewcal.estimators.few_shot": ("FewShotClassifier",),
+    "fewcal.estimators.gdc": ("GDCClassifier",),
     "fewcal.estimators.gaussianizer": ("Gaussianizer",),
     "fewcal.estimators.sampler": ("GDCSampler",),
     "fewcal.evaluation": ("Protocol", "Results", "evaluate", "load_run"),

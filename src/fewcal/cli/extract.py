@@ -176,7 +176,7 @@ def classify(
     columns = (text_column, label_column)
     known, asked = find_pair(support, query, extractor, columns, skip_bad)
     reading = partial(run, batch=batch, workers=workers, skip_bad=skip_bad, columns=columns)
-    start = partial(reading, preset=preset or "default", settings=set_ or [], reject=reject, seed=seed)
+    start = partial(reading, preset=preset, settings=set_ or [], reject=reject, seed=seed)
     with ProgressBar("items", quiet) as report:
         answers = start(
             known, asked, extractor, bank=bank, device=device, allow_download=allow_download, progress=report

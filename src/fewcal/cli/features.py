@@ -43,7 +43,7 @@ def features_info_command(
         table(["between splits", "duplicate rows", "shared classes"], rows)
     if gaussian is not None:
         print(f"Gaussianization of the preset default: {gaussian['power']}")
-        if capped := gaussian["capped_features"]:
+        if capped := gaussian["scaled_features"]:
             print(f"  {capped} of {facts['dimension']} features spread far more than others and are brought down")
     for line in facts["warnings"]:
         print(f"warning: {line}")

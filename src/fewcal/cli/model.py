@@ -39,9 +39,6 @@ def fit(
     bank: Annotated[
         Path | None, typer.Option(help="Bank of base classes from the same extractor.", callback=existing)
     ] = None,
-    keep_bank: Annotated[
-        bool, typer.Option("--keep-bank", help="Keep all of the bank in the file, not only what the answers need.")
-    ] = False,
     text_column: TextColumn = "text",
     label_column: LabelColumn = "label",
     preset: KnownPreset = None,
@@ -58,7 +55,7 @@ def fit(
     """Fit a classifier on a few examples of each class and save it."""
     from fewcal._utils.terminal import ProgressBar
     from fewcal.apply.saved import Reading, fit_model
-    from fewcal.estimators.saved import fit_facts
+    from fewcal.estimators.saved import classifier_facts
     from fewcal.features.sources.find import find_pair
     from fewcal.features.sources.items import Items
     from fewcal.features.sources.kinds import kind_of
@@ -72,13 +69,13 @@ def fit(
             examples,
             extractor=extractor,
             bank=bank,
-            preset=preset or "default",
+            preset=preset,
             settings=set_ or [],
             seed=seed,
             reading=Reading(columns, batch, workers, skip_bad, device, allow_download, report),
         )
-    classifier.save(out, keep_bank=keep_bank)
-    facts = fit_facts(out)
+    classifier.save(out)
+    facts = classifier_facts(out)
     write_json(json_file, facts)
     if not quiet:
         table(None, [[k.replace("_", " "), cell(v)] for k, v in facts.items()])
@@ -87,9 +84,9 @@ def fit(
 @model.command("info")
 def model_info(file: ModelFile, json_file: Json = None, quiet: Quiet = False) -> None:
     """What a saved classifier is: classes, examples, extractor, base classes, size."""
-    from fewcal.estimators.saved import fit_facts
+    from fewcal.estimators.saved import classifier_facts
 
-    facts = fit_facts(file)
+    facts = classifier_facts(file)
     write_json(json_file, facts)
     if not quiet:
         table(None, [[k.replace("_", " "), cell(v)] for k, v in facts.items()])

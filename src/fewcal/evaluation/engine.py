@@ -133,8 +133,7 @@ class Engine:
             if method.space not in self.features:
                 self.features[method.space] = method.transform(self._raw, "features")
         self.precomputed = {
-            name: method.precompute(self.features[method.space]) if self.job.rows_recur else None
-            for name, method in self.methods.items()
+            name: None for name in self.methods
         }
 
     def with_methods(self, methods: dict[str, Method]) -> Engine:

@@ -40,7 +40,6 @@ from fewcal.evaluation.protocol import Protocol
 from fewcal.evaluation.results import Results
 from fewcal.evaluation.stats import CalibrationBins
 from fewcal.evaluation.summary import Summary
-from fewcal.params import current_values
 
 FORMAT = "fewcal-run"
 FORMAT_VERSION = 1
@@ -360,7 +359,7 @@ def _current(identity: JSONObject) -> JSONObject:
     of_gdc = ("alpha1", "metric")  # which no other method has
     return identity | {
         "methods": {
-            name: current_values(values) if all(key in values for key in of_gdc) else values
+            name: values
             for name, values in methods.items()
         }
     }

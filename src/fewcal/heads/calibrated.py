@@ -43,11 +43,6 @@ class Calibrated:
     key: Hashable
 
     @property
-    def prototypes(self) -> Tensor:
-        """Mean of the calibrated means of each class, `(T, N, D)`."""
-        return class_means(self.mean, self.batch.labels, self.batch.n_classes)
-
-    @property
     def covariance(self) -> ShrunkCovariance:
         """Σ'ₛ of each support point (eq. 5, 9)."""
         return self.batch.shared.get(("covariance", self.key), self.shrink)

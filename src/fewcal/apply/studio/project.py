@@ -51,7 +51,7 @@ class StudioSettings:
     extractor: str | Extractor | None = None
     bank: BaseBank | None = None
     bank_path: str | None = None
-    preset: str = "default"
+    preset: str | None = None
     device: str | None = None
     base_picture: Callable[[str], bytes | None] | None = None
     limits: Limits = field(default_factory=Limits)
