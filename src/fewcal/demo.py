@@ -252,14 +252,14 @@ def _neighbours(page: Page, pictures: dict[str, GlyphPictures], task: SolvedTask
         "Calibration moves the mean of a class from its only example towards known letters that resemble it. The "
         "percentages are shares in the new mean; the pictures of known letters are undistorted."
     )
-    for warning in task.explanation.warnings:
-        page.note(warning, "warning")
+    for note in task.explanation.notes:
+        page.note(note, "warning")
     by_name = {str(c.label): c for c in task.explanation.classes}
     for i, name in enumerate(task.names):
         told = by_name[name]
         page.heading(f"{i + 1}. {name}", level=4)
         own = picture_png(pictures["novel"].pictures[task.support[i]])
-        items = [(own, f"support picture of {name}", f"{told.support_share:.0%} itself")]
+        items = [(own, f"support picture of {name}", f"{told.own_share:.0%} itself")]
         for label, share in list(zip(told.bases, told.shares, strict=True))[:SHOWN_BASES]:
             letter = str(label)
             items.append((picture_png(base[letter].drawings[0]), letter, f"{share:.0%} {letter}"))

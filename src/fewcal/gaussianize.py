@@ -1,8 +1,8 @@
 """Gaussianization of features: a power transform, then centring, scaling, L2 norm and whitening (eq. 1-3).
 
-The paper's step is the power transform alone, Tukey's ladder or Yeo-Johnson. HGDC adds powers of both signs, centring on
-the base mean, a limit of the standard deviations, L2 normalisation and whitening. One fitted `Gaussianization` maps base
-rows, support and query alike.
+The paper's step is the power transform alone, Tukey's ladder or Yeo-Johnson. HGDC adds powers of both signs, centring
+on the base mean, a limit of the standard deviations, L2 normalisation and whitening. One fitted `Gaussianization` maps
+base rows, support and query alike.
 """
 
 from __future__ import annotations

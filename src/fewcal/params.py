@@ -22,6 +22,7 @@ from fewcal.errors import InputError
 from fewcal.gaussianize import KINDS
 from fewcal.heads import HEADS, LBFGS, HeadTrainer, SklearnTrainer, make_trainer
 
+
 @dataclass(frozen=True)
 class GDCParams:
     """Parameters of GDC. Defaults are the equations as the paper prints them (preset `paper`).
@@ -50,9 +51,7 @@ class GDCParams:
     fewcal.errors.InputError: alpha1=-1 is out of range; use a number ≥ 0
     """
 
-    beta: float = parameter(
-        0.5, "power of the Gaussianization", low=-10, high=10, search=SearchRange(0.0, 2.0, 0.25)
-    )
+    beta: float = parameter(0.5, "power of the Gaussianization", low=-10, high=10, search=SearchRange(0.0, 2.0, 0.25))
     kind: str = parameter(
         "auto",
         "power transform; auto: Tukey's ladder if all base features are ≥ 0, else Yeo-Johnson",

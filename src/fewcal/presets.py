@@ -100,6 +100,7 @@ _DC = GDCParams(
     head="lbfgs",
 )
 
+
 def _resolved(p: GDCParams) -> dict[str, str]:
     """The open questions of the paper, answered from the parameters themselves."""
     distance = METRICS[p.metric].words.format(

@@ -66,7 +66,7 @@ class OutlierTest:
 
 
 def base_examples(prior: Prior) -> Tensor:
-    """Simulated rows of base classes, `(≤ 1024, D)`, of as many classes as there are: t-distributed around the means."""
+    """Simulated rows of base classes, `(≤ 1024, D)`, t-distributed around their means."""
     random = torch.Generator().manual_seed(1)
     classes = torch.randperm(len(prior.base_means), generator=random)[:EXAMPLES]
     draws = -(-EXAMPLES // len(classes))

@@ -200,7 +200,9 @@ def predict_features(classifier: Classifier, x: np.ndarray, reject: float | None
     table: Columns = {"row": np.arange(len(x)), "prediction": answers, "probability": probabilities.max(axis=1)}
     if reject is not None:
         if not isinstance(classifier, FewShotClassifier):
-            raise InputError(f"{type(classifier).__name__} cannot answer {NONE_OF_THESE!r}; that takes FewShotClassifier")
+            raise InputError(
+                f"{type(classifier).__name__} cannot answer {NONE_OF_THESE!r}; that takes FewShotClassifier"
+            )
         other = classifier.outlier_pvalue(x)
         answers[other >= reject] = NONE_OF_THESE
         table["p_other"] = other

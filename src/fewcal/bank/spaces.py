@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
 from fewcal.bank.build import BankParts, from_rows
 from fewcal.errors import InputError

@@ -14,7 +14,7 @@ from fewcal.bank import BaseBank
 from fewcal.errors import InputError
 from fewcal.estimators.base import TaskClassifier
 from fewcal.estimators.explain import Explanation, no_bank_explanation
-from fewcal.estimators.inputs import as_rows, check_fitted, check_rows, check_support, class_codes, resolve_bank
+from fewcal.estimators.inputs import as_rows, check_fitted, check_rows, class_codes, resolve_bank
 from fewcal.heads.base import TaskBatch
 from fewcal.heads.linear import LinearHead
 from fewcal.hgdc.prior import Prior
@@ -147,10 +147,10 @@ class FewShotClassifier(TaskClassifier):
             Their classes.
         """
         check_fitted(self)
-        own = {name: getattr(self, name) for name in ("n_features_in_", "feature_names_in_") if hasattr(self, name)}
-        rows, labels = check_support(self, X, y)
-        vars(self).update(own)
-        names, codes = class_codes(labels)
+        rows = check_rows(self, X, reset=False)
+        names, codes = class_codes(np.asarray(y))
+        if len(codes) != len(rows):
+            raise InputError(f"X has {len(rows)} rows and y {len(codes)} labels; give exactly one label per row")
         shots = max(len(self.support_[1]) // len(self.classes_), 1)
         members = [at for c in range(len(names)) if len(at := np.flatnonzero(codes == c)) > shots]
         ways = min(len(self.classes_), len(members))

@@ -30,7 +30,9 @@ class GDCClassifier(TaskClassifier):
         `fewcal tune` writes it.
     beta, kind, eps, center, l2, transform_base : default=None
         Gaussianization. This and every following parameter is that of `GDCParams`; `None` takes it from the preset.
-    metric, delta, mahalanobis_ridge, mahalanobis_shift, k, m, distance_scale, distance_scale_of, strength : default=None
+    metric, delta, mahalanobis_ridge, mahalanobis_shift : default=None
+        Distances.
+    k, m, distance_scale, distance_scale_of, strength : default=None
         Neighbours and weights. A k of the preset is limited to the number of base classes; one given here must not
         exceed it.
     cov, cov_weights, common_size, alpha1, alpha2_ratio, off_diagonal, psd, constant : default=None
@@ -112,12 +114,12 @@ class GDCClassifier(TaskClassifier):
 
     def _method(self, X: np.ndarray, y: np.ndarray) -> Method:
         given = given_params(self)
-        params = resolve_params(self.preset, given)  # type: ignore[attr-defined]
-        bank = self._own_classes(X, y) if self.bank is None else resolve_bank(self.bank, self.device)  # type: ignore[attr-defined]
+        params = resolve_params(self.preset, given)
+        bank = self._own_classes(X, y) if self.bank is None else resolve_bank(self.bank, self.device)
         if bank.dim != X.shape[1]:
             raise InputError(f"X has {X.shape[1]} features and the bank {bank.dim}; use the same extractor for both")
         if "k" not in given:
-            params = cap_k(params, len(bank), quiet=self.bank is None)  # type: ignore[attr-defined]
+            params = cap_k(params, len(bank), quiet=self.bank is None)
         method = GDC(params).prepare(bank)
         self.params_ = params
         return method
@@ -130,4 +132,4 @@ class GDCClassifier(TaskClassifier):
         return BaseBank().fit(X[several], y[several], device=self.device)
 
     def _seed(self) -> int:
-        return seed_from(self.random_state)  # type: ignore[attr-defined]
+        return seed_from(self.random_state)

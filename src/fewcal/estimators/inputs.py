@@ -7,7 +7,6 @@ scikit-learn's own validation, which is loaded when it is first needed.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import fields
 from functools import lru_cache
 from numbers import Integral

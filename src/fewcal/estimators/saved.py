@@ -76,9 +76,9 @@ def write_classifier(classifier: TaskClassifier, target: Path, extractor: str | 
 def read_classifier(cls: type[Classifier], file: Path, device: str | torch.device | None) -> Classifier:
     """Read a classifier; files of another kind, damaged and newer ones are refused."""
     meta = read_meta(file)
-    if KINDS.get(meta.get("kind")) is not cls:  # type: ignore[arg-type]
-        own = KINDS.get(str(meta.get("kind")))
-        raise FileFormatError(f"{file} holds a {own.__name__ if own else 'classifier of no kind'}, not a {cls.__name__}")
+    own = KINDS.get(str(meta.get("kind")))
+    if own is not cls:
+        raise FileFormatError(f"{file} has a {own.__name__ if own else 'model of no kind'}, not a {cls.__name__}")
     _, tensors = read_tensors(file)
     with _damage(file):
         support, labels = _support(meta, tensors)
@@ -89,10 +89,11 @@ def read_classifier(cls: type[Classifier], file: Path, device: str | torch.devic
         made.n_features_in_ = support.shape[1]
         made.extractor_ = meta["extractor"]
         if isinstance(made, FewShotClassifier):
-            return made._fit_rows(support, labels).set_temperature(float(meta["temperature"]))  # type: ignore[return-value]
+            return made._fit_rows(support, labels).set_temperature(float(meta["temperature"]))
         made.support_, made.classes_ = (support, labels), np.unique(labels)
-        made._row_map, made._head, made._contributions = _transform(meta["transform"], tensors), _head(tensors, made), None
-        return made  # type: ignore[no-any-return]
+        made._row_map, made._head = _transform(meta["transform"], tensors), _head(tensors, made)
+        made._contributions = None
+        return made
 
 
 def load_classifier(path: StrPath, device: str | torch.device | None = None) -> TaskClassifier:
@@ -162,11 +163,12 @@ def prior_from_file(meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> P
             raise ValueError(f"{name} is {tensors[name].dtype} of shape {tuple(tensors[name].shape)}, not {expected}")
         if not bool(torch.isfinite(tensors[name]).all()):
             raise ValueError(f"{name} has NaN or infinity")
-    scalars = {name: float(meta[name]) for name in ("sharpness", "share", "gamma", "weight")}
+    own: dict[str, Any] = {name: float(meta[name]) for name in ("sharpness", "share", "gamma", "weight")}
+    own |= {name: tensors[name] for name in TENSORS}
     transform = _transform(meta["transform"], tensors)
     if transform.whitening is None or transform.whitening.shape != (sizes["D"], sizes["D"]):
         raise ValueError(f"the whitening is not {sizes['D']} × {sizes['D']}")
-    return Prior(transform, **{name: tensors[name] for name in TENSORS}, **scalars, classes=classes)
+    return Prior(transform, **own, classes=classes)
 
 
 def _transform(s: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Gaussianization:
@@ -196,7 +198,7 @@ def _few_shot(meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> FewShot
 
 def _gdc(meta: Mapping[str, Any]) -> GDCClassifier:
     made = GDCClassifier(preset=GDCParams().with_changes(**meta["settings"]))
-    made.params_ = made.preset  # type: ignore[attr-defined]
+    made.params_ = made.preset
     return made
 
 

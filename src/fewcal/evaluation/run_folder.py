@@ -356,13 +356,7 @@ def _current(identity: JSONObject) -> JSONObject:
     methods = identity.get("methods")
     if not isinstance(methods, dict) or not all(isinstance(values, dict) for values in methods.values()):
         return identity
-    of_gdc = ("alpha1", "metric")  # which no other method has
-    return identity | {
-        "methods": {
-            name: values
-            for name, values in methods.items()
-        }
-    }
+    return identity
 
 
 def task_identity(results: Results) -> JSONObject:

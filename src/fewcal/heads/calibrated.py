@@ -12,7 +12,7 @@ from torch import Tensor
 from fewcal.bank import BaseBank
 from fewcal.covariance import ShrunkCovariance
 from fewcal.heads.base import TaskBatch
-from fewcal.heads.linear import class_means, class_sizes
+from fewcal.heads.linear import class_sizes
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,8 +4,9 @@ r"""A linear discriminant whose covariance the support helps to estimate.
 
 R are the deviations of support rows from the mean of their class, V is a diagonal metric (the precision of a prior, or
 the unit matrix), μ_n are class means (posterior, or their own). ν is `ridge` times the ridge of the OAS estimator
-(`fewcal.covariance.oas`): with one shot R is empty, and the more rows there are, the more their covariance counts. P is never built: with S rows and D features everything is solved in the smaller of the
-two dimensions. γ comes from `fewcal.hgdc.temperature`.
+(`fewcal.covariance.oas`): with one shot R is empty, and the more rows there are, the more their covariance counts. P is
+never built: with S rows and D features everything is solved in the smaller of the two dimensions. γ comes from
+`fewcal.hgdc.temperature`.
 """
 
 from __future__ import annotations
@@ -234,5 +235,3 @@ def _squares(a: Tensor) -> Tensor:
 
 def _diagonal(a: Tensor) -> Tensor:
     return a.diagonal(dim1=1, dim2=2)[..., None]
-
-

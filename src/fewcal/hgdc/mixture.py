@@ -45,7 +45,7 @@ def unit_rows(x: Tensor, name: str = "X") -> Tensor:
 
 
 def fit_support_only(support: Tensor, labels: Tensor, n_classes: int, scatter: float) -> LinearHead:
-    """The classifier of support rows `(T, S, D)` of unit length with labels `(T, S)`; `scatter` as in `Discriminant`."""
+    """Fit support rows `(T, S, D)` of unit length with labels `(T, S)`; `scatter` is `ridge` of `Discriminant`."""
     with torch.no_grad():
         shots = class_shots(labels, n_classes, support.dtype)
         means = shots.means(support)

@@ -131,7 +131,7 @@ class Prior:
     @property
     def kappa(self) -> Tensor:
         """κ `(D,)`, the number of examples that the prior counts as."""
-        return self._kappa  # type: ignore[attr-defined,no-any-return]
+        return self._kappa  # type: ignore[attr-defined]
 
     def neighbour_weights(self, x: Tensor) -> Tensor:
         """Weights w `(..., C)` of the base classes at points `x (..., D)`."""

@@ -82,18 +82,21 @@ def cross_validate(
     ridges = RIDGES if ridge is None else (ridge,)
     scores = [[fold.scores(node, floor, sharpness, share) for node in ridges] for fold in folds]
     gammas = [[calibrated_gamma(s, fold.truth) for s in own] for fold, own in zip(folds, scores, strict=True)]
-    loss = torch.tensor([[f.loss(g * s) for s, g in zip(*own, strict=True)] for f, *own in zip(folds, scores, gammas)])
-    posterior = torch.softmax(-loss.sum(dim=0), dim=0)
+    losses = [
+        [fold.loss(g * s) for s, g in zip(own, scales, strict=True)]
+        for fold, own, scales in zip(folds, scores, gammas, strict=True)
+    ]
+    posterior = torch.softmax(-torch.tensor(losses).sum(dim=0), dim=0)
     log_ridge = posterior @ torch.tensor(ridges, dtype=posterior.dtype).log()
     log_gamma = posterior @ torch.tensor(gammas, dtype=posterior.dtype).log().mean(dim=0)
     # At the node of highest posterior: ω hardly differs between neighbours.
     best = int(posterior.argmax())
-    losses = torch.zeros(len(WEIGHTS), dtype=torch.float64)
+    mixed = torch.zeros(len(WEIGHTS), dtype=torch.float64)
     for fold, own, gamma in zip(folds, scores, gammas, strict=True):
         model = torch.log_softmax(gamma[best] * own[best], dim=-1)
         support_only = plain_scores(fold.plain_examples, fold.plain_queries)
-        losses += torch.tensor([fold.loss(torch.lerp(support_only, model, w)) for w in WEIGHTS])
-    weight = torch.softmax(-losses, dim=0) @ torch.tensor(WEIGHTS, dtype=torch.float64)
+        mixed += torch.tensor([fold.loss(torch.lerp(support_only, model, w)) for w in WEIGHTS])
+    weight = torch.softmax(-mixed, dim=0) @ torch.tensor(WEIGHTS, dtype=torch.float64)
     return Study(float(log_ridge.exp()), float(log_gamma.exp()), float(weight))
 
 

@@ -95,7 +95,7 @@ class Method(ABC):
         except InputError as error:
             raise InputError(f"method {cls.name!r}: {error}") from error
 
-    def set_parameters(self, **values: float) -> None:
+    def set_parameters(self, **values: float | str) -> None:
         """Set parameters of `accepts`; raises `InputError` for a value out of range."""
         for name, value in values.items():
             setattr(self, name, self.accepts[name].checked(name, value))

@@ -11,7 +11,6 @@ from dataclasses import fields
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fewcal._utils.types import JSON
 from fewcal.bank import BaseBank

@@ -7,7 +7,7 @@ the support-only classifier (`fewcal.hgdc.mixture`).
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 from warnings import warn
@@ -26,7 +26,6 @@ from fewcal.hgdc.prior import MIN_VARIANCE, Posterior, Prior, base_weight, fit_p
 from fewcal.hgdc.temperature import STUDY_CLASSES, STUDY_ROWS, Study, cross_validate
 from fewcal.methods.base import Contributions, Method, RowMap, TaskBatch, typical_distance
 from fewcal.methods.registry import register_method
-
 
 # Name of the mean of all base classes among those that contribute.
 CENTRE = "(mean of all)"

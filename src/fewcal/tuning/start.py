@@ -20,8 +20,8 @@ def first_trials(search: Search, space: Space, bank: BaseBank) -> list[Picks]:
 def start_points(space: Space, bank: BaseBank) -> list[Picks]:
     """Presets that lie in the space, so that a search which begins with them cannot end below them on its tasks."""
     default = get_preset("paper").with_changes(
-        head="closed_form", cov_weights="bases-only", cov="independent", center=True, l2=True, beta=1.0, k=min(4, len(bank)),
-        m=2.0, alpha1=100.0, alpha2_ratio=10.0, distance_scale_of="one", distance_scale=1.0,
+        head="closed_form", cov_weights="bases-only", cov="independent", center=True, l2=True, beta=1.0,
+        k=min(4, len(bank)), m=2.0, alpha1=100.0, alpha2_ratio=10.0, distance_scale_of="one", distance_scale=1.0,
     )  # fmt: skip
     found = [space.values(default)]
     return [values for values in found if values is not None]
