@@ -33,7 +33,7 @@ from fewcal.features.extract import embed
 from fewcal.features.extractors import Extractor, get_extractor
 from fewcal.features.extractors.base import needed, normalised
 from fewcal.features.extractors.efficientnet_network import EfficientNetLite
-from fewcal.features.extractors.texts import sentence_transformer
+from fewcal.features.extractors.hugging_face import sentence_transformer
 from fewcal.features.sources.find import find_items
 from fewcal.features.sources.items import Items, decoded
 from fewcal.features.sources.pictures import Pictures, fitted, write_pack

@@ -97,16 +97,11 @@ def python_snippet(rows: Sequence[Row], extractor: str, beta: float, bank: str |
     texts = any(row.text is not None for row in rows)
     listed = "\n".join(f"    ({item!r}, {name!r})," for item, name in support)
     given = f"preset='whitened', beta={beta!r}, l2=True" if bank is None else f"bank={bank!r}, preset={preset!r}"
-    if texts:
-        load = "extractor(items)"
-        more = ""
-    else:
-        load = "extractor([decode_fitted(p, extractor.size, extractor.crop) for p in items])"
-        more = "\nfrom fewcal.features.sources.pictures import decode_fitted"
+    load = "extractor(items)" if texts else "extractor([extractor.decode(p) for p in items])"
     return f'''"""The classifier of a fewcal studio project, fitted anew: run it inside the project's folder."""
 
 from fewcal import GDCClassifier
-from fewcal.features.extractors import get_extractor{more}
+from fewcal.features.extractors import get_extractor
 
 examples = [
 {listed}
