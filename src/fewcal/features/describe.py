@@ -1,4 +1,4 @@
-"""What is in a feature set, and what is wrong with it: the facts behind `fewcal features info`."""
+"""Facts about a feature set, and remarks on its faults: `fewcal features info`."""
 
 from __future__ import annotations
 
@@ -11,33 +11,18 @@ import numpy as np
 from fewcal.features.featureset import CHUNK, FeatureSet, FeatureSplit, leaked_classes
 
 
-class RowCounts(TypedDict):
-    """Rows of the smallest, the middle and the largest class."""
-
-    min: int
-    median: float
-    max: int
-
-
-class Scale(TypedDict):
-    """Mean length of a row, and medians over rows of the distance to class means; None where there are none."""
-
-    mean_row_norm: float
-    nearest_other_class_mean: float | None
-    nearest_base_class_mean: float | None
-
-
 class SplitInfo(TypedDict):
-    """What one split holds."""
+    """Facts about one split."""
 
     classes: int
     rows: int
-    rows_per_class: RowCounts
+    rows_per_class: dict[str, float]  # min, median, max
     dimension: int
     dtype: str
     sign: str
     zeros: float
-    scale: Scale
+    # Mean length of a row, and medians of the distance to the nearest class mean of other or of base classes.
+    scale: dict[str, float | None]
     constant_columns: int
     duplicate_rows: int
     conflicting_duplicates: int
@@ -46,14 +31,14 @@ class SplitInfo(TypedDict):
 
 
 class Overlap(TypedDict):
-    """What two splits have in common."""
+    """Rows and classes that two splits have in common."""
 
     duplicate_rows: int
     shared_classes: list[str]
 
 
 class FeaturesInfo(TypedDict):
-    """What a feature set holds, for JSON."""
+    """Facts about a feature set, for JSON: splits by name, overlaps by pair of splits, remarks as sentences."""
 
     dimension: int
     splits: dict[str, SplitInfo]
@@ -62,7 +47,7 @@ class FeaturesInfo(TypedDict):
 
 
 def features_info(features: FeatureSet) -> FeaturesInfo:
-    """A description for JSON: `dimension`, `splits` by name, `across` by pair of splits, `warnings` as sentences.
+    """Describe a feature set.
 
     >>> base = FeatureSplit.from_arrays([[0.0, 1.0], [0.0, 2.0], [0.0, 2.0]], ["cat", "dog", "dog"])
     >>> info = features_info(FeatureSet(base))
@@ -74,11 +59,11 @@ def features_info(features: FeatureSet) -> FeaturesInfo:
     splits = features.splits()
     hashes = {name: _row_hashes(split) for name, split in splits.items()}
     base_means = _class_means(splits["base"]) if "base" in splits else None
-    described: dict[str, SplitInfo] = {}
+    infos: dict[str, SplitInfo] = {}
     across: dict[str, Overlap] = {}
     warnings: list[str] = []
     for name, split in splits.items():
-        described[name] = facts = _describe(split, hashes[name], base_means, is_base=name == "base")
+        infos[name] = facts = _describe(split, hashes[name], base_means, is_base=name == "base")
         warnings += _remarks(name, facts)
     for (a, split_a), (b, split_b) in combinations(splits.items(), 2):
         seen = set(hashes[a])
@@ -89,14 +74,13 @@ def features_info(features: FeatureSet) -> FeaturesInfo:
             warnings.append(f"{a} and {b}: {_rows(duplicates)} of {b} also in {a}, the same pictures may be in both.")
         if leaks:
             warnings.append(f"{a} and {b}: class leak, {len(leaks)} in both ({', '.join(leaks[:3])}); remove from one.")
-    signs = {facts["sign"] for facts in described.values()}
-    if len(signs) > 1:
+    if len({facts["sign"] for facts in infos.values()}) > 1:
         warnings.append("Some splits are >= 0 and some signed: they may come from different layers or models.")
-    norms = {name: facts["scale"]["mean_row_norm"] for name, facts in described.items()}
+    norms = {name: facts["scale"]["mean_row_norm"] or 0.0 for name, facts in infos.items()}
     if norms and max(norms.values()) > 3 * min(norms.values()):
-        told = ", ".join(f"{name} {norm:.3g}" for name, norm in norms.items())
-        warnings.append(f"The mean row norms differ by more than 3x ({told}): check that one model made all splits.")
-    return {"dimension": features.dimension, "splits": described, "across": across, "warnings": warnings}
+        listed = ", ".join(f"{name} {norm:.3g}" for name, norm in norms.items())
+        warnings.append(f"The mean row norms differ by more than 3x ({listed}): check that one model made all splits.")
+    return {"dimension": features.dimension, "splits": infos, "across": across, "warnings": warnings}
 
 
 def _describe(split: FeatureSplit, hashes: list[bytes], base_means: np.ndarray | None, is_base: bool) -> SplitInfo:
@@ -118,13 +102,7 @@ def _describe(split: FeatureSplit, hashes: list[bytes], base_means: np.ndarray |
             duplicates += 1
             conflicting += int(labels[earlier] != labels[row])
     means = base_means if is_base and base_means is not None else _class_means(split)
-    scale: Scale = {
-        "mean_row_norm": norms / split.rows,
-        "nearest_other_class_mean": _median_nearest(split, means, skip_own=True),
-        "nearest_base_class_mean": None
-        if base_means is None or is_base
-        else _median_nearest(split, base_means, skip_own=False),
-    }
+    to_base = None if base_means is None or is_base else _median_nearest(split, base_means, skip_own=False)
     return {
         "classes": len(split.classes),
         "rows": split.rows,
@@ -133,7 +111,11 @@ def _describe(split: FeatureSplit, hashes: list[bytes], base_means: np.ndarray |
         "dtype": str(split.features.dtype),
         "sign": ">= 0" if column_low.min() >= 0 else "signed",
         "zeros": zeros / split.features.size,
-        "scale": scale,
+        "scale": {
+            "mean_row_norm": norms / split.rows,
+            "nearest_other_class_mean": _median_nearest(split, means, skip_own=True),
+            "nearest_base_class_mean": to_base,
+        },
         "constant_columns": int((column_low == column_high).sum()),
         "duplicate_rows": duplicates,
         "conflicting_duplicates": conflicting,
@@ -165,12 +147,12 @@ def _rows(count: int) -> str:
 
 
 def _row_hashes(split: FeatureSplit) -> list[bytes]:
-    """A digest per row of its numbers as float32, so that equal rows match whatever the dtype of their file."""
+    """Return a digest per row of its numbers as float32, so that equal rows of any dtype match."""
     return [hashlib.blake2b(row.data, digest_size=16).digest() for chunk in split.float32_chunks() for row in chunk]
 
 
 def _class_means(split: FeatureSplit) -> np.ndarray:
-    """(C, D) float32 class means, summed in float64."""
+    """Return class means `(C, D)`, summed in float64."""
     labels = split.require_labels()
     order = np.argsort(labels, kind="stable")
     bounds = np.cumsum(split.rows_per_class())[:-1]
@@ -179,7 +161,7 @@ def _class_means(split: FeatureSplit) -> np.ndarray:
 
 
 def _median_nearest(split: FeatureSplit, means: np.ndarray, skip_own: bool) -> float | None:
-    """Median over rows of the Euclidean distance to the nearest of the class means (C, D), bar the row's own class."""
+    """Return the median distance of a row to the nearest of the class means `(C, D)`, maybe without its own."""
     if len(means) < (2 if skip_own else 1):
         return None
     labels = split.require_labels()
