@@ -27,12 +27,14 @@ class Items:
     labels : the class of each, or None
     splits : the split of each (base, val, novel), or None
     source : where they come from
+    content : what each is made from: a path, bytes, an array, a text
     """
 
     names: list[str]
     labels: list[str] | None
     splits: list[str] | None
     source: str
+    content: Sequence[Any] = ()
 
     kind: ClassVar[str] = "item"
 
@@ -54,6 +56,7 @@ class Items:
             names=[self.names[i] for i in at],
             labels=None if self.labels is None else [self.labels[i] for i in at],
             splits=None if self.splits is None else [self.splits[i] for i in at],
+            content=Selection(self.content, at),
         )
 
     @property
@@ -72,6 +75,20 @@ class Items:
         """Return a digest of names and labels, without opening anything."""
         text = "\0".join(f"{n}\1{c}" for n, c in zip(self.names, self.labels or [""] * len(self), strict=True))
         return hashlib.sha256(f"{self.kind}\0{text}".encode("utf-8", "surrogateescape")).hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class Selection(Sequence[Any]):
+    """Some elements of a sequence, without a copy: those of a pack are made when they are read."""
+
+    whole: Sequence[Any]
+    at: list[int]
+
+    def __len__(self) -> int:
+        return len(self.at)
+
+    def __getitem__(self, i: Any) -> Any:
+        return self.whole[self.at[i]]
 
 
 LEAVE_OUT = "fix or remove them, or leave them out with --skip-bad"

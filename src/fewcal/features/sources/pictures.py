@@ -11,10 +11,10 @@ import io
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, BinaryIO, ClassVar, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, TypeAlias
 
 import numpy as np
 
@@ -264,9 +264,7 @@ def _pillow() -> ModuleType:
 
 @dataclass(frozen=True, eq=False)
 class Pictures(Items):
-    """Pictures by their files, as bytes of a pack, or in memory."""
-
-    content: Sequence[Picture] = field(default_factory=list)
+    """Pictures by their files, as bytes of a pack, or in memory: `content` holds what `decode` takes."""
 
     kind: ClassVar[str] = "picture"
 
@@ -277,10 +275,6 @@ class Pictures(Items):
     def check(self, i: int) -> None:
         """Refuse picture i where its header is not that of a picture."""
         check_size(self.content[i], self.names[i])
-
-    def take(self, indices: Sequence[int] | np.ndarray) -> Self:
-        """Return some pictures, in the order given."""
-        return replace(super().take(indices), content=_chosen(self.content, indices))
 
     def arrays(self, size: int, crop: float | None = None, workers: int | None = None) -> np.ndarray:
         """Return all pictures as one array `(R, size, size, 3)` uint8, squashed to squares unless `crop` is given."""
@@ -311,15 +305,8 @@ class Pack(Sequence[bytes]):
     def __len__(self) -> int:
         return len(self.first)
 
-    def __getitem__(self, i: int) -> bytes:  # type: ignore[override]  # slices are `_chosen`
+    def __getitem__(self, i: Any) -> Any:
         return bytes(self.data[self.first[i] : self.last[i]])
-
-
-def _chosen(content: Sequence[Picture], indices: Sequence[int] | np.ndarray) -> Sequence[Picture]:
-    at = [int(i) for i in indices]
-    if isinstance(content, Pack):
-        return Pack(content.data, content.first[at], content.last[at])
-    return [content[i] for i in at]
 
 
 def find_pictures(source: StrPath, labelled: bool = True) -> Pictures:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import io
 import wave
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from math import gcd
 from pathlib import Path
-from typing import ClassVar, Self, TypeAlias
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 
@@ -77,13 +76,7 @@ def _soundfile(data: bytes) -> tuple[np.ndarray, int]:
 class Recordings(Items):
     """Recordings by their files."""
 
-    content: Sequence[Recording] = field(default_factory=list)
-
     kind: ClassVar[str] = "recording"
-
-    def take(self, indices: Sequence[int] | np.ndarray) -> Self:
-        """Return some recordings, in the order given."""
-        return replace(super().take(indices), content=[self.content[int(i)] for i in indices])
 
 
 def find_recordings(source: StrPath, labelled: bool = True) -> Recordings:

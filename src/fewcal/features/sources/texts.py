@@ -5,12 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Self
-
-import numpy as np
+from typing import ClassVar
 
 from fewcal._utils.text import one_line
 from fewcal._utils.types import StrPath
@@ -24,15 +22,13 @@ EXTENSIONS = (*DELIMITED, "jsonl", "ndjson", "txt")
 
 @dataclass(frozen=True, eq=False)
 class Texts(Items):
-    """Texts in memory, named by the row of their file."""
-
-    texts: list[str] = field(default_factory=list)
+    """Texts in memory, named by the row of their file; `content` holds them."""
 
     kind: ClassVar[str] = "text"
 
     def load(self, i: int) -> str:
         """Return text i; an empty one is refused."""
-        text = self.texts[i].strip()
+        text = str(self.content[i]).strip()
         if not text:
             raise InputError(f"{self.names[i]} is empty")
         return text
@@ -41,9 +37,10 @@ class Texts(Items):
         """Refuse an empty text."""
         self.load(i)
 
-    def take(self, indices: Sequence[int] | np.ndarray) -> Self:
-        """Return some texts, in the order given."""
-        return replace(super().take(indices), texts=[self.texts[int(i)] for i in indices])
+    @property
+    def texts(self) -> list[str]:
+        """The texts themselves."""
+        return list(self.content)
 
     def fingerprint(self) -> str:
         """Return a digest of texts and labels."""
