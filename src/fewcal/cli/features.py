@@ -44,7 +44,7 @@ def features_info_command(
     if gaussian is not None:
         print(f"Gaussianization of the preset default: {gaussian['power']}")
         if capped := gaussian["capped_features"]:
-            print(f"  {capped} of {facts['dimension']} features spread far more than others and are brought down")
+            print(f"  {capped} of {facts['dimension']} features spread far more than others and are capped")
     for line in facts["warnings"]:
         print(f"warning: {line}")
 

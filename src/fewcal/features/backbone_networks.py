@@ -60,6 +60,10 @@ class Backbone(nn.Module):
         """Return features `(B, D)` of feature maps `(B, D, h, w)`, by default their mean."""
         return x.mean(dim=(2, 3))
 
+    def dropout_places(self) -> list[nn.Module]:
+        """Return the modules whose input dropout is for: the second convolutions of wide residual blocks."""
+        return [module.body[-1] for module in self.modules() if isinstance(module, _PreActivationBlock)]
+
 
 class Conv4(Backbone):
     """Four times convolution, batch norm, ReLU, max pooling; flattened.

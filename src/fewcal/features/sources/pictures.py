@@ -125,7 +125,7 @@ def count_pixels(pictures: Iterable[Picture], max_pixels: int, min_side: int | N
 def _opened(picture: Picture, name: str | None, max_pixels: int) -> Iterator[Image]:
     """Open a picture, of which the header alone is read yet; every error names it."""
     name = name or (str(picture) if isinstance(picture, str | os.PathLike) else "a picture")
-    pillow = _pillow()
+    pillow = require_pillow()
     if isinstance(picture, np.ndarray) and (picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3):
         raise InputError(f"{name} is {picture.dtype} of shape {picture.shape}; it must be uint8 (height, width, 3)")
     try:
@@ -224,7 +224,7 @@ def fitted(picture: np.ndarray, size: int, crop: float | None = 1.0) -> np.ndarr
     >>> fitted(np.zeros((40, 60, 3), np.uint8), 8).shape
     (8, 8, 3)
     """
-    return np.asarray(square(_pillow().fromarray(picture), size, crop))
+    return np.asarray(square(require_pillow().fromarray(picture), size, crop))
 
 
 def square(image: Image, size: int, crop: float | None) -> Image:
@@ -239,19 +239,20 @@ def square(image: Image, size: int, crop: float | None) -> Image:
         box = (left, top, left + side, top + side)
     if (height, width) == (size, size) and crop in (None, 1.0):
         return image
-    return image.resize((size, size), _pillow().Resampling.BICUBIC, box, reducing_gap=3.0)
+    return image.resize((size, size), require_pillow().Resampling.BICUBIC, box, reducing_gap=3.0)
 
 
 def encoded(picture: np.ndarray, longest: int = 160, quality: int = 80) -> bytes:
     """Return a picture `(H, W, 3)` as a JPEG whose longer side has `longest` pixels, or fewer."""
-    image = _pillow().fromarray(picture)
+    image = require_pillow().fromarray(picture)
     image.thumbnail((longest, longest))
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", quality=quality)
     return buffer.getvalue()
 
 
-def _pillow() -> ModuleType:
+def require_pillow() -> ModuleType:
+    """Return the module `PIL.Image`, or raise an error that names the extra."""
     try:
         from PIL import Image
     except ImportError as error:
