@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -188,6 +189,95 @@ def test_plk_variants(tmp_path: Path) -> None:
     assert split.require_labels().tolist() == [0, 0, 0, 1, 2]
     scalars = {np.int64(4): [np.zeros(2)], np.int64(5): [[np.float32(1), np.float32(2)]]}
     assert load_split(write_pickle(tmp_path / "y.pkl", scalars)).classes == ["4", "5"]
+
+
+# npy, torch and HDF5
+
+
+def save_npy(path: Path, x: np.ndarray, y: np.ndarray, classes: list[str]) -> Path:
+    for name, array in (("", x), ("_labels", y), ("_classes", np.array(classes))):
+        np.save(path / f"base{name}.npy", array)
+    return path / "base.npy"
+
+
+def save_pt(path: Path, x: np.ndarray, y: np.ndarray, classes: list[str]) -> Path:
+    torch.save({"features": torch.from_numpy(x), "labels": torch.from_numpy(y), "classes": classes}, path / "base.pt")
+    return path / "base.pt"
+
+
+def save_hdf5(path: Path, x: np.ndarray, y: np.ndarray, classes: list[str]) -> Path:
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(path / "base.h5", "w") as file:
+        file["features"], file["labels"], file["classes"] = x, y, classes
+    return path / "base.h5"
+
+
+@pytest.mark.parametrize("save", [save_npy, save_pt, save_hdf5])
+def test_features_of_other_libraries_give_the_same_split(tmp_path: Path, save) -> None:
+    split = make(names="cab")
+    save(tmp_path, split.features, split.require_labels(), split.classes)
+    assert FeatureSet.load(tmp_path).split("base").fingerprint() == split.fingerprint()
+    whole = (file := next(tmp_path.glob("base.*"))).read_bytes()
+    for content in (whole[: len(whole) // 2], b"not a feature file at all", b""):
+        file.write_bytes(content)
+        with pytest.raises(FileFormatError, match=rf"{file.name} (is empty|cannot be read as)") as caught:
+            load_split(file)
+        assert "\n" not in str(caught.value)
+
+
+def test_npy_pairs_may_be_called_features_and_labels(tmp_path: Path) -> None:
+    np.save(tmp_path / "my_features.npy", np.eye(2))
+    assert load_split(tmp_path / "my_features.npy").labels is None
+    np.save(tmp_path / "my_labels.npy", np.array(["b", "a"]))
+    assert load_split(tmp_path / "my_features.npy").classes == ["a", "b"]
+    np.save(tmp_path / "my_labels.npy", np.array([{}, {}]))
+    with pytest.raises(FileFormatError, match=r"my_labels.npy holds Python objects, which are never loaded"):
+        load_split(tmp_path / "my_features.npy")
+
+
+def test_torch_files_hold_pairs_or_classes_and_no_code(tmp_path: Path) -> None:
+    path, x = tmp_path / "x.pt", torch.arange(6.0).view(3, 2)
+    for content, classes in [
+        (x.bfloat16(), []),
+        ((x, torch.tensor([4, 7, 4])), ["4", "7"]),
+        ({"owl": x[:1], "emu": [x[1], x[2]]}, ["owl", "emu"]),
+        ({5: x[:2], 3: x[2:]}, ["3", "5"]),
+    ]:
+        torch.save(content, path)
+        split = load_split(path)
+        assert (split.features.tolist(), split.classes) == (x.tolist(), classes)
+    mark = tmp_path / "ran"
+    for content, match in [
+        (_Calls(os.mkdir, str(mark)), "cannot be read as pt"),
+        ({"a": torch.zeros(1).expand(10**6, 10**6)}, r"shape \(1000000, 1000000\) with fewer numbers"),
+        ({"a": x[0]}, r"a class of shape \(2,\)"),
+        ("text", "holds a str"),
+    ]:
+        torch.save(content, path)
+        with pytest.raises(FileFormatError, match=match):
+            load_split(path)
+    assert not mark.exists()
+
+
+def test_hdf5_of_the_public_code_is_cut_at_its_count(tmp_path: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    path = tmp_path / "x.hdf5"
+    with h5py.File(path, "w") as file:
+        file["all_feats"], file["all_labels"], file["count"] = np.eye(4), np.array([1, 1, 2, 0]), np.array([3])
+    assert load_split(path).features.tolist() == np.eye(4)[:3].tolist()
+    with h5py.File(path, "w") as file:
+        file.create_dataset("features", (10**9, 10**6), "f4", chunks=(1, 10**6))
+    with pytest.raises(InputError, match="memory are left; split it"):
+        load_split(path)
+    (tmp_path / "secret").write_bytes(bytes(32))
+    with h5py.File(path, "w") as file:
+        file.create_dataset("features", (2, 4), "f4", external=[(str(tmp_path / "secret"), 0, 32)])
+    with pytest.raises(FileFormatError, match="no data set with its numbers in this file"):
+        load_split(path)
+    with h5py.File(path, "w") as file:
+        file["features"] = h5py.ExternalLink(str(tmp_path / "other.h5"), "features")
+    with pytest.raises(FileFormatError, match=r"no data set 'features' \(it has: nothing\)"):
+        load_split(path)
 
 
 # Hostile pickles

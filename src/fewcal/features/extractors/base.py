@@ -92,9 +92,10 @@ class Extractor:
         return rows
 
     def _is_raw(self, picture: Prepared) -> bool:
-        """Return whether this is a uint8 picture that was not prepared: those of decoders hold other numbers."""
-        shape = None if self.decoder is not None else (self.size, self.size, 3)
-        return isinstance(picture, np.ndarray) and picture.dtype == np.uint8 and picture.shape != shape
+        """Return whether this is an image of Pillow, or a uint8 picture as no decoder and no size makes it."""
+        if not isinstance(picture, np.ndarray):
+            return hasattr(picture, "getbands")
+        return picture.dtype == np.uint8 and (self.decoder is not None or picture.shape != (self.size, self.size, 3))
 
 
 # ---- those with names -----------------------------------------------------------------------------------------------

@@ -7,6 +7,9 @@ A reader returns the raw arrays of a file, `RawSplit`; `featureset.py` validates
 | .npz | `features` (R, D) | `labels` (R,), int or str | `classes` (C,), optional |
 | .parquet | columns `f0`..`fD-1`, or one list column `features` | column `label`, int or str | schema metadata |
 | .safetensors | tensor `features` | tensor `labels` | metadata `classes`, a JSON list, and `checksums` |
+| .npy | the array, read only | `NAME_labels.npy` | `NAME_classes.npy`, optional |
+| .pt, .pth | `features`, or `{class: vectors}`, read only | `labels`, or the keys | `classes`, or the keys |
+| .h5, .hdf5 | data set `features` or `all_feats`, read only | `labels` or `all_labels` | `classes`, optional |
 | .plk, .pkl | `{class: [vector, ...]}`, read only | the keys | the keys, where they are text |
 """
 
@@ -18,12 +21,14 @@ from fewcal._utils.atomic import atomic_path
 from fewcal._utils.text import one_line
 from fewcal._utils.types import StrPath
 from fewcal.errors import FileFormatError, InputError
-from fewcal.features.io import npz, parquet, plk, safetensors
+from fewcal.features.io import hdf5, npy, npz, parquet, plk, pt, safetensors
 from fewcal.features.io.formats import FileFormat, RawSplit
 
 # By extension; a format that is added here is read and written everywhere.
 FORMATS: dict[str, FileFormat] = {
-    extension: module.FORMAT for module in (npz, parquet, safetensors, plk) for extension in module.FORMAT.extensions
+    extension: module.FORMAT
+    for module in (npz, parquet, safetensors, npy, pt, hdf5, plk)
+    for extension in module.FORMAT.extensions
 }
 EXTENSIONS = FORMATS.keys()
 
@@ -51,10 +56,12 @@ def read_file(path: StrPath) -> RawSplit:
             f"{path} has the unknown extension {path.suffix or '(none)'!r}; known are {', '.join(EXTENSIONS)}"
         )
     try:
+        if path.exists() and not path.is_file():
+            raise FileFormatError(f"{path} is no regular file; copy its content into one")
         if path.stat().st_size == 0:
             raise FileFormatError(f"{path} is empty (0 bytes); write it again")
         return format.read(path)
-    except FileFormatError:
+    except (FileFormatError, InputError):
         raise
     except FileNotFoundError:
         raise FileFormatError(f"{path} does not exist; check the path") from None

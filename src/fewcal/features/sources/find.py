@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 from fewcal._utils.types import StrPath
 from fewcal.errors import InputError
 from fewcal.features.extractors import require_extractor
+from fewcal.features.sources.frames import Frame, find_frame
 from fewcal.features.sources.items import LEAVE_OUT, Items, refuse_bad
 from fewcal.features.sources.kinds import default_extractor
 from fewcal.features.sources.pictures import Pictures, find_pictures
@@ -17,14 +19,18 @@ from fewcal.features.sources.texts import find_texts
 MAX_CHECKED = 1000
 
 
-def find_items(source: StrPath, kind: str, labelled: bool = True, text: str = "text", label: str = "label") -> Items:
-    """Return the items of one source; see `find_pictures`, `find_texts` and `find_recordings`."""
+def find_items(
+    source: StrPath | Frame, kind: str, labelled: bool = True, text: str = "text", label: str = "label"
+) -> Items:
+    """Return the items of one source, a path or a DataFrame; see `find_pictures`, `find_texts`, `find_recordings`."""
+    if not isinstance(source, str | os.PathLike):
+        return find_frame(source, kind, labelled, text, label)
     if kind == "text":
         return find_texts(source, labelled, text, label)
     return find_pictures(source, labelled) if kind == "picture" else find_recordings(source, labelled)
 
 
-def labelled_items(source: StrPath | Items, kind: str, columns: tuple[str, str] = ("text", "label")) -> Items:
+def labelled_items(source: StrPath | Items | Frame, kind: str, columns: tuple[str, str] = ("text", "label")) -> Items:
     """Return examples to learn from: items of at least two classes."""
     items = source if isinstance(source, Items) else find_items(source, kind, True, *columns)
     if items.labels is None:

@@ -1,7 +1,8 @@
-"""The kind of a source, by its names and headers: pictures, texts or features."""
+"""The kind of a source, by its names and headers: pictures, texts, recordings or features."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from fewcal._utils.npz import read_npz
@@ -9,7 +10,10 @@ from fewcal._utils.types import StrPath
 from fewcal.errors import InputError
 from fewcal.features.io.regular import require_source
 from fewcal.features.io.tables import DELIMITED, csv_header
+from fewcal.features.sources import recordings
+from fewcal.features.sources.frames import Frame, kind_of_frame
 from fewcal.features.sources.items import Items
+from fewcal.features.sources.listing import files_below
 from fewcal.features.sources.pictures import is_picture, picture_files
 from fewcal.features.sources.texts import class_text_files
 
@@ -17,8 +21,8 @@ from fewcal.features.sources.texts import class_text_files
 DEFAULT_EXTRACTORS = {"picture": "efficientnet-lite0", "text": "minilm"}
 
 
-def kind_of(source: StrPath, text: str = "text") -> str:
-    """Return "picture", "text" or "features"; a table with the column `text` holds texts, one with `path` pictures.
+def kind_of(source: StrPath | Frame, text: str = "text") -> str:
+    """Return "picture", "text", "recording" or "features"; a table with the column `text` holds texts.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -27,13 +31,21 @@ def kind_of(source: StrPath, text: str = "text") -> str:
     ...     kind_of(file)
     'text'
     """
+    if not isinstance(source, str | os.PathLike):
+        return kind_of_frame(source, text)
     path = Path(source)
     require_source(path, "give a folder of pictures, a file of texts or a feature file")
     suffix = path.suffix.lower()
     if path.is_dir():
-        return "text" if any(class_text_files(path)) and not picture_files(path) else "picture"
+        if picture_files(path):
+            return "picture"
+        if any(class_text_files(path)):
+            return "text"
+        return "recording" if files_below(path, recordings.EXTENSIONS) else "picture"
     if is_picture(path.name):
         return "picture"
+    if suffix[1:] in recordings.EXTENSIONS:
+        return "recording"
     if suffix in (".txt", ".jsonl", ".ndjson"):
         return "text"
     if suffix[1:] in DELIMITED:
@@ -44,13 +56,15 @@ def kind_of(source: StrPath, text: str = "text") -> str:
     return "features"
 
 
-def default_extractor(source: StrPath | Items, text: str = "text") -> str:
+def default_extractor(source: StrPath | Items | Frame, text: str = "text") -> str:
     """Return the extractor for a source where none is named."""
-    if isinstance(source, Items):
-        return DEFAULT_EXTRACTORS[source.kind]
-    kind = kind_of(source, text)
-    if kind == "features" and Path(source).suffix.lower()[1:] in DELIMITED:
-        columns = ", ".join(csv_header(Path(source)))
+    kind = source.kind if isinstance(source, Items) else kind_of(source, text)
+    if kind == "recording":
+        raise InputError(
+            "no extractor of recordings comes with fewcal; name a model, such as hf:facebook/wav2vec2-base"
+        )
+    if kind == "features" and (path := Path(str(source))).suffix.lower()[1:] in DELIMITED:
+        columns = ", ".join(csv_header(path))
         if not columns:
             raise InputError(f"{source} is empty; it needs a header and at least one row")
         raise InputError(
