@@ -20,7 +20,6 @@ from fewcal.features.glyphs import (
     FONTS,
     SCRIPTS,
     SIZE,
-    WEIGHTS,
     Distortion,
     Glyph,
     draw_examples,
@@ -42,21 +41,14 @@ def _all() -> list[Glyph]:
 # ---- classes --------------------------------------------------------------------------------------------------------
 
 
-def test_there_are_hundreds_of_classes_and_no_script_is_in_two_splits() -> None:
+def test_no_script_is_in_two_splits_and_names_are_those_of_unicode() -> None:
     classes = glyph_classes()
-    assert {split: len(found) > 50 for split, found in classes.items()} == dict.fromkeys(("base", "val", "novel"), True)
-    assert len(classes["base"]) > 250
-    assert len(classes["novel"]) > 150
     for split, found in classes.items():
-        scripts = {glyph.name.split()[0].upper() for glyph in found}
-        assert scripts == set(SCRIPTS[split])
+        assert len(found) > 50
+        assert {glyph.name.split()[0].upper() for glyph in found} == set(SCRIPTS[split])
     words = [script for scripts in SCRIPTS.values() for script in scripts]
     assert len(words) == len(set(words))
-
-
-def test_names_are_those_of_unicode_and_unique() -> None:
-    names = [glyph.name for glyph in _all()]
-    assert len(set(names)) == len(names)
+    assert len({glyph.name for glyph in _all()}) == len(_all())
     assert all(unicodedata.lookup(g.name) == g.character for g in _all())
 
 
@@ -150,17 +142,11 @@ def test_distorted_examples_differ_and_keep_their_ink_inside() -> None:
     assert (spread > 40).all()  # no picture is blank
 
 
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (lambda: glyph_pictures("test"), "no split 'test'; choose base, val, novel"),
-        (lambda: glyph_pictures("val", rows=0), "at least one picture"),
-    ],
-)
-def test_bad_values_are_refused_in_one_line(call: object, words: str) -> None:
-    with pytest.raises(InputError, match=words) as caught:
-        call()  # type: ignore[operator]
-    assert "\n" not in str(caught.value)
+def test_bad_values_are_refused_in_one_line() -> None:
+    with pytest.raises(InputError, match="no split 'test'; choose base, val, novel"):
+        glyph_pictures("test")
+    with pytest.raises(InputError, match="at least one picture"):
+        glyph_pictures("val", rows=0)
 
 
 def test_missing_packages_and_fonts_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -177,15 +163,6 @@ def test_missing_packages_and_fonts_are_named(monkeypatch: pytest.MonkeyPatch, t
 
 
 # ---- features -------------------------------------------------------------------------------------------------------
-
-
-def test_the_network_in_the_package_is_small_and_says_where_it_comes_from() -> None:
-    from fewcal.features.backbones import load_checkpoint
-
-    assert WEIGHTS.stat().st_size <= 1_000_000
-    model, recipe = load_checkpoint(WEIGHTS, "conv4")
-    assert recipe["trained_on"] == "glyphs, base"
-    assert model.dimension == 256
 
 
 def test_features_reproduce_and_do_not_depend_on_their_neighbours() -> None:

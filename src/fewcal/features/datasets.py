@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict
 
 from fewcal._utils.atomic import atomic_path
 from fewcal._utils.names import nearest_names
@@ -49,24 +48,6 @@ class Recipe:
     note: str = ""
 
 
-class SplitCounts(TypedDict):
-    """Classes and rows of a split, and rows of its smallest and its largest class."""
-
-    classes: int
-    rows: int
-    smallest: int
-    largest: int
-
-
-class Prepared(TypedDict):
-    """Facts about lists that `prepare` wrote; `notes` are differences to the published data set."""
-
-    name: str
-    splits: dict[str, SplitCounts]
-    notes: list[str]
-    folder: str
-
-
 def prepare(
     name: str,
     source: StrPath,
@@ -75,8 +56,8 @@ def prepare(
     novel_source: StrPath | None = None,
     split_file: StrPath | None = None,
     allow_incomplete: bool = False,
-) -> Prepared:
-    """Write the lists of a data set to the folder `out`, and return classes and rows of each split.
+) -> JSONObject:
+    """Write the lists of a data set to the folder `out`; return counts of each split, and `notes` on differences.
 
     `name` is one of `RECIPES`, or two joined by "2" (`mini2cub`): base of the first, val and novel of the second, which
     lies in `novel_source`. `split_file` is a CSV (class, split) for data sets whose split is by class. With
@@ -139,7 +120,7 @@ def _problem(recipe: Recipe, split: str, rows: Rows) -> str:
     return f"{split} has {found[0]} classes and {found[1]} pictures, published are {published[0]} and {published[1]}"
 
 
-def _counts(rows: Rows) -> SplitCounts:
+def _counts(rows: Rows) -> dict[str, int]:
     sizes = Counter(label for _, label in rows).values()
     return {"classes": len(sizes), "rows": len(rows), "smallest": min(sizes), "largest": max(sizes)}
 

@@ -4,50 +4,17 @@ from __future__ import annotations
 
 import hashlib
 from itertools import combinations
-from typing import TypedDict
 
 import numpy as np
 
+from fewcal._utils.types import JSONObject
 from fewcal.features.featureset import CHUNK, FeatureSet, FeatureSplit, leaked_classes
 
 
-class SplitInfo(TypedDict):
-    """Facts about one split."""
+def features_info(features: FeatureSet) -> JSONObject:
+    """Describe a feature set for JSON: `splits` by name, overlaps `across` pairs of splits, `warnings` as sentences.
 
-    classes: int
-    rows: int
-    rows_per_class: dict[str, float]  # min, median, max
-    dimension: int
-    dtype: str
-    sign: str
-    zeros: float
-    # Mean length of a row, and medians of the distance to the nearest class mean of other or of base classes.
-    scale: dict[str, float | None]
-    constant_columns: int
-    duplicate_rows: int
-    conflicting_duplicates: int
-    named: bool
-    fingerprint: str
-
-
-class Overlap(TypedDict):
-    """Rows and classes that two splits have in common."""
-
-    duplicate_rows: int
-    shared_classes: list[str]
-
-
-class FeaturesInfo(TypedDict):
-    """Facts about a feature set, for JSON: splits by name, overlaps by pair of splits, remarks as sentences."""
-
-    dimension: int
-    splits: dict[str, SplitInfo]
-    across: dict[str, Overlap]
-    warnings: list[str]
-
-
-def features_info(features: FeatureSet) -> FeaturesInfo:
-    """Describe a feature set.
+    The scale of a split has the mean length of a row, and medians of the distance to the nearest class mean.
 
     >>> base = FeatureSplit.from_arrays([[0.0, 1.0], [0.0, 2.0], [0.0, 2.0]], ["cat", "dog", "dog"])
     >>> info = features_info(FeatureSet(base))
@@ -59,8 +26,8 @@ def features_info(features: FeatureSet) -> FeaturesInfo:
     splits = features.splits()
     hashes = {name: _row_hashes(split) for name, split in splits.items()}
     base_means = _class_means(splits["base"]) if "base" in splits else None
-    infos: dict[str, SplitInfo] = {}
-    across: dict[str, Overlap] = {}
+    infos: JSONObject = {}
+    across: JSONObject = {}
     warnings: list[str] = []
     for name, split in splits.items():
         infos[name] = facts = _describe(split, hashes[name], base_means, is_base=name == "base")
@@ -76,31 +43,23 @@ def features_info(features: FeatureSet) -> FeaturesInfo:
             warnings.append(f"{a} and {b}: class leak, {len(leaks)} in both ({', '.join(leaks[:3])}); remove from one.")
     if len({facts["sign"] for facts in infos.values()}) > 1:
         warnings.append("Some splits are >= 0 and some signed: they may come from different layers or models.")
-    norms = {name: facts["scale"]["mean_row_norm"] or 0.0 for name, facts in infos.items()}
+    norms = {name: facts["scale"]["mean_row_norm"] for name, facts in infos.items()}
     if norms and max(norms.values()) > 3 * min(norms.values()):
         listed = ", ".join(f"{name} {norm:.3g}" for name, norm in norms.items())
         warnings.append(f"The mean row norms differ by more than 3x ({listed}): check that one model made all splits.")
     return {"dimension": features.dimension, "splits": infos, "across": across, "warnings": warnings}
 
 
-def _describe(split: FeatureSplit, hashes: list[bytes], base_means: np.ndarray | None, is_base: bool) -> SplitInfo:
-    counts = split.rows_per_class()
-    zeros, norms = 0, 0.0
-    column_low = np.full(split.dimension, np.inf, np.float32)
-    column_high = -column_low
-    for start in range(0, split.rows, CHUNK):
-        x = split.features[start : start + CHUNK].astype(np.float32)
+def _describe(split: FeatureSplit, hashes: list[bytes], base_means: np.ndarray | None, is_base: bool) -> JSONObject:
+    counts, labels = split.rows_per_class(), split.require_labels()
+    zeros, norms, low, high = 0, 0.0, np.float32(np.inf), np.float32(-np.inf)
+    for x in split.float32_chunks():
         zeros += x.size - int(np.count_nonzero(x))
-        column_low, column_high = np.minimum(column_low, x.min(axis=0)), np.maximum(column_high, x.max(axis=0))
+        low, high = np.minimum(low, x.min(axis=0)), np.maximum(high, x.max(axis=0))
         norms += float(np.linalg.norm(x, axis=1).sum(dtype=np.float64))
     first: dict[bytes, int] = {}
-    labels = split.require_labels()
-    duplicates = conflicting = 0
-    for row, digest in enumerate(hashes):
-        earlier = first.setdefault(digest, row)
-        if earlier != row:
-            duplicates += 1
-            conflicting += int(labels[earlier] != labels[row])
+    earlier = [first.setdefault(digest, row) for row, digest in enumerate(hashes)]
+    again = [row for row, before in enumerate(earlier) if before != row]
     means = base_means if is_base and base_means is not None else _class_means(split)
     to_base = None if base_means is None or is_base else _median_nearest(split, base_means, skip_own=False)
     return {
@@ -109,22 +68,22 @@ def _describe(split: FeatureSplit, hashes: list[bytes], base_means: np.ndarray |
         "rows_per_class": {"min": int(counts.min()), "median": float(np.median(counts)), "max": int(counts.max())},
         "dimension": split.dimension,
         "dtype": str(split.features.dtype),
-        "sign": ">= 0" if column_low.min() >= 0 else "signed",
+        "sign": ">= 0" if low.min() >= 0 else "signed",
         "zeros": zeros / split.features.size,
         "scale": {
             "mean_row_norm": norms / split.rows,
             "nearest_other_class_mean": _median_nearest(split, means, skip_own=True),
             "nearest_base_class_mean": to_base,
         },
-        "constant_columns": int((column_low == column_high).sum()),
-        "duplicate_rows": duplicates,
-        "conflicting_duplicates": conflicting,
+        "constant_columns": int((low == high).sum()),
+        "duplicate_rows": len(again),
+        "conflicting_duplicates": sum(int(labels[row] != labels[earlier[row]]) for row in again),
         "named": split.named,
         "fingerprint": split.fingerprint(),
     }
 
 
-def _remarks(name: str, facts: SplitInfo) -> list[str]:
+def _remarks(name: str, facts: JSONObject) -> list[str]:
     remarks = []
     if constant := facts["constant_columns"]:
         remarks.append(f"{name}: {constant} of {facts['dimension']} columns constant, carrying no information.")

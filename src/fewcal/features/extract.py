@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import TypedDict
 
 import numpy as np
 import torch
@@ -20,7 +19,7 @@ import torch
 from fewcal._utils.atomic import atomic_path
 from fewcal._utils.folder_lock import file_lock
 from fewcal._utils.npz import read_npz
-from fewcal._utils.types import Progress, StrPath
+from fewcal._utils.types import JSONObject, Progress, StrPath
 from fewcal.errors import FewcalWarning, InputError
 from fewcal.features.extractors import Extractor
 from fewcal.features.featureset import SPLITS, FeatureSplit
@@ -161,17 +160,6 @@ def _batches(
 # ---- to a file ------------------------------------------------------------------------------------------------------
 
 
-class Extracted(TypedDict):
-    """Facts about a feature file: what it holds, who made it, and the items left out."""
-
-    file: str
-    rows: int
-    classes: int
-    features: int
-    extractor: str
-    skipped: list[str]
-
-
 def checked_dtype(dtype: str) -> str:
     """Return the dtype that features are stored in."""
     if dtype not in ("float32", "float16"):
@@ -190,8 +178,8 @@ def extract(
     resume: bool = False,
     dtype: str = "float32",
     progress: Progress | None = None,
-) -> Extracted:
-    """Write the features of the items to `target`, an `.npz`, and return facts about it.
+) -> JSONObject:
+    """Write the features of the items to `target`, an `.npz`, and return facts: file, rows, classes, skipped items, ….
 
     Items that cannot be read do not stop the others. At the end they are listed all at once as an error, and
     everything else is kept: fix them and resume, or resume with `skip_bad`.
@@ -223,7 +211,7 @@ def extract(
         return _write(target, items, extractor, parts, skip_bad)
 
 
-def _write(target: Path, items: Items, extractor: Extractor, parts: Parts, skip_bad: bool) -> Extracted:
+def _write(target: Path, items: Items, extractor: Extractor, parts: Parts, skip_bad: bool) -> JSONObject:
     """Write the target, or the list of what could not be read."""
     reasons = list(parts.bad.values())
     listing = target.with_name(f"{target.stem}.unreadable.txt")
@@ -249,14 +237,14 @@ def _write(target: Path, items: Items, extractor: Extractor, parts: Parts, skip_
     return _facts(target, extractor, len(kept), len(items.classes), reasons)
 
 
-def _finished(target: Path, identity: dict[str, object], extractor: Extractor) -> Extracted:
+def _finished(target: Path, identity: dict[str, object], extractor: Extractor) -> JSONObject:
     """Return facts about a target that is there already, if it is what this run would write."""
     found = read_npz(target, ("extractor", "source", "labels", "names"))
     check_identity(target, identity, identity | {k: str(found.get(k)) for k in ("extractor", "source")})
     return _facts(target, extractor, len(found["names"]), len(np.unique(found.get("labels", []))), [])
 
 
-def _facts(target: Path, extractor: Extractor, rows: int, classes: int, skipped: list[str]) -> Extracted:
+def _facts(target: Path, extractor: Extractor, rows: int, classes: int, skipped: list[str]) -> JSONObject:
     return {
         "file": str(target),
         "rows": rows,

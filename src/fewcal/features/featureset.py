@@ -303,21 +303,16 @@ def _refuse_leak(name: str, split: FeatureSplit, other_name: str, other: Feature
             FewcalWarning,
             stacklevel=4,
         )
-    shared = leaked_classes(split, other)
-    if not shared:
-        return
-    listed = ", ".join(shared[:3]) + (", ..." if len(shared) > 3 else "")
-    raise InputError(
-        f"{len(shared)} classes are in both {name} ({split.source}) and {other_name} ({other.source}): {listed}; "
-        f"remove them from one split, or the evaluation would see its own test classes"
-    )
+    if shared := leaked_classes(split, other):
+        listed = ", ".join(shared[:3]) + (", ..." if len(shared) > 3 else "")
+        raise InputError(
+            f"{len(shared)} classes are in both {name} ({split.source}) and {other_name} ({other.source}): {listed}; "
+            "remove them from one split, or the evaluation would see its own test classes"
+        )
 
 
 def leaked_classes(a: FeatureSplit, b: FeatureSplit) -> list[str]:
-    """Return the classes that two splits have in common, in the order of the first.
-
-    Two splits that merely number their classes from 0 share numbers, not classes.
-    """
+    """Return the classes that two splits share, in the order of the first; numbers from 0 in both are none."""
     if _own_numbering(a) and _own_numbering(b):
         return []
     names = set(b.classes)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -67,18 +67,14 @@ class Parts:
         run = json.loads(str(arrays["run"]))
         check_identity(self.target, self.identity, run["identity"])
         self.batch = run["batch"]
-        place = 0
-        for start in arrays["starts"].tolist():
-            rows = self._rows(start)
-            self.features[rows] = arrays["features"][place : place + len(rows)]
-            place += len(rows)
-            self._mark(start, {})
-        self.bad |= dict(zip(arrays["bad"].tolist(), arrays["reasons"].tolist(), strict=True))
+        starts = arrays["starts"].tolist()
+        self.features[[i for start in starts for i in self._rows(start)]] = arrays["features"]
+        self._mark(starts, dict(zip(arrays["bad"].tolist(), arrays["reasons"].tolist(), strict=True)))
 
     def left(self) -> list[int]:
         """Return where the batches begin that are to be computed: new ones, and those with something unreadable."""
-        again = {i // self.batch * self.batch for i in self.bad}
-        return [s for s in range(0, len(self.features), self.batch) if s not in self._done or s in again]
+        whole = self._done - {i // self.batch * self.batch for i in self.bad}
+        return [start for start in range(0, len(self.features), self.batch) if start not in whole]
 
     @property
     def done(self) -> int:
@@ -88,7 +84,7 @@ class Parts:
     def put(self, start: int, rows: list[int], features: np.ndarray, errors: Mapping[int, str]) -> None:
         """Keep a batch: the features of `rows`, and why the others of its items have none."""
         self.features[rows] = features
-        self._mark(start, errors)
+        self._mark([start], errors)
         self._unsaved.append(start)
         if time.monotonic() - self._saved >= SAVE_SECONDS:
             self.save()
@@ -119,11 +115,10 @@ class Parts:
     def _rows(self, start: int) -> range:
         return range(start, min(start + self.batch, len(self.features)))
 
-    def _mark(self, start: int, errors: Mapping[int, str]) -> None:
-        self._done.add(start)
-        for i in self._rows(start):
-            self.bad.pop(i, None)
-        self.bad |= errors
+    def _mark(self, starts: Sequence[int], errors: Mapping[int, str]) -> None:
+        self._done.update(starts)
+        rows = {i for start in starts for i in self._rows(start)}
+        self.bad = {i: reason for i, reason in self.bad.items() if i not in rows} | dict(errors)
 
     def __enter__(self) -> Self:
         return self

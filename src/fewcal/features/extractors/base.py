@@ -129,19 +129,11 @@ class Entry:
 REGISTRY: dict[str, Entry] = {}
 
 
-def register(
-    *names: str,
-    kind: str,
-    features: str = "its own",
-    signs: str = "its own",
-    needs: str,
-    check: Callable[[str], object] | None = None,
-) -> Callable[[Make], Make]:
-    """Let `get_extractor` find the decorated function under these names; see `Entry`."""
+def register(*names: str, **fields: Any) -> Callable[[Make], Make]:
+    """Let `get_extractor` find the decorated function under these names; `fields` are those of `Entry`."""
 
     def add(make: Make) -> Make:
-        for name in names:
-            REGISTRY[name] = Entry(name, make, kind, features, signs, needs, check)
+        REGISTRY.update({name: Entry(name, make, **fields) for name in names})
         return make
 
     return add

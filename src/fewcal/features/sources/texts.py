@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from fewcal.errors import FileFormatError, InputError
 from fewcal.features.io.regular import require_source
 from fewcal.features.io.tables import DELIMITED, class_name, read_csv, read_text
 from fewcal.features.sources.items import Items
+from fewcal.features.sources.listing import files_below
 
 EXTENSIONS = (*DELIMITED, "jsonl", "ndjson", "txt")
 
@@ -122,16 +122,10 @@ def _json_lines(path: Path, need: list[str]) -> dict[str, list[str]]:
 
 
 def class_text_files(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Yield classes and their plain text files: `class.txt`, or all in the folder of a class."""
-    with os.scandir(folder) as found:  # entries have their own types: there may be many thousands of pictures
-        entries = sorted((entry for entry in found if not entry.name.startswith(".")), key=lambda entry: entry.name)
-    for entry in entries:
-        if entry.is_dir():
-            for file in sorted(Path(entry.path).iterdir()):
-                if file.suffix.lower() == ".txt" and not file.name.startswith(".") and file.is_file():
-                    yield class_name(entry.name), file
-        elif entry.name.lower().endswith(".txt") and entry.is_file():
-            yield class_name(Path(entry.name).stem), Path(entry.path)
+    """Yield classes and their plain text files: `class.txt`, or all below the folder of a class."""
+    for file in files_below(folder, ("txt",)):
+        inside = file.relative_to(folder).parts
+        yield class_name(inside[0] if len(inside) > 1 else file.stem), file
 
 
 def _folder(folder: Path) -> Texts:
