@@ -148,7 +148,7 @@ def test_pairs_join_base_of_one_with_the_rest_of_another(tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("name", list(RECIPES))
-def test_an_empty_folder_says_what_belongs_there(name: str, tmp_path: Path) -> None:
+def test_an_empty_folder_is_refused_with_what_belongs_there(name: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"has no .*(put|unpack)"):
         prepare(name, tmp_path, tmp_path / "out")
     with pytest.raises(InputError, match=r"is no folder; (put|unpack)"):

@@ -70,7 +70,7 @@ def test_embed_takes_a_column_of_a_table(paths: list[str]) -> None:
 def test_embed_refuses_what_it_cannot_use_in_one_line(paths: list[str]) -> None:
     frame = pd.DataFrame({"a": paths, "b": paths})
     for model, X, match in [
-        (Embed(COLOURS), frame, "the table has the columns a, b; name one of them"),
+        (Embed(COLOURS), frame, "the table has the columns a, b; choose one"),
         (Embed(LENGTH), ["a", 3], "X has a int where a text is needed"),
         (Embed(COLOURS), [np.zeros((3, 3))], r"picture 1 is float64 of shape \(3, 3\); it must be uint8"),
         (Embed(COLOURS), ["nowhere.png"], "nowhere.png does not exist"),
@@ -93,7 +93,7 @@ def test_tables_of_texts_and_paths_are_sources(paths: list[str]) -> None:
     assert find_items(pictures, "picture", labelled=False).names == paths
     with pytest.raises(InputError, match="the table has no column 'label'"):
         labelled_items(pictures, "picture")
-    with pytest.raises(InputError, match="the table has the columns x; name one of them 'text' or 'path'"):
+    with pytest.raises(InputError, match="the table has the columns x; call one 'text' or 'path'"):
         kind_of(pd.DataFrame({"x": [1]}))
     with pytest.raises(InputError, match=r"no extractor of recordings comes with fewcal; name a model"):
         default_extractor(pd.DataFrame({"path": ["a.wav"]}))

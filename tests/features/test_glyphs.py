@@ -61,7 +61,7 @@ def test_no_class_is_a_missing_glyph() -> None:
             assert missing is None or not np.array_equal(missing, drawing)
 
 
-def test_fonts_without_a_character_are_not_asked_for_it() -> None:
+def test_fonts_without_a_character_draw_none() -> None:
     # Computer Modern has no Georgian, and on codes above ASCII its own signs; no font has a private character.
     assert render_character("ა", "cmr10") is None
     assert render_character("ж", "cmr10") is None
@@ -109,7 +109,7 @@ def test_without_distortion_a_picture_is_the_drawing_of_one_of_its_fonts() -> No
 
 @settings(max_examples=25, deadline=None)
 @given(st.just(0.0) | st.floats(0.1, 3) | st.floats(-2, -0.1), st.integers(0, 1000))
-def test_strokes_grow_and_shrink_as_asked(pixels: float, seed: int) -> None:
+def test_strokes_grow_and_shrink_by_their_pixels(pixels: float, seed: int) -> None:
     glyph = glyph_classes()["base"][seed % 200]
     image = torch.from_numpy(glyph.drawings[:1]).float()[:, None] / 255
     changed = glyphs._restroke(image, torch.full((1, 1, 1, 1), pixels))

@@ -1,4 +1,4 @@
-"""Training: augmentation that does what it says, stages, schedules, exact resume, several processes, bad input."""
+"""Training: augmentation, stages, schedules, exact resume, several processes, bad input."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_augmented_pictures_are_pictures(batch: int, side: int, size: int, seed:
     assert torch.equal(x, augment(pixels, size, generator(seed), erase=0.5))
 
 
-def test_boxes_lie_inside_and_have_the_areas_asked_for() -> None:
+def test_boxes_lie_inside_and_have_their_areas() -> None:
     left, top, width, height = random_boxes(torch.zeros(4000, 1), generator(), 0.3)
     assert float(torch.stack([left, top]).min()) >= 0
     assert float((left + width).max()) <= 1 + 1e-6
@@ -488,9 +488,9 @@ def test_two_processes_train_one_model(tmp_path: Path) -> None:
         )
         for rank in range(2)
     ]
-    said = [w.communicate(timeout=PATIENCE) for w in workers]
-    assert [w.returncode for w in workers] == [0, 0], said
-    first, second = (out.split() for out, _ in said)
+    output = [w.communicate(timeout=PATIENCE) for w in workers]
+    assert [w.returncode for w in workers] == [0, 0], output
+    first, second = (out.split() for out, _ in output)
     assert first[1:3] == second[1:3]  # the same weights
     assert (first[3], second[3]) == ("True", "False")  # one of them writes
     record = json.loads((tmp_path / "run" / RECORD).read_text())
@@ -559,7 +559,7 @@ def test_data_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(InputError, match="in_channels=2"):
         load_pixels(tmp_path, SIZE, channels=2)
     save_pictures(pictures("xy"), tmp_path / "my_base")
-    with pytest.raises(InputError, match="keep one of them"):
+    with pytest.raises(InputError, match="keep one"):
         load_pixels(tmp_path, SIZE)
     save_pictures(pictures("ab"), tmp_path / "leak" / "base")
     save_pictures(pictures("bc"), tmp_path / "leak" / "novel")

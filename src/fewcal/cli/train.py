@@ -12,12 +12,7 @@ from fewcal.cli.printing import write_json
 
 
 def train(
-    data: Annotated[
-        Path,
-        typer.Argument(
-            help="Folder with base, val and novel (packs or class folders), or a CSV list.", callback=existing
-        ),
-    ],
+    data: Annotated[Path, typer.Argument(help="Folder with base, val and novel, or a CSV list.", callback=existing)],
     out: Annotated[Path, typer.Option(help="Folder for weights and record.")],
     backbone: Annotated[str, typer.Option(help="resnet12, wrn28-10, wrn28-10-p64 or conv4.")] = "resnet12",
     recipe: Annotated[

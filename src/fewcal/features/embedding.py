@@ -52,7 +52,7 @@ class Embed(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         self.batch, self.workers, self.device, self.allow_download = batch, workers, device, allow_download
 
     def fit(self, X: Any, y: object = None) -> Self:
-        """Load the extractor; nothing is learnt from X."""
+        """Load the extractor; X is not looked at."""
         self.extractor_ = self._loaded()
         self._n_features_out = self.extractor_.dim  # private of scikit-learn: names of features are made from it
         return self
@@ -63,7 +63,7 @@ class Embed(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         if is_frame(X):
             names = list(X.columns)
             if self.column is None and len(names) != 1:
-                raise InputError(f"the table has the columns {', '.join(map(str, names))}; name one of them (column=…)")
+                raise InputError(f"the table has the columns {', '.join(map(str, names))}; choose one (column=…)")
             X = X[names[0] if self.column is None else self.column]
         elif isinstance(X, np.ndarray) and X.ndim == 2 and X.shape[1] == 1:  # a column from a ColumnTransformer
             X = X[:, 0]

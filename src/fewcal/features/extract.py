@@ -48,7 +48,7 @@ def find_splits(
             if (name := _split_name(place)) is None:
                 continue
             if name in places:
-                raise InputError(f"{path} holds both {places[name].name} and {place.name}; keep one of them")
+                raise InputError(f"{path} holds both {places[name].name} and {place.name}; keep one")
             places[name] = place
         found = {name: find_items(places[name], kind, labelled, text, label) for name in SPLITS if name in places}
     if not found:

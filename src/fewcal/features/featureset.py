@@ -183,7 +183,7 @@ class FeatureSet:
         for path in files:
             if path.stem in SPLITS and path.suffix.lower() in EXTENSIONS:
                 if path.stem in found:
-                    raise InputError(f"{folder} holds both {found[path.stem].name} and {path.name}; keep one of them")
+                    raise InputError(f"{folder} holds both {found[path.stem].name} and {path.name}; keep one")
                 found[path.stem] = path
         content = ", ".join(path.name for path in files[:8]) + (", ..." if len(files) > 8 else "") or "nothing"
         for name in splits or ():

@@ -28,7 +28,7 @@ from fewcal.features.featureset import SPLITS, FeatureSet, FeatureSplit
 SIZE = 32  # pixels of a picture's side
 WEIGHTS = Path(__file__).with_name("weights") / "glyphs-conv4.safetensors"
 
-# First words of Unicode names. A shape that several scripts share belongs to the first of them.
+# First words of Unicode names. A shape that several scripts share belongs to the first.
 SCRIPTS: dict[str, tuple[str, ...]] = {
     "base": ("LATIN", "CYRILLIC"),
     "val": ("GREEK", "COPTIC", "ARMENIAN"),

@@ -13,7 +13,7 @@ from fewcal.features.backbone_networks import Backbone, Between
 
 
 class CosineClassifier(nn.Module):
-    """logits = s · cos(features, weights), with `norms` times a learnt number for each class (distLinear of S2M2).
+    """logits = s · cos(features, weights), with `norms` times a trained number for each class (distLinear of S2M2).
 
     >>> CosineClassifier(4, 3, scale=10.0)(torch.ones(2, 4)).abs().max().item() <= 10
     True

@@ -50,7 +50,7 @@ class TrainSettings:
     mixup_alpha: float = parameter(2.0, "both parameters of Beta, the law of mixing weights", low=1e-3, high=1000)
     mixup_last: bool = parameter(False, "mix after the last stage, too")
     classifier: str = parameter(
-        "cosine", "logits: scale · cos, or with learnt norms, or linear", choices=("cosine", "cosine-norms", "linear")
+        "cosine", "logits: scale · cos, or with trained norms, or linear", choices=("cosine", "cosine-norms", "linear")
     )
     scale: float = parameter(10.0, "factor of the cosine", low=1e-3, high=1000)
     min_area: float = parameter(0.3, "smallest share of a picture that a crop takes", low=0.01, high=1)

@@ -1,4 +1,4 @@
-"""Features of whole pictures, and how well new classes are told apart by them."""
+"""Features of whole pictures, and the accuracy on new classes that they give."""
 
 from __future__ import annotations
 

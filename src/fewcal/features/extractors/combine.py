@@ -144,7 +144,7 @@ def _with_crops(name: str, device: torch.device, allow_download: bool) -> Extrac
 def with_crops(extractor: Extractor, crops: str) -> Extractor:
     """Return the extractor of the mean features of several views of a picture.
 
-    These are the whole picture, with 5 or 10 crops its corners too, and with 2 or 10 all of them mirrored.
+    These are the whole picture, with 5 or 10 crops its corners too, and with 2 or 10 all mirrored, too.
     """
     if extractor.kind != "picture":
         raise InputError(f"{extractor.name} takes {extractor.kind}s; crops are for pictures")

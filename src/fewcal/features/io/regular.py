@@ -1,4 +1,4 @@
-"""Regular files only: a pipe or device named like a picture would block whoever opens it."""
+"""Regular files only: a pipe or device named like a picture would block its reader."""
 
 from __future__ import annotations
 

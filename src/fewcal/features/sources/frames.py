@@ -38,7 +38,7 @@ def kind_of_frame(frame: Frame, text: str = "text") -> str:
         return "text"
     if "path" not in list(frame.columns):
         listed = ", ".join(map(str, frame.columns))
-        raise InputError(f"the table has the columns {listed}; name one of them {text!r} or 'path'")
+        raise InputError(f"the table has the columns {listed}; call one {text!r} or 'path'")
     endings = {Path(str(path)).suffix.lower()[1:] for path in frame["path"]}
     return "recording" if endings and endings <= recordings.EXTENSIONS else "picture"
 

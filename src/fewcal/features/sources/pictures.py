@@ -117,7 +117,7 @@ def count_pixels(pictures: Iterable[Picture], max_pixels: int, min_side: int | N
             _draft(image, min_side)
             total += full if "progressive" in image.info else image.width * image.height
     if total > max_pixels:
-        raise InputError(f"the pictures have {total:,} pixels in all; at most {max_pixels:,} are decoded at once")
+        raise InputError(f"the pictures have {total:,} pixels in all; the limit is {max_pixels:,}")
     return total
 
 
@@ -137,7 +137,7 @@ def _opened(picture: Picture, name: str | None, max_pixels: int) -> Iterator[Ima
             pillow.open(file, formats=_formats(file)) as image,
         ):
             if image.width * image.height > max_pixels:
-                raise InputError(f"{name} has {image.width}×{image.height} pixels; at most {max_pixels:,} are taken")
+                raise InputError(f"{name} has {image.width}×{image.height} pixels; the limit is {max_pixels:,}")
             yield image
     except InputError:
         raise

@@ -26,7 +26,7 @@ class Texts(Items):
 
     kind: ClassVar[str] = "text"
 
-    def load(self, i: int) -> str:
+    def load(self, i: int, min_side: int | None = None) -> str:
         """Return text i; an empty one is refused."""
         text = str(self.content[i]).strip()
         if not text:
