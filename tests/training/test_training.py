@@ -35,9 +35,8 @@ from fewcal.training.augment import (
 from fewcal.training.distributed import ProcessGroup
 from fewcal.training.loop import Training
 from fewcal.training.model import Average, CosineClassifier, DropBlock, Dropout, Mixing
-from fewcal.training.record import BEST, RECORD, STATE
 from fewcal.training.settings import RECIPES
-from fewcal.training.state import load_state, save_state
+from fewcal.training.state import BEST, RECORD, STATE, load_state, save_state
 from fewcal.training.validate import extract, few_shot_accuracy
 from limits import PATIENCE
 

@@ -19,7 +19,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from fewcal._utils.randomness import mix
-from fewcal._utils.types import JSON, Log, Progress, StrPath
+from fewcal._utils.types import JSON, JSONObject, Log, Progress, StrPath
 from fewcal.errors import InputError
 from fewcal.features.backbone_networks import Backbone
 from fewcal.features.backbones import load_checkpoint, make_backbone, save_checkpoint
@@ -35,9 +35,8 @@ from fewcal.training.augment import augment, rotate
 from fewcal.training.data import PixelSplit
 from fewcal.training.distributed import ProcessGroup
 from fewcal.training.model import Average, DropBlock, Dropout, Learner, Mixing, chained
-from fewcal.training.record import BEST, EpochRow, Validation
 from fewcal.training.settings import TrainSettings
-from fewcal.training.state import save_state
+from fewcal.training.state import BEST, save_state
 from fewcal.training.validate import extract, few_shot_accuracy
 
 if TYPE_CHECKING:
@@ -93,8 +92,8 @@ class Training:
         self.epoch = self.place = self.step = 0
         self.plan = (0.0, 0.0)  # progress at the start and the end of this epoch
         self.sums = torch.zeros(_MEANS + 1, device=group.device)
-        self.curve: list[EpochRow] = []
-        self.validations: list[Validation] = []
+        self.curve: list[JSONObject] = []  # a row for each epoch
+        self.validations: list[JSONObject] = []  # accuracy under "1" and "5" by shots
         self.elapsed = self.step_seconds = 0.0
         self.lost = 0.0  # seconds before the first step; the schedule begins with it, or the warm-up would be skipped
         self.ended = ""
@@ -278,9 +277,8 @@ class Training:
         self.sums.zero_()
         begin, end = self.plan
         stage, loss, by_class, by_turn, right = 2 if self.mixup_at(begin) else 1, *means
-        losses = {"loss": loss, "class_loss": by_class, "rotation_loss": by_turn}
-        place = {"epoch": self.epoch, "stage": stage, "rate": self.rate_at(begin)}
-        row = cast(EpochRow, place | losses | {"accuracy": right})
+        row: JSONObject = {"epoch": self.epoch, "stage": stage, "rate": self.rate_at(begin), "loss": loss}
+        row |= {"class_loss": by_class, "rotation_loss": by_turn, "accuracy": right}
         self.curve.append(row)
         if not math.isfinite(row["loss"]):
             raise InputError(f"the loss is {row['loss']} in epoch {self.epoch}; train with a lower learning rate (lr)")
@@ -320,8 +318,7 @@ class Training:
                     writer.add_scalar(f"validation/{shot}-shot", value, self.step)
         else:
             scores = {"1": 0.0, "5": 0.0}
-        place = {"epoch": self.epoch, "step": self.step, "stage": stage}
-        entry = cast(Validation, place | scores)
+        entry = {"epoch": self.epoch, "step": self.step, "stage": stage} | scores
         # Without validation classes the latest weights are the best.
         better = "val" not in self.data or all(self._score(entry) > self._score(v) for v in self.validations)
         self.validations.append(entry)
@@ -337,8 +334,8 @@ class Training:
         best = max(range(len(self.validations)), key=lambda i: (self._score(self.validations[i]), -i), default=0)
         return sum(v["stage"] == 2 for v in self.validations[best + 1 :])
 
-    def _score(self, entry: Validation) -> float:
-        return entry["1"] + (entry["5"] if self.settings.selection == "centroid" else 0.0)
+    def _score(self, entry: JSONObject) -> float:
+        return float(entry["1"] + (entry["5"] if self.settings.selection == "centroid" else 0.0))
 
 
 def _mean(values: Tensor) -> Tensor:

@@ -20,9 +20,8 @@ from fewcal.features.featureset import FeatureSet, FeatureSplit
 from fewcal.training.data import PixelSplit
 from fewcal.training.distributed import joined_process_group
 from fewcal.training.loop import Training
-from fewcal.training.record import BEST, RECORD, STATE, FewShot
 from fewcal.training.settings import TrainSettings
-from fewcal.training.state import load_state
+from fewcal.training.state import BEST, RECORD, STATE, load_state
 from fewcal.training.validate import extract, few_shot_accuracy, task_shape
 
 if TYPE_CHECKING:
@@ -141,7 +140,7 @@ def _finish(training: Training, features: Path | None, tasks: int, log: Log | No
     s, data = training.settings, training.data
     best, meta = load_checkpoint(training.folder / BEST, s.backbone)
     best = best.to(training.group.device)
-    on_val: dict[str, FewShot] = {}
+    on_val: dict[str, dict[str, dict[str, float]]] = {}
     sets: dict[int | tuple[int, ...], dict[str, FeatureSplit]] = {}
     for size in s.test_sizes or (s.store,):
         sets[size] = {name: extract(best, data[name], size) for name in ("base", "val") if name in data}

@@ -49,9 +49,7 @@ class TrainSettings:
     upright: float = parameter(0.33, "share of pictures that are never turned, with turns=one", low=0, high=1)
     mixup_alpha: float = parameter(2.0, "both parameters of Beta, the law of mixing weights", low=1e-3, high=1000)
     mixup_last: bool = parameter(False, "mix after the last stage, too")
-    classifier: str = parameter(
-        "cosine", "logits: scale · cos, or with trained norms, or linear", choices=("cosine", "cosine-norms", "linear")
-    )
+    classifier: str = parameter("cosine", "of the classes", choices=("cosine", "cosine-norms", "linear"))
     scale: float = parameter(10.0, "factor of the cosine", low=1e-3, high=1000)
     min_area: float = parameter(0.3, "smallest share of a picture that a crop takes", low=0.01, high=1)
     jitter: float = parameter(0.4, "colours change by a factor within 1 ± jitter", low=0, high=1)
@@ -63,9 +61,7 @@ class TrainSettings:
     average: float = parameter(0.998, "decay of the moving average that is kept; 0: none", low=0, high=0.999999)
     validations: int = _count(20, "looks at the validation classes, evenly over the training", low=1)
     tasks: int = _count(300, "few-shot tasks of a validation, for each of 1 and 5 shots", low=1)
-    selection: str = parameter(
-        "centroid", "classifier that chooses the weights; cosine: by 1 shot", choices=("centroid", "cosine")
-    )
+    selection: str = parameter("centroid", "chooses the weights; cosine: by 1 shot", choices=("centroid", "cosine"))
     patience: int = _count(0, "validations of stage 2 without a better one until it ends; 0: never", low=0)
     test_sizes: tuple[int | tuple[int, ...], ...] = ()
     amp: bool = parameter(True, "bfloat16 on CUDA")

@@ -11,11 +11,12 @@ from torch import Tensor
 from fewcal._utils.safetensors_io import read_tensors, write_tensors
 from fewcal._utils.text import one_line
 from fewcal.errors import FileFormatError, InputError
-from fewcal.training.record import STATE
 
 if TYPE_CHECKING:
     from fewcal.training.loop import Training
 
+# Files of a training's folder.
+BEST, STATE, RECORD = "best.safetensors", "state.safetensors", "record.json"
 # Attributes of a training that are kept as they are.
 _FIELDS = ("epoch", "place", "step", "plan", "curve", "validations", "step_seconds", "lost", "ended")
 

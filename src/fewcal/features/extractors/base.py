@@ -61,8 +61,9 @@ class Extractor:
 
     @property
     def stamp(self) -> str:
-        """Name and fingerprint in a line, as files keep it."""
-        return f"{self.name}@{self.fingerprint[:16]}"
+        """Name and fingerprint, as files keep them; options of the name hold no spaces, which end a stamp there."""
+        place, mark, options = self.name.partition("?")
+        return f"{place}{mark}{options.replace(' ', '%20')}@{self.fingerprint[:16]}"
 
     def decode(self, item: Any, name: str | None = None) -> Prepared:
         """Return a picture or recording (encoded, or an array) as `embed` takes it; errors call it `name`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qsl, quote
+from urllib.parse import parse_qsl
 
 import numpy as np
 import torch
@@ -64,16 +64,6 @@ def parse_name(name: str, *options: str) -> tuple[str, dict[str, str]]:
         allowed = ", ".join(dict.fromkeys([*options, "crops"]))
         raise InputError(f"extractor {name} has no option {odd[0]!r}; it takes {allowed}")
     return place.partition(":")[2] or place, values
-
-
-def canonical(name: str) -> str:
-    """Return a name with its options quoted, so that it holds no spaces.
-
-    >>> canonical("hf:e5?prompt=query: ")
-    'hf:e5?prompt=query:%20'
-    """
-    place, mark, query = name.partition("?")
-    return f"{place}{mark}{quote(query, safe='=&:/,.%')}"
 
 
 # ---- several extractors ---------------------------------------------------------------------------------------------

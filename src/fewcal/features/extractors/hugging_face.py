@@ -7,7 +7,7 @@ of sentence-transformers. Options of texts: `prompt` (the name of one of the mod
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -15,9 +15,9 @@ import torch
 
 from fewcal.errors import InputError
 from fewcal.features.extractors.base import Extractor, fingerprint_of, needed, register, weights_digest, with_dimension
-from fewcal.features.extractors.combine import canonical, parse_name
+from fewcal.features.extractors.combine import parse_name
 from fewcal.features.extractors.offline import loading
-from fewcal.features.extractors.vision_models import of_images
+from fewcal.features.extractors.vision_models import of_torch
 from fewcal.features.sources.recordings import Recording, read_recording
 
 
@@ -46,16 +46,20 @@ def hugging_face_model(name: str, device: torch.device, allow_download: bool = F
         # Of two implementations the one by Pillow: that by torchvision rounds otherwise and is not everywhere.
         processor = transformers.AutoImageProcessor.from_pretrained(place, backend="pil", **local)
 
-    def transform(image: object) -> np.ndarray:
-        return np.asarray(processor(images=image, return_tensors="np")["pixel_values"][0])
-
     def forward(x: torch.Tensor) -> torch.Tensor:
         if hasattr(model, "get_image_features"):
             return _vectors(model.get_image_features(pixel_values=x), pooled)
         return _vectors(model(pixel_values=x), pooled)
 
     settings = {key: value for key, value in processor.to_dict().items() if key != "transformers_version"}
-    return of_images(name, model, forward, transform, device, repr(sorted(settings.items(), key=str)), options)
+    return of_torch(
+        name, model, forward, transform_of(processor), device, repr(sorted(settings.items(), key=str)), options
+    )
+
+
+def transform_of(processor: Any) -> Callable[[object], np.ndarray]:
+    """Return the map of an image processor from an image to floats `(C, H, W)`."""
+    return lambda image: np.asarray(processor(images=image, return_tensors="np")["pixel_values"][0])
 
 
 def _preprocessing(place: str, local: bool) -> Mapping[str, Any]:
@@ -101,7 +105,7 @@ def _of_recordings(name: str, model: Any, processor: Any, pooled: bool, device: 
         return torch.cat([vector(sound) for sound in batch])  # one at a time: padding would change the short ones
 
     fingerprint = fingerprint_of(weights_digest(model), repr(sorted(processor.to_dict().items(), key=str)))
-    return with_dimension(Extractor(canonical(name), "recording", 0, fingerprint, embed, decoder=decode))
+    return with_dimension(Extractor(name, "recording", 0, fingerprint, embed, decoder=decode))
 
 
 def sentence_transformer(
@@ -127,4 +131,4 @@ def sentence_transformer(
         return np.asarray(model.encode(texts, prompt=prompt, batch_size=len(texts), show_progress_bar=False))
 
     fingerprint = fingerprint_of(weights_digest(model), *([prompt, dim] if options else []))
-    return with_dimension(Extractor(canonical(name), "text", 0, fingerprint, embed))
+    return with_dimension(Extractor(name, "text", 0, fingerprint, embed))

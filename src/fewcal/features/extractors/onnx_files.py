@@ -24,9 +24,10 @@ from fewcal.features.extractors.base import (
     register,
     with_dimension,
 )
-from fewcal.features.extractors.combine import canonical, parse_name
+from fewcal.features.extractors.combine import parse_name
+from fewcal.features.extractors.hugging_face import transform_of
 from fewcal.features.extractors.offline import loading
-from fewcal.features.sources.pictures import Picture, read_picture
+from fewcal.features.extractors.vision_models import of_images
 
 
 @register("onnx:", kind="either", needs="fewcal[onnx]")
@@ -54,15 +55,8 @@ def onnx_model(name: str, device: torch.device, allow_download: bool = False) ->
     if (path / "preprocessor_config.json").is_file():
         transformers = needed("transformers", name, "fewcal[text]")
         processor = transformers.AutoImageProcessor.from_pretrained(path, backend="pil", local_files_only=True)
-
-        def decode(picture: Picture, title: str | None) -> np.ndarray:
-            return read_picture(
-                picture, lambda i: np.asarray(processor(images=i, return_tensors="np")["pixel_values"][0]), None, title
-            )
-
-        fingerprint = fingerprint_of(weights, (path / "preprocessor_config.json").read_text(encoding="utf-8"))
-        made = Extractor(canonical(name), "picture", 0, fingerprint, lambda b: run(np.stack(b)), decoder=decode)
-        return with_dimension(made)
+        settings = (path / "preprocessor_config.json").read_text(encoding="utf-8")
+        return of_images(name, fingerprint_of(weights, settings), run, transform_of(processor))
     size = int(_numbers(name, options, "size", [shape[-1] if isinstance(shape[-1], int) else 224])[0])
     crop = float(_numbers(name, options, "crop", [1.0])[0])
     mean, std = _numbers(name, options, "mean", IMAGENET_MEAN), _numbers(name, options, "std", IMAGENET_STD)
@@ -71,7 +65,7 @@ def onnx_model(name: str, device: torch.device, allow_download: bool = False) ->
         return run(((pictures.astype(np.float32) / 255 - mean) / std).transpose(0, 3, 1, 2))
 
     fingerprint = fingerprint_of(weights, size, crop, mean.tolist(), std.tolist())
-    return with_dimension(Extractor(canonical(name), "picture", 0, fingerprint, embed, size, crop))
+    return with_dimension(Extractor(name, "picture", 0, fingerprint, embed, size, crop))
 
 
 def _numbers(name: str, options: dict[str, str], key: str, default: Sequence[float]) -> np.ndarray:
@@ -105,4 +99,4 @@ def _of_texts(name: str, session: Any, inputs: list[str], file: Path, weights: b
         return (out * mask).sum(axis=1) / mask.sum(axis=1)
 
     fingerprint = fingerprint_of(weights, file.read_text(encoding="utf-8"))
-    return with_dimension(Extractor(canonical(name), "text", 0, fingerprint, embed))
+    return with_dimension(Extractor(name, "text", 0, fingerprint, embed))

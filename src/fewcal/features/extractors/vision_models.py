@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from fewcal.errors import InputError
 from fewcal.features.extractors.base import (
+    EmbedFunction,
     Extractor,
     fingerprint_of,
     in_pieces,
@@ -26,7 +27,7 @@ from fewcal.features.extractors.base import (
     weights_digest,
     with_dimension,
 )
-from fewcal.features.extractors.combine import canonical, parse_name
+from fewcal.features.extractors.combine import parse_name
 from fewcal.features.extractors.offline import loading
 from fewcal.features.sources.pictures import Picture, read_picture
 
@@ -47,7 +48,7 @@ def timm_model(name: str, device: torch.device, allow_download: bool = False) ->
         model = timm.create_model(local, pretrained=True, num_classes=0).eval().to(device)
         config = timm.data.resolve_model_data_config(model)
         transform = timm.data.create_transform(**config, is_training=False)
-    return of_images(name, model, model, transform, device, str(transform), options)
+    return of_torch(name, model, model, transform, device, str(transform), options)
 
 
 @register("open_clip:", kind="picture", needs="fewcal[open_clip] and the weights of NAME on this machine")
@@ -62,10 +63,19 @@ def open_clip_model(name: str, device: torch.device, allow_download: bool = Fals
         model, transform = open_clip.create_model_from_pretrained(
             architecture, pretrained=weights or None, device=device
         )
-    return of_images(name, model.eval(), model.encode_image, transform, device, str(transform), options)
+    return of_torch(name, model.eval(), model.encode_image, transform, device, str(transform), options)
 
 
-def of_images(
+def of_images(name: str, fingerprint: str, compute: EmbedFunction, transform: Callable[[Image], Any]) -> Extractor:
+    """Return the extractor of a network with a transform of its own, from an image to floats `(C, H, W)`."""
+
+    def decode(picture: Picture, title: str | None) -> np.ndarray:
+        return read_picture(picture, lambda image: np.asarray(transform(image), np.float32), None, title)
+
+    return with_dimension(Extractor(name, "picture", 0, fingerprint, lambda b: compute(np.stack(b)), decoder=decode))
+
+
+def of_torch(
     name: str,
     model: nn.Module,
     forward: Callable[[Tensor], Tensor],
@@ -74,23 +84,18 @@ def of_images(
     settings: str,
     options: Mapping[str, str],
 ) -> Extractor:
-    """Return the extractor of a network with a transform of its own, from an image to floats `(C, H, W)`."""
-
-    def decode(picture: Picture, title: str | None) -> np.ndarray:
-        return read_picture(picture, lambda image: np.asarray(transform(image), np.float32), None, title)
+    """Return the extractor of a network of torch: in pieces on a CPU, or by ONNX Runtime where that is an option."""
 
     def embed(batch: np.ndarray) -> Tensor:
         return forward(torch.from_numpy(batch).to(device)).float().flatten(1)
 
-    fingerprint = fingerprint_of(weights_digest(model), settings)
     compute = in_pieces(embed, PIECE) if device.type == "cpu" else embed
     if "runtime" in options:
         if options["runtime"] != "onnx" or device.type != "cpu":
             raise InputError(f"extractor {name}: runtime must be onnx, on the device cpu")
-        blank = decode(np.zeros((64, 64, 3), np.uint8), None)
+        blank = read_picture(np.zeros((64, 64, 3), np.uint8), lambda image: np.asarray(transform(image), np.float32))
         compute = _by_onnx_runtime(name, model, forward, torch.from_numpy(np.stack([blank] * 2)))
-    made = Extractor(canonical(name), "picture", 0, fingerprint, lambda b: compute(np.stack(b)), decoder=decode)
-    return with_dimension(made)
+    return of_images(name, fingerprint_of(weights_digest(model), settings), compute, transform)
 
 
 def _by_onnx_runtime(
