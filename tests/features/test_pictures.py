@@ -23,7 +23,6 @@ from fewcal.features.sources.kinds import kind_of
 from fewcal.features.sources.pictures import (
     MAX_PIXELS,
     check_size,
-    count_pixels,
     decode,
     decode_fitted,
     encoded,
@@ -255,16 +254,14 @@ def test_pipes_are_not_listed_and_not_opened(tmp_path: Path) -> None:
             read()
 
 
-def test_pixels_of_several_pictures_are_counted_by_their_headers() -> None:
-    big, small = as_bytes(Image.new("L", (1600, 1200)), "JPEG"), as_bytes(halves())
-    assert count_pixels([small, small], 1600) == 1600
-    assert count_pixels([big], 10**7) == 1600 * 1200
-    assert count_pixels([big, small], 10**7, min_side=200) == 400 * 300 + 800, "decoded at a quarter of its sides"
-    assert count_pixels([as_bytes(halves(1600, 1200), "JPEG", progressive=True)], 10**7, 200) == 1600 * 1200
-    with pytest.raises(InputError, match="the pictures have 1,600 pixels in all; the limit is 1,599"):
-        count_pixels([small, small], 1599)
-    with pytest.raises(InputError, match="picture 2 cannot be read"):
-        count_pixels([small, b"x"], 10**7)
+def test_pixels_that_decoding_holds_come_from_the_header() -> None:
+    big = as_bytes(Image.new("L", (1600, 1200)), "JPEG")
+    assert check_size(as_bytes(halves()), "a.png", 800) == 800
+    assert check_size(big, "a.jpg") == 1600 * 1200
+    assert check_size(big, "a.jpg", min_side=200) == 400 * 300, "a quarter of its sides"
+    assert check_size(as_bytes(halves(1600, 1200), "JPEG", progressive=True), "a.jpg", min_side=200) == 1600 * 1200
+    with pytest.raises(InputError, match="a.png has 40×20 pixels; the limit is 799"):
+        check_size(as_bytes(halves()), "a.png", 799)
 
 
 def test_heic_is_read_by_its_plugin_or_refused_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:

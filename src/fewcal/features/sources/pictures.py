@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,26 +99,15 @@ def decode_fitted(picture: Picture, size: int | None, crop: float | None = 1.0, 
     return read_picture(picture, lambda image: np.asarray(square(image, size, crop)), 2 * size, name)
 
 
-def check_size(picture: Picture, name: str, max_pixels: int = MAX_PIXELS) -> None:
-    """Refuse what is no picture, or one with too many pixels, by its header: nothing is decoded."""
-    with _opened(picture, name, max_pixels):
-        pass
-
-
-def count_pixels(pictures: Iterable[Picture], max_pixels: int, min_side: int | None = None) -> int:
-    """Return how many pixels decoding these pictures holds in all, by their headers; more than `max_pixels` is refused.
+def check_size(picture: Picture, name: str, max_pixels: int = MAX_PIXELS, min_side: int | None = None) -> int:
+    """Return how many pixels decoding a picture holds, by its header; more than `max_pixels` on disk are refused.
 
     With `min_side` a big JPEG counts at the fraction of its size at which `read_picture` decodes it.
     """
-    total = 0
-    for number, picture in enumerate(pictures, 1):
-        with _opened(picture, f"picture {number}", MAX_PIXELS) as image:
-            full = image.width * image.height
-            _draft(image, min_side)
-            total += full if "progressive" in image.info else image.width * image.height
-    if total > max_pixels:
-        raise InputError(f"the pictures have {total:,} pixels in all; the limit is {max_pixels:,}")
-    return total
+    with _opened(picture, name, max_pixels) as image:
+        full = image.width * image.height
+        _draft(image, min_side)
+        return full if "progressive" in image.info else image.width * image.height
 
 
 @contextmanager
