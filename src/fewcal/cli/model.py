@@ -16,6 +16,7 @@ from fewcal.cli.extract import (
     TextColumn,
     UsualExtractor,
     Workers,
+    joined_extractors,
 )
 from fewcal.cli.options import Device, Json, KnownPreset, Quiet, Reject, Seed, Set, existing, readable_model
 from fewcal.cli.printing import cell, table, write_json
@@ -62,12 +63,13 @@ def fit(
 
     columns = (text_column, label_column)
     examples: StrPath | Items = support
-    if extractor is not None or kind_of(support, text_column) != "features":
-        examples, _ = find_pair(support, None, extractor, columns, skip_bad)
+    name = joined_extractors(extractor)
+    if name is not None or kind_of(support, text_column) != "features":
+        examples, _ = find_pair(support, None, name, columns, skip_bad)
     with ProgressBar("examples", quiet) as report:
         classifier = fit_model(
             examples,
-            extractor=extractor,
+            extractor=name,
             bank=bank,
             preset=preset,
             settings=set_ or [],

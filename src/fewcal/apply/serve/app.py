@@ -40,7 +40,7 @@ from fewcal.apply.web import (
 )
 from fewcal.errors import FewcalError, InputError
 from fewcal.features.extractors import Extractor
-from fewcal.features.sources.pictures import check_size, decode_fitted
+from fewcal.features.sources.pictures import check_size
 
 # The page is one file with its own style; nothing else is loaded.
 _POLICY = (
@@ -227,7 +227,7 @@ class Service:
 def _prepared(data: bytes, number: int, extractor: Extractor, pixels: int) -> np.ndarray:
     name = f"picture {number}"
     check_size(data, name, pixels)
-    return decode_fitted(data, extractor.size, extractor.crop, name)
+    return extractor.decode(data, name)
 
 
 def _listed(body: bytes, name: str, most: int) -> list[JSON]:
