@@ -164,12 +164,13 @@ def _check_memory(image: PIL.Image.Image, width: int, height: int) -> None:
         )
 
 
-def check_size(picture: bytes | StrPath, name: str, most_pixels: int = MOST_PIXELS) -> None:
-    """Refuse what is no picture, or one with too many pixels, by its header: nothing is decoded."""
+def check_size(picture: bytes | StrPath, name: str, most_pixels: int = MOST_PIXELS) -> int:
+    """Pixels of a picture by its header: nothing is decoded. What is no picture or has too many is refused."""
     with _opened(picture, name) as image:
         width, height = image.size
         if width * height > most_pixels:
             raise InputError(f"{name} has {width}×{height} pixels; at most {most_pixels:,} are taken")
+        return width * height
 
 
 def _upright_rgb(image: PIL.Image.Image) -> PIL.Image.Image:
