@@ -21,11 +21,14 @@ from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
+from fewcal._utils.memory import release_memory
 from fewcal._utils.types import JSON
 from fewcal.apply.serve.model import ServedModel
 from fewcal.errors import InputError
 from fewcal.features.sources.pictures import check_size
 
+# Decoding so many pixels takes some 100 MB, and returning memory to the system a millisecond.
+TRIM_PIXELS = 10_000_000
 V = TypeVar("V")
 R = TypeVar("R")
 
@@ -121,7 +124,10 @@ async def decoded_pictures(
     total = sum(one[1] for one in headers if not isinstance(one, InputError))
     if total > limits.max_pixels:
         raise InputError(f"the pictures have {total:,} pixels together; the limit is {limits.max_pixels:,}")
-    return await asyncio.gather(*(decoded(one, f"picture {number}") for number, one in enumerate(headers, 1)))
+    pictures = await asyncio.gather(*(decoded(one, f"picture {number}") for number, one in enumerate(headers, 1)))
+    if total > TRIM_PIXELS:
+        await to_thread.run_sync(release_memory, limiter=decoders)
+    return pictures
 
 
 async def _uploads(request: Request, limits: ServiceLimits) -> list[bytes]:
