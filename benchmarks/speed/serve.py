@@ -7,7 +7,7 @@ Pictures: every client posts JPEGs one by one, each waiting for its answer, to a
 library decodes the same pictures, embeds and classifies them in batches of 32. Both have the same cores, which the
 clients share with the service. Prints errors, throughput, latencies, and the throughput as a share of the library's.
 
-Rows: first one client alone, then all of them, each on a connection that it keeps; a row of 640 features a request,
+Rows: first one client alone, then all, each on a connection that it keeps; a row of 640 features a request,
 among connections that stay silent if there are some. An error is a status other than 200, a lost connection, or an
 answer whose probabilities differ from the first to the same row by more than 1e-5 (sums of a batch are taken in another
 order than those of one row). Prints latencies, errors, and the memory of the service on the way.

@@ -110,7 +110,7 @@ def run_app(
     config = uvicorn.Config(
         app,
         http=LimitedProtocol,
-        log_level="warning",
+        log_level="error",  # a request that is none is no event
         access_log=False,
         server_header=False,
         proxy_headers=False,

@@ -44,7 +44,7 @@ def bound_socket(host: str, port: int) -> socket.socket:
 def allowed_hosts(host: str, port: int) -> frozenset[str]:
     """Values of the Host header that a server bound to `host` accepts.
 
-    A foreign name that resolves to this machine (DNS rebinding) is not one of them.
+    A foreign name that resolves to this machine (DNS rebinding) is not accepted.
 
     >>> sorted(allowed_hosts("127.0.0.1", 80))
     ['127.0.0.1:80', '[::1]:80', 'localhost:80']

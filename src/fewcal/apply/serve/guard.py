@@ -27,7 +27,7 @@ from fewcal.apply.web import (
     with_headers,
 )
 
-OPEN_PATHS = ("/", "/health")  # they show nothing of the model
+OPEN_PATHS = ("/", "/docs", "/health")  # they show nothing of the model
 
 
 @dataclass(frozen=True)

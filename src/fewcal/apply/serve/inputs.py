@@ -108,7 +108,7 @@ async def encoded_pictures(request: Request, content_type: str, limits: ServiceL
 async def decoded_pictures(
     encoded: list[bytes | InputError], model: ServedModel, limits: ServiceLimits, decoders: CapacityLimiter
 ) -> list[np.ndarray | InputError]:
-    """Pictures as the extractor takes them; their headers are checked before one of them is decoded."""
+    """Pictures as the extractor takes them; all headers are checked before a picture is decoded."""
 
     def header(data: bytes | InputError, name: str) -> tuple[bytes, int]:
         if isinstance(data, InputError):
