@@ -10,6 +10,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,9 +23,11 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from fewcal.apply.connections import LimitedProtocol
+from fewcal.apply.serve.server import serve_model
 from fewcal.apply.web import bound_socket
+from fewcal.errors import InputError
 from limits import PATIENCE
-from services import live_service, npy, row_model
+from services import live_service, npy, row_model, text_model
 
 Client = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -190,6 +193,24 @@ def test_a_service_among_silent_connections_answers_others() -> None:
             assert (answer.status, b"predictions" in answer.read()) == (200, True)
         for one in silent:
             one.close()
+
+
+@pytest.mark.parametrize(
+    ("option", "problem"),
+    [
+        ({"token": "a b"}, "the token must be ASCII letters, digits and signs without spaces"),
+        ({"token": ""}, "the token must be ASCII"),
+        ({"token": "é"}, "the token must be ASCII"),
+        ({"behind_proxy": "hub"}, "'hub' is no origin of a proxy"),
+        ({"reject": 0.05}, "judged against base classes"),
+    ],
+)
+def test_options_that_cannot_work_are_refused_before_the_service_starts(
+    tmp_path: Path, option: dict[str, Any], problem: str
+) -> None:
+    model = text_model().classifier.save(tmp_path / "m.fewcal")
+    with pytest.raises(InputError, match=problem):
+        serve_model(model, port=0, **option)
 
 
 @pytest.mark.parametrize(("times", "codes"), [(1, {0}), (2, {0, 130, -signal.SIGINT})])

@@ -1,5 +1,6 @@
 """`fewcal fit`, `fewcal model info`, `fewcal serve`: classifiers in files."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -103,9 +104,8 @@ def serve(
     token: Annotated[
         str | None,
         typer.Option(
-            help="Answer only requests with Authorization: Bearer TOKEN. Better in the environment, where no list of "
-            "processes shows it.",
-            envvar="FEWCAL_TOKEN",
+            help="Answer only requests with Authorization: Bearer TOKEN. FEWCAL_TOKEN in the environment does the "
+            "same, and no list of processes shows it."
         ),
     ] = None,
     behind_proxy: Annotated[
@@ -128,7 +128,7 @@ def serve(
         port=port,
         reject=reject,
         device=device,
-        token=token,
+        token=os.environ.get("FEWCAL_TOKEN") if token is None else token,
         behind_proxy=behind_proxy,
         opened=opened,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,6 +29,8 @@ def serve_model(
     if token is not None and not (token.isascii() and token.isprintable() and token.split() == [token]):
         raise InputError("the token must be ASCII letters, digits and signs without spaces")
     try:
+        import python_multipart  # noqa: F401  # starlette asks for it at the first upload
+
         from fewcal.apply.connections import run_app
         from fewcal.apply.serve.app import make_app
         from fewcal.apply.serve.guard import Access
@@ -41,5 +45,9 @@ def serve_model(
     listening = bound_socket(host, port)
     port = listening.getsockname()[1]
     hosts = allowed_hosts(host, port) | (set() if origin is None else {origin.partition("://")[2]})
+    # What is wrong with an item goes to its client, not into the log.
+    warnings.filterwarnings("ignore", module="PIL")
+    for parser in ("PIL", "python_multipart"):
+        logging.getLogger(parser).setLevel(logging.CRITICAL)
     app = make_app(ServedModel(classifier, extractor, reject), Access(hosts, token, origin))
     run_app(app, listening, lambda: opened(shown_address(host, port)))
