@@ -1,14 +1,16 @@
 """`evaluate`: methods × tasks → accuracies of every task, the same tasks for every method.
 
-It draws N-way K-shot tasks, runs every method on each of them and keeps every accuracy. With `out` the run has a folder
+It draws few-shot tasks, runs every method on each of them and keeps every accuracy. With `out` the run has a folder
 that grows block by block; killed at any moment and resumed, it ends with the same numbers.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import os
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
 from pathlib import Path
 
 import numpy as np
@@ -47,9 +49,11 @@ def evaluate(
     Parameters
     ----------
     methods : names, or methods by display name
-        A name is one of `METHODS`, or `gdc:PRESET`; a string may hold several with commas between them.
+        A name is one of `METHODS`, `gdc:PRESET`, or `module:Class` for a method of your own; a string may hold several
+        with commas between them.
     features : FeatureSet or folder
-    protocol : Protocol
+    protocol : Protocol or None
+        How tasks are drawn; None for 1000 tasks with 5 ways, 1 shot and 15 queries a class.
     device : "cpu", "cuda", "auto"
     out : folder or None
         Where the run is kept. It must be new or empty unless `resume`.
@@ -73,12 +77,14 @@ def evaluate(
     """
     check_workers(n_jobs, scheduler)
     fs = features if isinstance(features, FeatureSet) else FeatureSet.load(features)
-    if out is not None:
-        Run.check(Path(out), resume=resume)  # a folder that cannot do is told before anything is loaded
+    # Absolute, so that the run stays in one folder if the process changes its own.
+    folder = None if out is None else Path(os.path.abspath(out))  # noqa: PTH100  (resolve would follow links)
+    if folder is not None:
+        Run.check(folder, resume=resume)  # refused before anything is loaded
     evaluation = _Evaluation(_named(methods), fs, protocol or Protocol(), device, episodes)
-    if out is None:
+    if folder is None:
         return evaluation.results(None, n_jobs, scheduler, progress or _silent)
-    with Run.open(Path(out), evaluation.identity, resume=resume) as run:
+    with Run.open(folder, evaluation.identity, resume=resume) as run:
         return evaluation.results(run, n_jobs, scheduler, progress or _silent)
 
 
@@ -114,7 +120,6 @@ class _Evaluation:
             episodes,
             str(self.device),
             uuid.uuid4().hex,
-            rows_recur=protocol.tasks * protocol.way * protocol.query > len(labels),
         )
 
     def results(self, run: Run | None, n_jobs: int, scheduler: str | None, progress: Progress) -> Results:
@@ -128,15 +133,15 @@ class _Evaluation:
         # Sums over many threads round otherwise than over few: a run goes on with as many as it began with.
         threads = (run.threads if run is not None else None) or worker_threads(n_jobs, scheduler, total)
         with torch_threads(threads):
-            return self._computed(run, n_jobs, scheduler, progress)
+            return self._compute(run, n_jobs, scheduler, progress)
 
-    def _computed(self, run: Run | None, n_jobs: int, scheduler: str | None, progress: Progress) -> Results:
+    def _compute(self, run: Run | None, n_jobs: int, scheduler: str | None, progress: Progress) -> Results:
         total, threads = self.protocol.tasks, torch.get_num_threads()
         engine = Engine(self.job)  # here for its plan and its errors, before any worker is started
         plan = engine.plan() if run is None else run.plan(lambda: engine.plan() | {"threads": threads})
         engine.job = job = dataclasses.replace(self.job, batches=plan["batches"])
         borders = list(blocks(total, plan["block"]))
-        finished = {} if run is None else run.load_blocks(list(job.methods), borders, self.protocol.way)
+        finished = {} if run is None else run.load_blocks(list(job.methods), borders)
         todo = [border for border in borders if border[0] not in finished]
         done = total - sum(b - a for a, b in todo)
         progress(done, total)
@@ -157,18 +162,19 @@ class _Evaluation:
         return results
 
     def _assemble(self, ordered: Sequence[Block], settings: dict[str, JSONObject]) -> Results:
-        bins = {}
-        for name in settings:
-            bins[name] = CalibrationBins()
-            for block in ordered:
-                bins[name] = bins[name].merge(block.bins[name])
+        def joined(part: str) -> dict[str, np.ndarray]:
+            names = getattr(ordered[0], part)
+            return {name: np.concatenate([getattr(block, part)[name] for block in ordered]) for name in names}
+
         return Results(
             self.protocol,
             self.class_names,
-            np.concatenate([b.classes for b in ordered]),
-            {name: np.concatenate([b.correct[name] for b in ordered]) for name in settings},
-            bins,
-            {name: sum(b.seconds[name] for b in ordered) for name in settings},
+            np.concatenate([block.classes for block in ordered]),
+            np.concatenate([block.queries for block in ordered]),
+            joined("correct"),
+            joined("detection"),
+            {name: reduce(CalibrationBins.merge, (block.bins[name] for block in ordered)) for name in settings},
+            {name: sum(block.seconds[name] for block in ordered) for name in settings},
             settings,
             self.identity,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 
@@ -29,25 +29,21 @@ def save_tasks(path: StrPath, features: FeatureSet, protocol: Protocol) -> None:
 
 
 def match_tasks(episodes: Episodes, labels: np.ndarray, protocol: Protocol) -> tuple[Episodes, Protocol]:
-    """The tasks of the list that are wanted, and the protocol that describes them."""
+    """The first tasks of a list, and the protocol that describes them."""
     if protocol.tasks > len(episodes):
-        raise InputError(f"{protocol.tasks} tasks were asked for, but the list has {len(episodes)}; lower tasks")
+        raise InputError(f"the protocol has {protocol.tasks} tasks, but the list has {len(episodes)}; lower tasks")
     if labels_fingerprint(labels) != episodes.labels_fingerprint:
         raise InputError(
             f"the list of tasks was drawn from other labels than those of split {protocol.split!r}; "
             "use the split it was made for, or sample the tasks again"
         )
-    spec = episodes.spec
-    described = replace(
-        protocol, way=spec.way, shot=spec.shot, query=spec.query, seed=spec.seed, replacement=spec.replacement
-    )
-    return episodes[: protocol.tasks], described
+    return episodes[: protocol.tasks], replace(protocol, **asdict(episodes.spec))
 
 
 def tasks_fingerprint(episodes: Episodes, labels: np.ndarray) -> str | None:
-    """What tells a list of tasks from drawn ones; None where drawing gives the same, and so the same run."""
+    """A digest that tells a list of tasks from drawn ones; None where drawing gives the same, and so the same run."""
     drawn = sample_episodes(labels, episodes.spec, range(len(episodes)))
-    parts = ("task_ids", "support", "query")
+    parts = ("task_ids", "support", "query", "outliers")
     if all(np.array_equal(getattr(episodes, p), getattr(drawn, p)) for p in parts):
         return None
     rows = np.concatenate([getattr(episodes, p).ravel() for p in parts])
