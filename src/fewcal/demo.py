@@ -187,7 +187,7 @@ def _results_table(page: Page, results: Results) -> None:
             d = summary.difference(name, REFERENCE)
             sign = ("good" if d.difference > 0 else "bad") if abs(d.difference) > d.ci95 else ""
             cells.append(Cell(_points(d.difference, d.ci95, "+"), 100 * d.difference, mark=sign))
-        rows.append([*cells, f"{m.ece:.3f}"])
+        rows.append([*cells, None if m.ece is None else f"{m.ece:.3f}"])
     page.table(
         ["method", "accuracy %", f"points above {REFERENCE}", "calibration error"],
         rows,

@@ -107,10 +107,11 @@ class EpisodeSpec:
         for name, high in (("min_way", self.way), ("min_shot", self.shot), ("present", self.ways[0])):
             if (value := getattr(self, name)) is not None and value > high:
                 raise InputError(f"{name} is {value}; it must be at most {high}")
-        if self.dirichlet is not None and not 0.1 <= self.dirichlet < math.inf:
-            raise InputError(f"dirichlet is {self.dirichlet}; it must be at least 0.1, or None for equal shares")
-        if not 0 <= self.outliers < 1 or self.query_counts(self.ways[0])[0] < 1:
-            raise InputError(f"outliers is {self.outliers}; it must be a share that leaves queries to the classes")
+        if self.dirichlet is not None and not (_is_number(self.dirichlet) and 0.1 <= self.dirichlet < math.inf):
+            raise InputError(f"dirichlet is {self.dirichlet!r}; it must be at least 0.1, or None for equal shares")
+        share = _is_number(self.outliers) and 0 <= self.outliers < 1
+        if not share or self.query_counts(self.ways[0])[0] < 1:
+            raise InputError(f"outliers is {self.outliers!r}; it must be a share that leaves queries to the classes")
         if not (self.replacement or self.is_balanced):
             raise InputError("replacement=False needs balanced tasks; leave the other settings out")
 
@@ -146,6 +147,10 @@ class EpisodeSpec:
     def max_support(self) -> int:
         """The most support examples of a task."""
         return _META_SUPPORT if self.meta_dataset else self.way * self.shot
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True, eq=False)

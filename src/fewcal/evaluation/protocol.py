@@ -59,7 +59,8 @@ class Protocol:
     @property
     def pool(self) -> str:
         """The queries of a task in words."""
-        words = [f"{self.query} queries a class" if self.queries is None else f"{self.queries} queries"]
+        number, of = (self.query, " a class") if self.queries is None else (self.queries, "")
+        words = [f"{number} {'query' if number == 1 else 'queries'}{of}"]
         words += [] if self.dirichlet is None else [f"class shares Dirichlet({self.dirichlet:g})"]
         words += [] if self.present is None else [f"of {self.present} classes"]
         words += [f"{self.outliers:.0%} outliers"] if self.outliers else []

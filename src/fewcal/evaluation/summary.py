@@ -25,10 +25,7 @@ from fewcal.evaluation.protocol import Protocol
 from fewcal.evaluation.stats import CalibrationBins, ClassInterval, Paired, class_bootstrap, plain, summarise
 
 UNDEFINED = "–"
-TRANSDUCTIVE_NOTE = (
-    "Transductive methods answer all queries of a task together and so know more of it than the others: "
-    "compare them with each other."
-)
+TRANSDUCTIVE_NOTE = "Transductive methods see all queries of a task together: compare them with each other."
 # What a statistic may be.
 Value = float | ClassInterval | None
 

@@ -39,11 +39,14 @@ class Group:
 
     @property
     def protocol(self) -> str:
+        """Its tasks in a few words."""
         p = self.results.protocol
-        return f"{p.way}-way {p.shot}-shot, {p.tasks} tasks from {p.split}"
+        pool = "" if p.spec.is_balanced else f", {p.pool}"
+        return f"{p.shape}{pool}, {p.tasks} tasks from {p.split}"
 
     @property
     def best(self) -> str:
+        """The best inductive method."""
         return self.summary.best
 
     def hardest(self, count: int, name: str | None = None) -> np.ndarray:
