@@ -329,11 +329,14 @@ class _Pool:
         self.start = np.cumsum(self.size) - self.size
         self.count = len(self.values)
         self.owner = np.repeat(np.arange(self.count), self.size)  # the class of each of `order`
-        self.way = min(spec.way, self.count - (spec.outliers > 0))  # outliers are of one class more at least
+        self.way = min(spec.way, self.count)
         if self.way < spec.ways[0]:
-            beside = " and outliers" if spec.outliers else ""
+            raise InputError(f"{spec.ways[0]} ways need as many classes, but there are {self.count}; lower --way")
+        others, outliers = int(np.sort(self.size)[: self.count - self.way].sum()), spec.query_counts(self.way)[1]
+        if others < outliers:
             raise InputError(
-                f"{spec.ways[0]} ways{beside} need as many classes, but there are {self.count}; lower --way"
+                f"{outliers} outliers need as many rows of other classes, but {self.way} ways may leave {others}; "
+                "lower way or outliers"
             )
         short = np.flatnonzero(self.size < spec.rows_per_class)
         if short.size:

@@ -15,6 +15,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from typing import Any
 
 import numpy as np
@@ -317,7 +318,7 @@ class Summary:
     def _repr_html_(self) -> str:
         """The same tables as HTML, for notebooks."""
         tables = "".join(html_table(header, rows) for header, rows in self._tables())
-        return f"<p>{self.protocol}</p>{tables}" + "".join(f"<p>{note}</p>" for note in self.notes())
+        return f"<p>{escape(str(self.protocol))}</p>{tables}" + "".join(f"<p>{escape(n)}</p>" for n in self.notes())
 
 
 def show_points(value: float | None) -> str:
