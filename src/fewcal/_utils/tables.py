@@ -30,14 +30,14 @@ def html_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table for a notebook; cells after the first are aligned to the right.
 
     >>> html_table(["name"], [["<b>"]])
-    '<table><thead><tr><th>name</th></tr></thead><tbody><tr><th>&lt;b&gt;</th></tr></tbody></table>'
+    '<table><thead><tr><th>name</th></tr></thead><tbody><tr><td>&lt;b&gt;</td></tr></tbody></table>'
     """
     head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
-    body = (
-        f"<tr><th>{escape(row[0])}</th>" + "".join(f'<td style="text-align: right">{escape(c)}</td>' for c in row[1:])
-        for row in rows
-    )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(f'{line}</tr>' for line in body)}</tbody></table>"
+    lines = []
+    for first, *others in rows:
+        numbers = "".join(f'<td style="text-align: right">{escape(cell)}</td>' for cell in others)
+        lines.append(f"<tr><td>{escape(first)}</td>{numbers}</tr>")
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
 
 
 def print_markdown(text: str) -> None:

@@ -131,10 +131,16 @@ class Run:
 
     # ---- blocks -------------------------------------------------------------------------------------------------
 
+    @contextmanager
+    def _new_file(self, name: str) -> Iterator[Path]:
+        """Where to write a file of the run, as long as its folder is there: nothing is left where it was moved away."""
+        self.lock.check()
+        with atomic_path(self.folder / name) as temporary:
+            yield temporary
+
     def save_block(self, block: Block) -> None:
         """Keep a finished block."""
-        self.lock.check()
-        with atomic_path(self.folder / "blocks" / f"{block.start:08d}.npz") as temporary, temporary.open("wb") as file:
+        with self._new_file(f"blocks/{block.start:08d}.npz") as temporary, temporary.open("wb") as file:
             np.savez(file, **_arrays(block, self.key))
 
     def load_blocks(self, methods: list[str], borders: Sequence[tuple[int, int]]) -> dict[int, Block]:
@@ -153,14 +159,17 @@ class Run:
 
     def finish(self, results: Results, env: JSONObject) -> None:
         """Write the results and drop the blocks."""
-        self.lock.check()
         summary = results.summary()
-        write_json(self.folder / "environment.json", env)
-        write_json(self.folder / "summary.json", summary.to_dict())
-        with atomic_path(self.folder / "summary.md") as temporary:
-            temporary.write_text(summary.to_markdown(), encoding="utf-8", errors="backslashreplace")
-        _write_parquet(self.folder / "tasks.parquet", results)
-        with atomic_path(self.folder / "results.npz") as temporary, temporary.open("wb") as file:
+        for name, text in {
+            "environment.json": json.dumps(env, indent=2),
+            "summary.json": json.dumps(summary.to_dict(), indent=2, ensure_ascii=False, default=str),
+            "summary.md": summary.to_markdown().rstrip(),
+        }.items():
+            with self._new_file(name) as temporary:
+                temporary.write_text(f"{text}\n", encoding="utf-8", errors="backslashreplace")
+        with self._new_file("tasks.parquet") as temporary:
+            _write_parquet(temporary, results)
+        with self._new_file("results.npz") as temporary, temporary.open("wb") as file:
             np.savez_compressed(file, **_arrays(results, self.key))
         shutil.rmtree(self.folder / "blocks", ignore_errors=True)
         for left in self.folder.glob(".*.tmp"):  # of earlier starts that were killed while they wrote
@@ -300,8 +309,7 @@ def _write_parquet(path: Path, results: Results) -> None:
         if name in results.detection:
             columns |= dict(zip(("auroc", "outlier_recall"), results.detection[name].T, strict=True))
         parts.append(pa.table(columns))
-    with atomic_path(path) as temporary:
-        pq.write_table(pa.concat_tables(parts).unify_dictionaries(), temporary)
+    pq.write_table(pa.concat_tables(parts).unify_dictionaries(), path)
 
 
 # ---- the configuration ----------------------------------------------------------------------------------------------

@@ -146,7 +146,7 @@ STATISTICS: dict[str, Statistic] = {
             "ece", "ECE", lambda m: m.bins.error() if m.settings.get("probabilistic", True) else None, "{:.3f}".format
         ),
         Statistic("auroc", "outlier AUROC", _detection(0), "{:.3f}".format),
-        Statistic("outlier_recall", "outlier recall at 5%", _detection(1), percent),
+        Statistic("outlier_recall", "outlier recall % at 5%", _detection(1), percent),
         Statistic(
             "tasks_per_second",
             "tasks/s",

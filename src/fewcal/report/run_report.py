@@ -200,7 +200,7 @@ def _record(page: Page, group: Group, level: int) -> None:
         {
             "tasks": f"{p.tasks}, {p.shape}, {p.pool}",
             "classes": f"{len(results.class_names)} of split {p.split}",
-            "rows": "drawn anew for every task" if p.replacement else "dealt without replacement",
+            "rows": "drawn again for every task" if p.replacement else "dealt without replacement",
             "seed": p.seed,
             "features": {name: f"sha256 {digest[:16]}…" for name, digest in results.identity["features"].items()},
         }

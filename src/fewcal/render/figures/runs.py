@@ -20,7 +20,7 @@ def accuracy_intervals(methods: Mapping[str, Mapping[str, float | None]]) -> Fig
 
     A method has `accuracy`, and maybe `ci95` (half-width) and `low`, `high` (over classes).
     """
-    figure, axis = new_axes(PHONE, 0.34 * len(methods) + 1.0)
+    figure, axis = new_axes(PHONE, 0.34 * len(methods) + 1.1)
     for y, m in enumerate(methods.values()):
         mean = 100 * float(m["accuracy"] or 0.0)
         low, high, half = m.get("low"), m.get("high"), m.get("ci95")
@@ -32,7 +32,7 @@ def accuracy_intervals(methods: Mapping[str, Mapping[str, float | None]]) -> Fig
         axis.annotate(f"{mean:.1f}", (mean, y), (0, 6), textcoords="offset points", ha="center")
     axis.set_yticks(range(len(methods)), [short(n, 30) for n in methods])
     axis.set_ylim(len(methods) - 0.4, -0.7)
-    axis.set_xlabel("accuracy %\n(thick: 95% over tasks; thin: 95% over classes)")
+    axis.set_xlabel("accuracy %\n(thick: 95% over tasks,\nthin: 95% over classes)")
     axis.grid(True, axis="x")
     return figure
 
@@ -53,7 +53,7 @@ def difference_forest(differences: Sequence[tuple[str, str, float, float]]) -> F
     axis.axvline(0, color="black", linewidth=0.8)
     axis.set_yticks(range(len(names)), [n.replace(" − ", "\n− ") for n in names] if long else names)
     axis.set_ylim(len(names) - 0.4, -0.6)
-    axis.set_xlabel("difference in points,\nwith 95% interval on the same tasks")
+    axis.set_xlabel("difference in points\n(with its 95% interval)")
     axis.grid(True, axis="x")
     return figure
 
