@@ -212,7 +212,7 @@ def _poor_banks(page: Page, full: Results, poor: Sequence[PoorBank]) -> None:
     for what, results in (("all", full), *((bank.what, bank.results) for bank in poor)):
         gap = results.summary(WITHOUT_BASES, class_intervals=False).difference("gdc", WITHOUT_BASES)
         figures = [f"{100 * results.accuracy(name).mean():.2f}" for name in (REFERENCE, WITHOUT_BASES, "gdc")]
-        rows.append([what, *figures, _points(gap.difference, gap.ci95, "+"), f"{results.bins['gdc'].error():.3f}"])
+        rows.append([what, *figures, _points(gap.difference, gap.ci95, "+"), f"{results.summary(class_intervals=False).methods['gdc'].ece:.3f}"])
     columns = ["known letters", REFERENCE, WITHOUT_BASES, "gdc", f"gdc − {WITHOUT_BASES}", "calibration error of gdc"]
     page.table(columns, rows, "accuracy in %, one example of each letter", sortable=False)
     for bank in poor:

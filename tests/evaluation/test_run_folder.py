@@ -137,7 +137,7 @@ def test_results_survive_the_round_trip(features: FeatureSet, tmp_path: Path, ch
     assert set(loaded.detection) == (set(methods) if change else set())
     for name in methods:
         np.testing.assert_array_equal(fresh.correct[name], loaded.correct[name])
-        np.testing.assert_array_equal(fresh.bins[name].to_array(), loaded.bins[name].to_array())
+        np.testing.assert_array_equal(fresh.bins[name], loaded.bins[name])
         np.testing.assert_array_equal(fresh.detection.get(name), loaded.detection.get(name))
     table = pq.read_table(tmp_path / "run" / "tasks.parquet").to_pydict()
     assert [str(m) for m in table["method"]] == ["ncm"] * 50 + ["together"] * 50

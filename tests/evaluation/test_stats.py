@@ -15,7 +15,8 @@ from sklearn.metrics import roc_auc_score, roc_curve
 
 from fewcal.errors import InputError
 from fewcal.evaluation.stats import (
-    CalibrationBins,
+    calibration_bins,
+    calibration_error,
     class_bootstrap,
     holm,
     outlier_detection,
@@ -168,7 +169,7 @@ class TestOutlierDetection:
         assert np.isnan(outlier_detection(np.zeros((2, 3)), np.zeros((2, 0)))).all()
 
 
-class TestCalibrationBins:
+class TestCalibration:
     @given(st.integers(0, 10_000), st.integers(1, 20))
     @settings(max_examples=40, deadline=None)
     def test_error_agrees_with_the_definition(self, seed: int, bins: int) -> None:
@@ -179,38 +180,26 @@ class TestCalibrationBins:
             inside = (confidence > low / bins) & (confidence <= (low + 1) / bins)
             if inside.any():
                 expected += inside.mean() * abs(correct[inside].mean() - confidence[inside].mean())
-        found = CalibrationBins(bins)
-        found.update(confidence, correct)
-        assert found.error() == pytest.approx(expected, abs=1e-8)
+        assert calibration_error(calibration_bins(confidence, correct, bins)) == pytest.approx(expected, abs=1e-8)
 
     @given(st.integers(0, 10_000), st.lists(st.integers(0, 300), max_size=5))
     @settings(max_examples=40, deadline=None)
-    def test_parts_merge_to_the_same_bits_in_any_order(self, seed: int, cuts: list[int]) -> None:
+    def test_parts_add_up_to_the_same_bits_in_any_order(self, seed: int, cuts: list[int]) -> None:
         rng = np.random.default_rng(seed)
         confidence, correct = rng.random(300).astype(np.float32), rng.random(300) < 0.5
-        whole, merged = CalibrationBins(), CalibrationBins()
-        whole.update(confidence.reshape(20, 15), correct.reshape(20, 15))
-        for low, high in reversed(list(itertools.pairwise([0, *sorted(cuts), 300]))):
-            part = CalibrationBins()
-            part.update(confidence[low:high], correct[low:high])
-            merged = part.merge(CalibrationBins.from_array(merged.to_array()))
-        assert np.array_equal(merged.to_array(), whole.to_array())
-        assert merged.error() == whole.error()
+        borders = reversed(list(itertools.pairwise([0, *sorted(cuts), 300])))
+        merged = sum(calibration_bins(confidence[low:high], correct[low:high]) for low, high in borders)
+        assert np.array_equal(merged, calibration_bins(confidence.reshape(20, 15), correct.reshape(20, 15)))
 
     def test_scores_that_are_no_probabilities_are_refused(self) -> None:
-        bins = CalibrationBins()
-        assert math.isnan(bins.error())
-        bins.update(np.array([0.0, 1.0, 1.0 + 1e-7]), np.array([0, 1, 1]))
-        assert (bins.counts[0], bins.counts[-1], bins.error()) == (1, 2, 0.0)
+        assert math.isnan(calibration_error(calibration_bins(np.zeros(0), np.zeros(0))))
+        bins = calibration_bins(np.array([0.0, 1.0, 1.0 + 1e-7]), np.array([0, 1, 1]))
+        assert (bins[0, 0], bins[0, -1], calibration_error(bins)) == (1, 2, 0.0)
         for bad in (1.5, -0.2, np.nan):
             with pytest.raises(InputError, match="pass probabilities"):
-                bins.update(np.array([bad]), np.array([True]))
+                calibration_bins(np.array([bad]), np.array([True]))
         with pytest.raises(InputError, match="2 confidences but 1 answers"):
-            bins.update(np.zeros(2), np.zeros(1))
-        with pytest.raises(InputError, match="cannot merge 15 bins with 10"):
-            bins.merge(CalibrationBins(10))
-        with pytest.raises(InputError, match="bins is 0"):
-            CalibrationBins(0)
+            calibration_bins(np.zeros(2), np.zeros(1))
 
 
 def draw_tasks(rng: np.random.Generator, classes: int, tasks: int) -> tuple[np.ndarray, np.ndarray]:

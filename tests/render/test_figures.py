@@ -212,7 +212,7 @@ def test_figures_of_a_run() -> None:
             {"a": {"accuracy": 0.5, "ci95": 0.01, "low": 0.4, "high": 0.6}, "b": {"accuracy": 0.6, "ci95": None}}
         ),
         "forest": figures.difference_forest([("a", "b", 0.1, 0.01), ("a", "c", -0.1, 0.2), ("b", "c", -0.1, math.nan)]),
-        "reliability": figures.reliability({"a": {"counts": [0, 10], "correct": [0, 6], "confidence": [0, 7]}}),
+        "reliability": figures.reliability({"a": np.array([[0, 10], [0, 6], [0, 7]])}),
         "tasks": figures.task_distribution({"a": np.array([0.2, 0.4, 1.0]), "b" * 60: np.array([1.0, 1.0, 1.0])}),
     }
     for figure in drawn.values():

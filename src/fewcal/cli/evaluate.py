@@ -1,5 +1,6 @@
 """`fewcal evaluate` and `fewcal compare`: methods on the same tasks."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -76,9 +77,9 @@ def evaluate(
     if task_list is not None and save_list is not None:
         raise InputError("--task-list and --save-tasks exclude each other: the list is saved already")
     from fewcal._utils.terminal import ProgressBar
+    from fewcal.episodes import Episodes, sample_episodes
     from fewcal.evaluation import Protocol
     from fewcal.evaluation import evaluate as run
-    from fewcal.evaluation.task_list import load_tasks, save_tasks
     from fewcal.features import FeatureSet
     from fewcal.methods import parse_methods
 
@@ -91,9 +92,10 @@ def evaluate(
     features = FeatureSet.load(folder)
     episodes = None
     if task_list is not None:
-        episodes, protocol = load_tasks(task_list, features, protocol, tasks)
+        episodes = Episodes.load(task_list, features.split(split).require_labels())
+        protocol = replace(protocol, tasks=len(episodes) if tasks is None else tasks)
     if save_list is not None:
-        save_tasks(save_list, features, protocol)
+        sample_episodes(features.split(split).require_labels(), protocol.spec, range(protocol.tasks)).save(save_list)
     with ProgressBar("tasks", quiet) as report:
         results = run(
             chosen, features, protocol, device, out=out, resume=resume, episodes=episodes, n_jobs=n_jobs,

@@ -28,7 +28,8 @@ from fewcal._utils.threads import in_parallel
 from fewcal.bank import BaseBank
 from fewcal.episodes import Episodes, EpisodeSpec, Group, sample_episodes
 from fewcal.errors import FewcalWarning, InputError
-from fewcal.evaluation.stats import CalibrationBins, outlier_detection
+from fewcal.evaluation.outcome import Outcome
+from fewcal.evaluation.stats import calibration_bins, outlier_detection
 from fewcal.methods import Method
 from fewcal.methods.base import Shared, TaskBatch
 
@@ -41,7 +42,7 @@ CUDA_BLOCK_TASKS = 2500
 _CPU_BYTES = 256 << 20
 _CUDA_SHARE = 0.4
 # Tasks of a batch on a CPU: a block must have enough batches for all cores. Light ones are over before the next can be
-# begun, so more of them go together.
+# begun, so they go together in larger numbers.
 _CPU_BATCH, _LIGHT_BATCH, _LIGHT_BYTES = 25, 50, 4 << 20
 
 
@@ -75,33 +76,11 @@ class Job:
     batches: dict[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, eq=False)
-class Block:
-    """The outcome of a block of tasks.
-
-    Attributes
-    ----------
-    start : int
-        Index of its first task.
-    classes : array (B, N)
-        Classes of each task, as positions in the split's class list; −1 where a task has fewer than others.
-    queries : array (B, N), queries of each class
-    correct : dict of arrays (B, N), right answers among them
-    detection : dict of arrays (B, 2)
-        AUROC and recall of outliers; empty where tasks have none.
-    bins : dict of CalibrationBins
-    seconds : dict of float
-        Time of each method as if it ran alone: shared work that it found ready is charged to it as well. Work on the
-        base classes as a whole, once for all tasks, is not.
-    """
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Block(Outcome):
+    """The outcome of consecutive tasks from `start` on."""
 
     start: int
-    classes: np.ndarray
-    queries: np.ndarray
-    correct: dict[str, np.ndarray]
-    detection: dict[str, np.ndarray]
-    bins: dict[str, CalibrationBins]
-    seconds: dict[str, float]
 
     @property
     def stop(self) -> int:
@@ -110,7 +89,7 @@ class Block:
 
 
 class Piece(NamedTuple):
-    """Tasks that are computed together: some of a group, by methods that share work."""
+    """Tasks that are computed together: part of a group, by methods that share work."""
 
     names: list[str]
     group: Group
@@ -232,7 +211,7 @@ class Engine:
         correct = {name: np.zeros_like(queries) for name in self.methods}
         detects = self.detects_outliers
         detection = {name: np.full((len(episodes), 2), np.nan) for name in self.methods if detects}
-        bins = {name: CalibrationBins() for name in self.methods}
+        bins: dict[str, Any] = dict.fromkeys(self.methods, 0)
         seconds = dict.fromkeys(self.methods, 0.0)
         # Batches of different methods stand side by side too: few tasks of a slow one would keep one core busy.
         pieces = self._pieces(episodes)
@@ -246,14 +225,17 @@ class Engine:
                 right, confidence = answers.correct.cpu().numpy(), answers.confidence.cpu().numpy()
                 for c in range(piece.group.way):
                     correct[name][at, c] = (right & (truth == c)).sum(axis=1)
-                bins[name].update(confidence[own], right[own])
+                bins[name] = bins[name] + calibration_bins(confidence[own], right[own])
                 if detects and answers.outlier is not None:
                     score = answers.outlier.cpu().numpy()
                     detection[name][at] = outlier_detection(
                         score[own].reshape(len(at), -1), score[~own].reshape(len(at), -1)
                     )
                 seconds[name] += answers.seconds / together
-        return Block(start, episodes.classes, queries, correct, detection, bins, seconds)
+        return Block(
+            start=start, classes=episodes.classes, queries=queries, correct=correct, detection=detection, bins=bins,
+            seconds=seconds,
+        )  # fmt: skip
 
     def _answers(self, piece: Piece) -> dict[str, Answers]:
         """Answers of the methods of a piece."""
@@ -345,10 +327,7 @@ def blocks(tasks: int, size: int = BLOCK_TASKS) -> Iterator[tuple[int, int]]:
 
 
 def reuse_memory() -> None:
-    """Tell the C library to keep freed memory: large tensors then do not fault in fresh pages at every step.
-
-    Without it, the hot loop spends most of its time in the kernel. It has no effect outside glibc.
-    """
+    """Have glibc keep freed memory: otherwise the hot loop spends most of its time on fresh pages."""
     if not sys.platform.startswith("linux") or os.environ.get("FEWCAL_KEEP_MALLOC"):
         return
     with contextlib.suppress(OSError, AttributeError):

@@ -35,7 +35,7 @@ def check_workers(n_jobs: int, scheduler: str | None) -> None:
     if n_jobs == 0:
         raise InputError("n_jobs=0 has no meaning; use 1, a number of processes, or -1 for all cores")
     if scheduler is not None and n_jobs != 1:
-        raise InputError(f"n_jobs={n_jobs} and a Dask scheduler exclude each other; use one of them")
+        raise InputError(f"n_jobs={n_jobs} and a Dask scheduler exclude each other; use one")
 
 
 def worker_threads(n_jobs: int, scheduler: str | None, tasks: int) -> int:

@@ -14,7 +14,7 @@ from fewcal.errors import InputError
 
 @dataclass(frozen=True)
 class Protocol:
-    """How tasks are drawn: `tasks` of them from the classes of a split; the other fields are those of `EpisodeSpec`.
+    """How tasks are drawn from the classes of a split: their number, and the fields of `EpisodeSpec`.
 
     >>> Protocol(shot=5).spec.shot
     5

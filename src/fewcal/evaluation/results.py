@@ -7,29 +7,23 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fewcal._utils.types import JSONObject
+from fewcal.evaluation.outcome import BY_METHOD, Outcome
 from fewcal.evaluation.protocol import Protocol
-from fewcal.evaluation.stats import CalibrationBins, paired_table
+from fewcal.evaluation.stats import paired_table
 from fewcal.evaluation.summary import MethodResults, MethodSummary, Summary
 
 
-@dataclass(eq=False, repr=False)
-class Results:
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class Results(Outcome):
     """Every task's outcome for every method; printed, it is the table of its summary.
 
     Attributes
     ----------
+    classes, queries, correct, detection, bins, seconds
+        See `Outcome`.
     protocol : Protocol
     class_names : list of str
         Classes of the split that tasks were drawn from.
-    classes : array (T, N)
-        Classes of each task as positions in `class_names`; −1 where a task has fewer than others.
-    queries : array (T, N), queries of each class
-    correct : dict of arrays (T, N), right answers among them
-    detection : dict of arrays (T, 2)
-        AUROC and recall of outliers in each task; empty where tasks have none.
-    bins : dict of CalibrationBins
-    seconds : dict of float
-        Time spent in each method, added up over worker processes.
     settings : dict of dict, kind and parameters of each method, as they were used on this bank
     identity : dict
         What fixes the tasks: fingerprints of the features, and the protocol.
@@ -37,27 +31,13 @@ class Results:
 
     protocol: Protocol
     class_names: list[str]
-    classes: np.ndarray
-    queries: np.ndarray
-    correct: dict[str, np.ndarray]
-    detection: dict[str, np.ndarray]
-    bins: dict[str, CalibrationBins]
-    seconds: dict[str, float]
     settings: dict[str, JSONObject]
     identity: JSONObject = field(default_factory=dict)
 
     def method(self, name: str) -> MethodResults:
         """The outcome of one method."""
-        return MethodResults(
-            self.class_names,
-            self.classes,
-            self.queries,
-            self.correct[name],
-            self.detection.get(name),
-            self.bins[name],
-            self.seconds[name],
-            self.settings[name],
-        )
+        own = {part: getattr(self, part).get(name) for part in (*BY_METHOD, "settings")}
+        return MethodResults(self.class_names, self.classes, self.queries, **own)
 
     def accuracy(self, method: str) -> np.ndarray:
         """Accuracy of every task, `(T,)`, in 0..1."""

@@ -13,6 +13,7 @@ Every file is written under another name first, so that what is there is whole.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import platform
@@ -24,7 +25,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -36,9 +36,9 @@ from fewcal._utils.types import JSONObject
 from fewcal._version import __version__
 from fewcal.errors import FileFormatError, InputError
 from fewcal.evaluation.engine import Block
+from fewcal.evaluation.outcome import BY_METHOD, from_arrays, to_arrays
 from fewcal.evaluation.protocol import Protocol
 from fewcal.evaluation.results import Results
-from fewcal.evaluation.stats import CalibrationBins
 from fewcal.evaluation.summary import Summary
 
 FORMAT = "fewcal-run"
@@ -141,18 +141,17 @@ class Run:
     def save_block(self, block: Block) -> None:
         """Keep a finished block."""
         with self._new_file(f"blocks/{block.start:08d}.npz") as temporary, temporary.open("wb") as file:
-            np.savez(file, **_arrays(block, self.key))
+            np.savez(file, run=np.array(self.key), **to_arrays(block))
 
     def load_blocks(self, methods: list[str], borders: Sequence[tuple[int, int]]) -> dict[int, Block]:
         """Blocks that an earlier start of this run has finished; a damaged one is left out, to be computed again."""
         found = {}
         for start, stop in borders:
             try:
-                with np.load(self.folder / "blocks" / f"{start:08d}.npz", allow_pickle=False) as f:
-                    block = Block(start, **_outcome(f, methods, self.key, stop - start))
+                outcome = _read_outcome(self.folder / "blocks" / f"{start:08d}.npz", methods, self.key, stop - start)
             except Exception:  # a torn or forged file can raise anything, and hold bytes in place of an array
                 continue
-            found[start] = block
+            found[start] = Block(start=start, **outcome)
         return found
 
     # ---- the end --------------------------------------------------------------------------------------------------
@@ -170,7 +169,7 @@ class Run:
         with self._new_file("tasks.parquet") as temporary:
             _write_parquet(temporary, results)
         with self._new_file("results.npz") as temporary, temporary.open("wb") as file:
-            np.savez_compressed(file, **_arrays(results, self.key))
+            np.savez_compressed(file, run=np.array(self.key), **to_arrays(results))
         shutil.rmtree(self.folder / "blocks", ignore_errors=True)
         for left in self.folder.glob(".*.tmp"):  # of earlier starts that were killed while they wrote
             left.unlink(missing_ok=True)
@@ -191,15 +190,21 @@ def load_run(folder: str | Path) -> Results:
     try:
         protocol = Protocol(**identity["protocol"])
         names, settings = list(identity["class_names"]), config["plan"]["settings"]
-        with np.load(folder / "results.npz", allow_pickle=False) as f:
-            outcome = _outcome(f, list(identity["methods"]), _checksum(identity), protocol.tasks)
+        outcome = _read_outcome(folder / "results.npz", list(identity["methods"]), _checksum(identity), protocol.tasks)
         if not -1 <= outcome["classes"].min() <= outcome["classes"].max() < len(names):
             raise ValueError("results are of classes that the run does not name")
-        return Results(protocol, names, **outcome, settings=settings, identity=identity)
+        return Results(protocol=protocol, class_names=names, settings=settings, identity=identity, **outcome)
     except Exception as error:  # a torn or forged file can raise anything
         raise FileFormatError(
             f"the run in {folder} is damaged ({type(error).__name__}: {one_line(error)}); evaluate again with --resume"
         ) from error
+
+
+def _read_outcome(file: Path, methods: list[str], key: str, tasks: int) -> JSONObject:
+    with np.load(file, allow_pickle=False) as arrays:
+        if str(arrays["run"]) != key:
+            raise ValueError("results of another run")
+        return from_arrays(arrays, methods, tasks)
 
 
 def compare_runs(folders: Sequence[str | Path], reference: str | None = None) -> Summary:
@@ -227,7 +232,7 @@ def merge_runs(loaded: Mapping[str, Results]) -> Results:
                 f"{first_name} and {name} have different tasks: {difference}; only equal tasks can be paired"
             )
     counts = Counter(m for r in loaded.values() for m in r.correct)
-    parts: dict[str, JSONObject] = {name: {} for name in (*_BY_METHOD, "settings")}
+    parts: JSONObject = {name: {} for name in (*BY_METHOD, "settings")}
     for name, run in loaded.items():
         for method in run.correct:
             label = method if counts[method] == 1 else f"{Path(name).name}/{method}"
@@ -236,7 +241,7 @@ def merge_runs(loaded: Mapping[str, Results]) -> Results:
             for part, merged in parts.items():
                 if method in (values := getattr(run, part)):
                     merged[label] = values[method]
-    return Results(first.protocol, first.class_names, first.classes, first.queries, **parts, identity=first.identity)
+    return dataclasses.replace(first, **parts)
 
 
 def environment(device: torch.device) -> JSONObject:
@@ -251,41 +256,6 @@ def environment(device: torch.device) -> JSONObject:
         "threads": torch.get_num_threads(),
         "device": str(device),
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
-    }
-
-
-# ---- arrays of a block or of a whole run ----------------------------------------------------------------------------
-
-_BY_METHOD = ("correct", "detection", "bins", "seconds")
-
-
-def _arrays(outcome: Block | Results, key: str) -> JSONObject:
-    """What a block or a whole run found, as arrays for npz; `_outcome` reads them back."""
-    arrays: JSONObject = {"run": np.array(key), "classes": outcome.classes, "queries": outcome.queries}
-    for part in _BY_METHOD:
-        for method, value in getattr(outcome, part).items():
-            arrays[f"{part}/{method}"] = value.to_array() if isinstance(value, CalibrationBins) else np.asarray(value)
-    return arrays
-
-
-def _outcome(f: Any, methods: list[str], key: str, tasks: int) -> JSONObject:
-    """Classes, queries and what was found by method, for so many tasks; raises where it is not all there."""
-    if str(f["run"]) != key:
-        raise ValueError("results of another run")
-    classes, queries = f["classes"], f["queries"]
-    correct = {m: f[f"correct/{m}"] for m in methods}
-    arrays = (classes, queries, *correct.values())
-    if any(a.shape != (tasks, classes.shape[1]) or a.dtype.kind not in "iu" for a in arrays):
-        raise ValueError(f"results are not of {tasks} tasks")
-    if any((a < 0).any() or (a > queries).any() for a in correct.values()):
-        raise ValueError("results count more right answers than queries")
-    return {
-        "classes": classes,
-        "queries": queries,
-        "correct": correct,
-        "detection": {m: f[f"detection/{m}"] for m in methods if f"detection/{m}" in f.files},
-        "bins": {m: CalibrationBins.from_array(f[f"bins/{m}"]) for m in methods},
-        "seconds": {m: float(f[f"seconds/{m}"]) for m in methods},
     }
 
 

@@ -1,16 +1,16 @@
 """`evaluate`: methods × tasks → accuracies of every task, the same tasks for every method.
 
-It draws few-shot tasks, runs every method on each of them and keeps every accuracy. With `out` the run has a folder
-that grows block by block; killed at any moment and resumed, it ends with the same numbers.
+It draws few-shot tasks, runs every method on each and keeps every accuracy. With `out` the run has a folder that grows
+block by block; killed at any moment and resumed, it ends with the same numbers.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import os
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from functools import reduce
 from pathlib import Path
 
 import numpy as np
@@ -18,15 +18,14 @@ import torch
 
 from fewcal._utils.arrays import pick_device
 from fewcal._utils.types import JSONObject, Progress, StrPath
-from fewcal.episodes import Episodes, sample_episodes
+from fewcal.episodes import Episodes, labels_fingerprint, sample_episodes
 from fewcal.errors import InputError
 from fewcal.evaluation.engine import Block, Engine, Job, blocks, check_methods, method_settings
 from fewcal.evaluation.executors import check_workers, run_blocks, torch_threads, worker_threads
+from fewcal.evaluation.outcome import join
 from fewcal.evaluation.protocol import Protocol
 from fewcal.evaluation.results import Results
 from fewcal.evaluation.run_folder import Run, environment
-from fewcal.evaluation.stats import CalibrationBins
-from fewcal.evaluation.task_list import match_tasks, tasks_fingerprint
 from fewcal.features import FeatureSet
 from fewcal.methods import Method, parse_methods
 
@@ -104,7 +103,7 @@ class _Evaluation:
         check_methods(methods, base is not None, protocol.split)
         labels = split.require_labels()
         if episodes is not None:
-            episodes, protocol = match_tasks(episodes, labels, protocol)
+            episodes, protocol = _match_tasks(episodes, labels, protocol)
         else:
             sample_episodes(labels, protocol.spec, range(1), split.classes)  # refuses too few classes or rows
         self.protocol, self.device, self.class_names = protocol, pick_device(device), list(split.classes)
@@ -156,28 +155,16 @@ class _Evaluation:
                 run.save_block(block)
             done += block.stop - block.start
             progress(done, total)
-        results = self._assemble([finished[start] for start in sorted(finished)], plan["settings"])
+        results = Results(
+            protocol=self.protocol,
+            class_names=self.class_names,
+            settings=plan["settings"],
+            identity=self.identity,
+            **join([finished[start] for start in sorted(finished)]),
+        )
         if run is not None:
             run.finish(results, environment(self.device))
         return results
-
-    def _assemble(self, ordered: Sequence[Block], settings: dict[str, JSONObject]) -> Results:
-        def joined(part: str) -> dict[str, np.ndarray]:
-            names = getattr(ordered[0], part)
-            return {name: np.concatenate([getattr(block, part)[name] for block in ordered]) for name in names}
-
-        return Results(
-            self.protocol,
-            self.class_names,
-            np.concatenate([block.classes for block in ordered]),
-            np.concatenate([block.queries for block in ordered]),
-            joined("correct"),
-            joined("detection"),
-            {name: reduce(CalibrationBins.merge, (block.bins[name] for block in ordered)) for name in settings},
-            {name: sum(block.seconds[name] for block in ordered) for name in settings},
-            settings,
-            self.identity,
-        )
 
 
 def _named(methods: str | Sequence[str] | Mapping[str, Method]) -> dict[str, Method]:
@@ -198,10 +185,32 @@ def _identity(
     return {
         "protocol": protocol.to_dict(),
         "features": {name: fs.split(name).fingerprint() for name in ("base", protocol.split) if name in fs.splits()},
-        "episodes": None if episodes is None else tasks_fingerprint(episodes, split.require_labels()),
+        "episodes": None if episodes is None else _tasks_fingerprint(episodes, split.require_labels()),
         "methods": method_settings(methods),
         "class_names": split.classes,
     }
+
+
+def _match_tasks(episodes: Episodes, labels: np.ndarray, protocol: Protocol) -> tuple[Episodes, Protocol]:
+    """The first tasks of a list, and the protocol that describes them."""
+    if protocol.tasks > len(episodes):
+        raise InputError(f"the protocol has {protocol.tasks} tasks, but the list has {len(episodes)}; lower tasks")
+    if labels_fingerprint(labels) != episodes.labels_fingerprint:
+        raise InputError(
+            f"the list of tasks was drawn from other labels than those of split {protocol.split!r}; "
+            "use the split it was made for, or sample the tasks again"
+        )
+    return episodes[: protocol.tasks], dataclasses.replace(protocol, **dataclasses.asdict(episodes.spec))
+
+
+def _tasks_fingerprint(episodes: Episodes, labels: np.ndarray) -> str | None:
+    """A digest of a list of tasks; None for those that the protocol would draw, which are the same run."""
+    drawn = sample_episodes(labels, episodes.spec, range(len(episodes)))
+    parts = ("task_ids", "support", "query", "outliers")
+    if all(np.array_equal(getattr(episodes, p), getattr(drawn, p)) for p in parts):
+        return None
+    rows = np.concatenate([getattr(episodes, p).ravel() for p in parts])
+    return hashlib.sha256(rows.tobytes()).hexdigest()
 
 
 def _silent(done: int, total: int) -> None:

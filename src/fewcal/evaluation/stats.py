@@ -32,7 +32,7 @@ from fewcal.errors import InputError
 
 # Accuracies are multiples of 1/(N Q); anything closer than this is rounding, and must count as a tie.
 _TIE_DECIMALS = 6
-# Confidences are summed as integers of this unit, so that merging batches in any order gives the same bits.
+# Confidences are summed as integers of this unit.
 _UNIT = 2**30
 # Differences up to which Wilcoxon's test counts every pattern of signs.
 _EXACT = 50
@@ -73,7 +73,7 @@ def summarise(acc: np.ndarray) -> MeanAccuracy:
 
 @dataclass(frozen=True)
 class Paired:
-    """a minus b on the same n tasks. `won`, `tied`, `lost` are shares of the tasks, seen from a."""
+    """a minus b on the same n tasks; `won`, `tied` and `lost` are shares of the tasks, seen from a."""
 
     a: str
     b: str
@@ -142,19 +142,13 @@ def paired_table(accuracies: Mapping[str, np.ndarray], reference: str | None = N
     [('lr', 'ncm', False), ('gdc', 'ncm', True)]
     """
     if reference is not None and reference not in accuracies:
-        raise InputError(
-            f"the reference {reference!r} is not among the methods {', '.join(accuracies)}; name one of them"
-        )
+        raise InputError(f"reference {reference!r} is not among the methods {', '.join(accuracies)}")
+    pairs = list(combinations(accuracies, 2))
     if reference is not None:
         pairs = [(name, reference) for name in accuracies if name != reference]
-    else:
-        pairs = list(combinations(accuracies, 2))
     rows = [paired(accuracies[a], accuracies[b], a, b) for a, b in pairs]
-    by_t = holm(np.array([row.p_t for row in rows]))
-    by_rank = holm(np.array([row.p_wilcoxon for row in rows]))
-    return [
-        replace(row, p_t_holm=float(t), p_wilcoxon_holm=float(w)) for row, t, w in zip(rows, by_t, by_rank, strict=True)
-    ]
+    p_t, p_wilcoxon = (holm(np.array([getattr(row, p) for row in rows])).tolist() for p in ("p_t", "p_wilcoxon"))
+    return [replace(row, p_t_holm=t, p_wilcoxon_holm=w) for row, t, w in zip(rows, p_t, p_wilcoxon, strict=True)]
 
 
 def holm(p: np.ndarray) -> np.ndarray:
@@ -189,70 +183,40 @@ def outlier_detection(inside: np.ndarray, outliers: np.ndarray, false_alarms: fl
     return np.stack([above.mean(axis=(1, 2)) + ties.mean(axis=(1, 2)) / 2, (outliers > limit[:, None]).mean(axis=1)], 1)
 
 
-class CalibrationBins:
-    """Counts, confidences and right answers in equal bins of confidence; batches add up exactly, in any order.
+def calibration_bins(confidence: np.ndarray, correct: np.ndarray, bins: int = 15) -> np.ndarray:
+    """Predictions in equal bins of confidence: numbers, right answers and summed confidences, integers (3, B).
 
-    Bin i holds confidences in (i/B, (i+1)/B], as Guo et al. 2017; zero falls into the first.
+    `confidence` are probabilities of the predicted classes, and `correct` whether these are right, of any equal shape.
+    Bin i holds confidences in (i/B, (i+1)/B], as Guo et al. 2017; zero falls into the first. Bins of several batches
+    add up exactly, in any order: confidences are summed in units of 2⁻³⁰.
 
-    >>> bins = CalibrationBins(10)
-    >>> bins.update(np.array([0.95, 0.95, 0.65]), np.array([True, False, True]))
-    >>> bins.counts.tolist(), round(bins.error(), 4)
+    >>> bins = calibration_bins(np.array([0.95, 0.95, 0.65]), np.array([True, False, True]), 10)
+    >>> bins[0].tolist(), round(calibration_error(bins), 4)
     ([0, 0, 0, 0, 0, 0, 1, 0, 0, 2], 0.4167)
     """
+    confidence = np.asarray(confidence, np.float64).reshape(-1)
+    correct = np.asarray(correct).reshape(-1).astype(bool)
+    if len(confidence) != len(correct):
+        raise InputError(f"{len(confidence)} confidences but {len(correct)} answers; give one of each per prediction")
+    # Softmax in float32 may exceed 1 by rounding; more than that, or NaN, is no probability.
+    if not ((confidence >= -1e-5) & (confidence <= 1 + 1e-5)).all():
+        raise InputError("confidences must lie in 0..1; pass probabilities, not scores")
+    confidence = confidence.clip(0.0, 1.0)
+    index = (np.ceil(confidence * bins).astype(np.int64) - 1).clip(0, bins - 1)
+    summed = np.zeros(bins, np.int64)
+    np.add.at(summed, index, np.rint(confidence * _UNIT).astype(np.int64))
+    return np.stack([np.bincount(index, minlength=bins), np.bincount(index[correct], minlength=bins), summed])
 
-    def __init__(self, bins: int = 15) -> None:
-        if bins < 1:
-            raise InputError(f"bins is {bins}; it must be at least 1")
-        self.counts = np.zeros(bins, np.int64)
-        self.correct = np.zeros(bins, np.int64)
-        self._confidence = np.zeros(bins, np.int64)
 
-    @property
-    def bins(self) -> int:
-        return len(self.counts)
+def bin_sums(bins: np.ndarray) -> np.ndarray:
+    """Numbers, right answers and summed confidences of `calibration_bins`, as they are: (3, B)."""
+    return bins / np.array([[1], [1], [_UNIT]])
 
-    @property
-    def confidence(self) -> np.ndarray:
-        """(B,) sum of the confidences in each bin."""
-        return self._confidence / _UNIT
 
-    def update(self, confidence: np.ndarray, correct: np.ndarray) -> None:
-        """Add predictions: the probability of the predicted class and whether it was right, of any equal shape."""
-        confidence = np.asarray(confidence, np.float64).reshape(-1)
-        correct = np.asarray(correct).reshape(-1).astype(bool)
-        if len(confidence) != len(correct):
-            raise InputError(
-                f"{len(confidence)} confidences but {len(correct)} answers; give one of each per prediction"
-            )
-        # Softmax in float32 may exceed 1 by rounding; more than that, or NaN, is no probability.
-        if not ((confidence >= -1e-5) & (confidence <= 1 + 1e-5)).all():
-            raise InputError("confidences must lie in 0..1; pass probabilities, not scores")
-        confidence = confidence.clip(0.0, 1.0)
-        index = (np.ceil(confidence * self.bins).astype(np.int64) - 1).clip(0, self.bins - 1)
-        self.counts += np.bincount(index, minlength=self.bins)
-        self.correct += np.bincount(index[correct], minlength=self.bins)
-        np.add.at(self._confidence, index, np.rint(confidence * _UNIT).astype(np.int64))
-
-    def merge(self, other: CalibrationBins) -> CalibrationBins:
-        """The bins of both, as a new object."""
-        if other.bins != self.bins:
-            raise InputError(f"cannot merge {self.bins} bins with {other.bins}; use the same number")
-        return CalibrationBins.from_array(self.to_array() + other.to_array())
-
-    def error(self) -> float:
-        """The expected calibration error, Σ (count/total) |accuracy - confidence|; NaN without predictions."""
-        total = int(self.counts.sum())
-        return float(np.abs(self.correct - self.confidence).sum() / total) if total else math.nan
-
-    def to_array(self) -> np.ndarray:
-        """The state as integers (3, B); `from_array` restores the identical object."""
-        return np.stack([self.counts, self.correct, self._confidence])
-
-    @classmethod
-    def from_array(cls, state: np.ndarray) -> CalibrationBins:
-        bins = cls(state.shape[1])
-        bins.counts, bins.correct, bins._confidence = state.astype(np.int64)
-        return bins
+def calibration_error(bins: np.ndarray) -> float:
+    """The expected calibration error Σ (count/total) |accuracy − confidence| of `calibration_bins`; NaN without any."""
+    counts, correct, confidence = bin_sums(bins)
+    return float(np.abs(correct - confidence).sum() / counts.sum()) if counts.any() else math.nan
 
 
 @dataclass(frozen=True)
@@ -281,8 +245,7 @@ def class_bootstrap(
     percentiles are widened for small C as by Hesterberg 2015 (the "expanded percentile interval"), which makes them
     agree with Student's t where the α are normal. The noise of the tasks is in the α, so it is in the interval too.
 
-    None where the tasks cannot tell the classes apart: all tasks have the same classes, or there are fewer tasks
-    than classes.
+    None where the classes are not identified: all tasks have the same classes, or tasks are fewer than classes.
 
     >>> rng = np.random.default_rng(0)
     >>> classes = np.array([rng.permutation(20)[:5] for _ in range(1000)])
@@ -360,10 +323,10 @@ def _p_t(d: np.ndarray, sd: float) -> float:
 
 
 def _p_wilcoxon(d: np.ndarray) -> float:
-    """Two-sided p of the signed ranks of d (n,).
+    """Two-sided p of the signed ranks of d (n,), without zeros as Wilcoxon has it.
 
-    Zeros say nothing about the direction, so they are dropped (Wilcoxon's own treatment). Of up to `_EXACT` others all
-    2ⁿ signs of their ranks, ties sharing a rank, are counted; beyond, the normal approximation, corrected for ties.
+    Of up to `_EXACT` others all 2ⁿ signs of their ranks, ties sharing a rank, are counted; beyond, the normal
+    approximation, corrected for ties.
     """
     d = d[d != 0]
     if not len(d):

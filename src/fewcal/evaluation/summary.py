@@ -1,12 +1,10 @@
 """The summary of a run: figures of every method, paired differences, and the tables that show them.
 
 A statistic of a method is one entry of `STATISTICS`: the summary stores it, and the Markdown table, the terminal and
-the HTML report have a column for it where it is defined for some method.
+the HTML report have a column for it where it is defined for some method. An undefined one (the half-width of a single
+task, the accuracy of a class without queries) is NaN or None in Python and null in JSON.
 
     STATISTICS["median"] = Statistic("median", "median %", lambda m: float(np.median(m.accuracy)), percent)
-
-What is undefined (the half-width of a single task, the accuracy of a class without queries) is NaN in Python and null
-in JSON.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ import numpy as np
 from fewcal._utils.tables import html_table
 from fewcal._utils.types import JSONObject
 from fewcal.evaluation.protocol import Protocol
-from fewcal.evaluation.stats import CalibrationBins, ClassInterval, Paired, class_bootstrap, plain, summarise
+from fewcal.evaluation.stats import ClassInterval, Paired, calibration_error, class_bootstrap, plain, summarise
 
 UNDEFINED = "–"
 TRANSDUCTIVE_NOTE = "Transductive methods see all queries of a task together: compare them with each other."
@@ -42,7 +40,7 @@ class MethodResults:
     queries : array (T, N), queries of each class
     correct : array (T, N), right answers among them
     detection : array (T, 2) or None, AUROC and recall of outliers
-    bins : CalibrationBins
+    bins : array (3, B), see `calibration_bins`
     seconds : float
     settings : dict
     """
@@ -52,7 +50,7 @@ class MethodResults:
     queries: np.ndarray
     correct: np.ndarray
     detection: np.ndarray | None
-    bins: CalibrationBins
+    bins: np.ndarray
     seconds: float
     settings: JSONObject
 
@@ -76,11 +74,7 @@ class MethodResults:
 
 
 def percent(value: float) -> str:
-    """A share in per cent with two digits.
-
-    >>> percent(0.58217)
-    '58.22'
-    """
+    """A share in per cent with two digits."""
     return f"{100 * value:.2f}"
 
 
@@ -90,14 +84,10 @@ class Statistic:
 
     Attributes
     ----------
-    name : str
-        Key in `summary.json`.
-    title : str
-        Header of its column.
-    compute : callable(MethodResults) -> float, ClassInterval or None
-        NaN or None where it is undefined.
-    format : callable(value) -> str
-        Text of a defined value.
+    name, title : str
+        Its key in `summary.json` and the header of its column.
+    compute : callable(MethodResults) -> float, ClassInterval or None; NaN or None where it is undefined
+    format : callable(value) -> str, for a defined value
     costly : bool
         Left out of a summary without intervals over classes.
     """
@@ -124,8 +114,16 @@ def is_undefined(value: object) -> bool:
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
-def _detection(column: int) -> Callable[[MethodResults], Value]:
-    return lambda m: None if m.detection is None else float(np.nanmean(m.detection[:, column]))
+def _detection(m: MethodResults, column: int) -> Value:
+    return None if m.detection is None else float(np.nanmean(m.detection[:, column]))
+
+
+def _speed(m: MethodResults) -> float:
+    return len(m.classes) / m.seconds if m.seconds > 0 else math.nan
+
+
+def _ece(m: MethodResults) -> Value:
+    return calibration_error(m.bins) if m.settings.get("probabilistic", True) else None
 
 
 # In the order of their columns. Fields of `MethodSummary` hold those of the same name, `MethodSummary.more` the others.
@@ -142,17 +140,10 @@ STATISTICS: dict[str, Statistic] = {
             costly=True,
         ),
         Statistic("worst10", "worst 10%", lambda m: summarise(m.accuracy).worst10, percent),
-        Statistic(
-            "ece", "ECE", lambda m: m.bins.error() if m.settings.get("probabilistic", True) else None, "{:.3f}".format
-        ),
-        Statistic("auroc", "outlier AUROC", _detection(0), "{:.3f}".format),
-        Statistic("outlier_recall", "outlier recall % at 5%", _detection(1), percent),
-        Statistic(
-            "tasks_per_second",
-            "tasks/s",
-            lambda m: len(m.classes) / m.seconds if m.seconds > 0 else math.nan,
-            "{:.0f}".format,
-        ),
+        Statistic("ece", "ECE", _ece, "{:.3f}".format),
+        Statistic("auroc", "outlier AUROC", lambda m: _detection(m, 0), "{:.3f}".format),
+        Statistic("outlier_recall", "outlier recall % at 5%", lambda m: _detection(m, 1), percent),
+        Statistic("tasks_per_second", "tasks/s", _speed, "{:.0f}".format),
     )
 }
 
@@ -166,21 +157,15 @@ class MethodSummary:
 
     Attributes
     ----------
-    accuracy, sd, ci95 : float
-        Mean over tasks, standard deviation, half-width of the 95% interval over tasks.
-    worst10 : float
-        Mean of the worst tenth of the tasks.
-    class_interval : ClassInterval or None
-        95% interval over draws of the classes.
-    ece : float or None
-        Expected calibration error; None for a method without probabilities.
+    accuracy, sd, ci95, worst10 : float
+        Mean over tasks, standard deviation, half-width of the 95% interval, mean of the worst tenth of the tasks.
+    class_interval : ClassInterval or None, over draws of the classes
+    ece : float or None, expected calibration error of a method with probabilities
     per_class : dict of float
     tasks : int
     seconds, tasks_per_second : float
-    settings : dict
-        Kind and parameters as they were used.
-    more : dict
-        The other entries of `STATISTICS`.
+    settings : dict, kind and parameters as they were used
+    more : dict, the other entries of `STATISTICS`
     """
 
     accuracy: float
@@ -298,13 +283,9 @@ class Summary:
         if self.paired:
             rows = []
             for d in self.differences:
-                figures = (
-                    f"{100 * d.difference:+.2f}",
-                    show_points(d.ci95),
-                    show_p(d.p_t_holm),
-                    show_p(d.p_wilcoxon_holm),
-                )
-                rows.append([f"{self.label(d.a)} − {self.label(d.b)}", *figures])
+                p_values = (show_p(d.p_t_holm), show_p(d.p_wilcoxon_holm))
+                name = f"{self.label(d.a)} − {self.label(d.b)}"
+                rows.append([name, f"{100 * d.difference:+.2f}", show_points(d.ci95), *p_values])
             yield ["difference", "points", "95% half-width", "p (t, Holm)", "p (Wilcoxon, Holm)"], rows
 
     def to_markdown(self) -> str:

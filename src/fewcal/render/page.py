@@ -236,7 +236,7 @@ def _mime(data: bytes) -> str:
 
 def _figure(image: Image, alt: str, caption: str = "") -> str:
     if not alt.strip():
-        raise InputError("every picture needs an alternative text that says what it shows")
+        raise InputError("every picture needs an alternative text: what it shows")
     source = f'src="{image_uri(image)}" alt="{escape(alt)}"'
     # Names of files have no other place to break at.
     below = f"<figcaption>{_inline(caption).replace('_', '_<wbr>')}</figcaption>" if caption else ""

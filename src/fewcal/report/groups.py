@@ -22,13 +22,11 @@ class Group:
 
     Attributes
     ----------
-    title : str
-        Names of the runs.
+    title : str, the names of the runs
     folders : list of Path
-    results : Results, the methods of all of them
-    summary : Summary of them
-    features : FeatureSet or None
-        The features that the runs were made with, where they were given.
+    results : Results, with the methods of all runs
+    summary : Summary
+    features : FeatureSet or None, those that the runs were made with, where they were given
     """
 
     title: str

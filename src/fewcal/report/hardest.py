@@ -124,7 +124,7 @@ def _rebuilt(settings: Mapping[str, object]) -> Explainable | None:
 
 
 def show_hardest(page: Page, group: Group, level: int, hardest: int) -> None:
-    """The part of the page that says why the hardest tasks are hard."""
+    """Add the part of the page on why the hardest tasks are hard."""
     page.heading("Why the hardest tasks are hard", level)
     name = best_explainable(group)
     if name is None:
@@ -145,9 +145,9 @@ def show_hardest(page: Page, group: Group, level: int, hardest: int) -> None:
             page.text(f"{error}.")
             return
         page.text(
-            f"The hardest tasks for {name}, computed again. Shares say what the calibrated mean of a class is made "
-            "of: its own examples and its nearest base classes. Moved is how far that took it, 1 being the typical "
-            "distance between neighbouring base classes."
+            f"The hardest tasks for {name}, computed again. Shares are those of a class's own examples and of its "
+            "nearest base classes in its calibrated mean. Moved is how far that took it, 1 being the typical distance "
+            "between neighbouring base classes."
         )
         for explained in tasks:
             _show_task(page, group, level, name, explained)

@@ -15,6 +15,7 @@ import numpy as np
 
 from fewcal._utils.types import JSON, StrPath
 from fewcal.evaluation import MethodSummary
+from fewcal.evaluation.stats import bin_sums
 from fewcal.evaluation.summary import is_undefined, show_p, show_points
 from fewcal.render import figures
 from fewcal.render.page import Cell, Page, Value
@@ -180,11 +181,7 @@ def _confidence(page: Page, group: Group, level: int) -> None:
     errors = ", ".join(f"{name} {m.ece:.3f}" for name, m in methods.items())
     page.figure(
         figures.reliability(
-            {
-                group.summary.label(name): {"counts": b.counts, "correct": b.correct, "confidence": b.confidence}
-                for name, b in group.results.bins.items()
-                if name in methods
-            }
+            {group.summary.label(name): bin_sums(bins) for name, bins in group.results.bins.items() if name in methods}
         ),
         f"Share of right answers against confidence; expected calibration errors: {errors}.",
         "Above the diagonal a method is more often right than it claims, below it promises too much.",
@@ -216,9 +213,8 @@ def _record(page: Page, group: Group, level: int) -> None:
 
 
 _READING = [
-    "Half-widths over tasks say how far the mean would move with other tasks drawn from the same classes; more tasks "
-    "make them smaller. The interval over classes says how far it would move with other classes of the same kind, and "
-    "is the one to quote for a claim about the domain.",
+    "Half-widths over tasks are for other tasks drawn from the same classes; more tasks make them smaller. The "
+    "interval over classes is for other classes of the same kind: quote it for a claim about the domain.",
     "Differences are taken task by task, on identical tasks, and corrected for their number by Holm's method.",
     "The worst tenth is the mean of the 10% hardest tasks. ECE is the expected calibration error: the mean gap between "
     "confidence and the share of right answers.",

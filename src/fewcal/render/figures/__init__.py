@@ -1,7 +1,7 @@
 """Figures: plain data in, a matplotlib figure out, the same bytes for the same data.
 
-Colours are Okabe and Ito's, which people with any kind of colour vision can tell apart, and no figure tells by colour
-alone: series also differ by marker and line. Letters are 8 points high at the width of a column (3.35 inches) or of a
+Colours are Okabe and Ito's, which differ for any kind of colour vision, and no figure works by colour alone: series
+also differ by marker and line. Letters are 8 points high at the width of a column (3.35 inches) or of a
 page (6.9 inches) of a two-column paper. Accuracies come in as shares (0 to 1) and are shown in per cent.
 
 >>> figure = accuracy_intervals({"ncm": {"accuracy": 0.5, "ci95": 0.01}})

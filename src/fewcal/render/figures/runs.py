@@ -59,16 +59,16 @@ def difference_forest(differences: Sequence[tuple[str, str, float, float]]) -> F
 
 
 @drawn
-def reliability(bins: Mapping[str, Mapping[str, np.ndarray]]) -> Figure:
+def reliability(bins: Mapping[str, np.ndarray]) -> Figure:
     """Share of right answers against confidence; perfect calibration is the diagonal.
 
-    Each method has `counts`, `correct` and `confidence` (sums) of equal bins. A bin with fewer than 1 in 1000 of the
-    answers is left out.
+    Each method has numbers of answers, of right ones, and summed confidences of equal bins, (3, B). A bin with fewer
+    than 1 in 1000 of the answers is left out.
     """
     figure, axis = new_axes(PHONE, 3.4)
     axis.plot([0, 100], [0, 100], color="#777777", linewidth=0.9, linestyle=":")
     for i, (name, b) in enumerate(bins.items()):
-        counts, correct, confidence = (np.asarray(b[k], float) for k in ("counts", "correct", "confidence"))
+        counts, correct, confidence = b
         kept = counts > counts.sum() / 1000
         x, y = 100 * confidence[kept] / counts[kept], 100 * correct[kept] / counts[kept]
         axis.plot(x, y, **look_of(i), label=short(name, 30))
