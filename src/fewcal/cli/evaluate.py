@@ -36,6 +36,14 @@ Methods = Annotated[
 
 # What makes tasks unbalanced: fields of Protocol.
 VARIATIONS = ("queries", "dirichlet", "present", "outliers", "min_way", "min_shot", "meta_dataset")
+Vary = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Unbalanced tasks: queries=75 (in all), dirichlet=2 (class shares), present=2 (classes with queries), "
+        "outliers=0.25 (queries of no class), min_way=5, min_shot=1, meta_dataset=true. Repeatable.",
+        metavar="KEY=VALUE",
+    ),
+]
 
 
 def evaluate(
@@ -52,14 +60,7 @@ def evaluate(
     replacement: Annotated[
         bool, typer.Option("--replacement/--no-replacement", help="Whether tasks may share rows.")
     ] = True,
-    vary: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Unbalanced tasks: queries=75 (in all), dirichlet=2 (class shares), present=2 (classes with queries), "
-            "outliers=0.25 (queries of no class), min_way=5, min_shot=1, meta_dataset=true. Repeatable.",
-            metavar="KEY=VALUE",
-        ),
-    ] = None,
+    vary: Vary = None,
     reference: Reference = None,
     task_list: Annotated[Path | None, typer.Option(help="Use the tasks of this file (see --save-tasks).")] = None,
     save_list: Annotated[Path | None, typer.Option("--save-tasks", help="Save the drawn tasks for later runs.")] = None,
