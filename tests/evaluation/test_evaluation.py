@@ -440,34 +440,6 @@ def test_settings_of_methods_are_checked_by_name_and_kind() -> None:
         make_method("dc", "paper")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("",), "no method in ''"),
-        (("ncm,ncm",), "'ncm' is listed twice"),
-        (("ncm", "paper"), "--preset is for gdc"),
-        (("ncm", None, ["k=3"]), "--set names method 'gdc', which is not among ncm"),
-        (("ncm", None, ["dc.k=3"]), "--set names method 'dc'"),
-        (("gdc", None, ["k"]), "--set 'k' is not key=value"),
-        (("gdc", None, ["=3"]), "--set '=3' is not key=value"),
-        (("gdc", None, ["kk=3"]), "no parameter 'kk'; did you mean 'k'"),
-        (("gdc:papr",), "preset 'papr' is unknown; did you mean 'paper'"),
-    ],
-)
-def test_bad_lists_of_methods_are_refused(arguments: Any, message: str) -> None:
-    with pytest.raises(InputError) as caught:
-        parse_methods(*arguments)
-    assert message in str(caught.value)
-
-
-def test_presets_and_settings_reach_the_method() -> None:
-    methods = parse_methods("gdc,gdc:paper/cub/5shot,dc", "paper/mini/1shot", ["n=9", "dc.alpha=0.5"])
-    assert methods["gdc"].settings["alpha1"] == get_preset("paper/mini/1shot").alpha1
-    assert methods["gdc:paper/cub/5shot"].settings["alpha1"] == get_preset("paper/cub/5shot").alpha1
-    assert [methods[m].settings["n"] for m in ("gdc", "gdc:paper/cub/5shot", "dc")] == [9, 9, 750]
-    assert methods["dc"].settings["alpha"] == 0.5
-
-
 # ---- figures --------------------------------------------------------------------------------------------------------
 
 
@@ -625,7 +597,6 @@ def test_error_inside_a_method_is_not_hidden(features: FeatureSet) -> None:
 @pytest.mark.parametrize(
     ("protocol", "message"),
     [
-        (Protocol(way=8, query=4, tasks=5), "8 ways need as many classes, but there are 7"),
         (Protocol(shot=10, query=11, tasks=5), "10 shots and 11 queries need 21"),
         (Protocol(way=7, query=4, outliers=0.5, tasks=5), "14 outliers need as many rows of other classes"),
         (Protocol(split="test", tasks=5), "no split 'test'; this feature set has base, val, novel"),

@@ -155,19 +155,6 @@ def test_results_survive_the_round_trip(features: FeatureSet, tmp_path: Path, ch
 # ---- resume ---------------------------------------------------------------------------------------------------------
 
 
-def test_run_stopped_between_any_two_blocks_computes_none_twice(
-    features: FeatureSet, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "run"
-    computed = count_blocks(monkeypatch)
-    for done in (10, 20, 30, 40):
-        with pytest.raises(Stop):
-            evaluate(METHODS, features, PROTOCOL, out=folder, resume=True, progress=stop_at(done))
-    resumed(features, folder)
-    assert computed == [(0, 10), (10, 20), (20, 30), (30, 40), (40, 50)]
-    same_outcome(folder, whole)
-
-
 def test_run_stopped_while_writing_is_not_finished(
     features: FeatureSet, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -269,10 +256,8 @@ def test_run_keeps_the_plan_that_it_began_with(
     ("methods", "change", "difference"),
     [
         ("ncm,gdc", {"seed": 2}, "protocol.seed is 1 in one and 2 in the other"),
-        ("ncm,gdc", {"tasks": 60}, "protocol.tasks is 50 in one and 60"),
         ("ncm,gdc", {"dirichlet": 2.0}, "protocol.dirichlet is None in one and 2.0"),
         ("ncm", {}, "only one has methods.gdc"),
-        ("ncm,gdc,lr", {}, "only one has methods.lr"),
     ],
 )
 def test_resume_with_other_settings_is_refused(
@@ -298,22 +283,6 @@ def test_resume_with_other_parameters_features_or_device_is_refused(features: Fe
     edit_config(folder, lambda config: config["identity"].update(device="cuda"))
     with pytest.raises(InputError, match="device is 'cuda' in one and 'cpu' in the other"):
         resumed(features, folder)
-
-
-def test_folder_has_one_run_at_a_time(features: FeatureSet, whole: Path, tmp_path: Path) -> None:
-    refused = []
-
-    def second(done: int, total: int) -> None:
-        if not refused:
-            for resume in (False, True):
-                with pytest.raises(InputError, match="is in use by process") as caught:
-                    evaluate(METHODS, features, replace(PROTOCOL, seed=5), out=tmp_path / "run", resume=resume)
-                refused.append(caught)
-
-    evaluate(METHODS, features, PROTOCOL, out=tmp_path / "run", progress=second)
-    assert len(refused) == 2
-    same_outcome(tmp_path / "run", whole)
-    assert not list((tmp_path / "run").glob(".*"))
 
 
 @pytest.mark.parametrize("after", [0, 20, 40])
