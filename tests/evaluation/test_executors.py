@@ -64,7 +64,7 @@ def serial(features: FeatureSet) -> Results:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[distributed.LocalCluster]:
-    """A scheduler and two worker processes, each with a nanny that starts it anew when it dies."""
+    """A scheduler and two worker processes, each with a nanny that starts it again when it dies."""
     with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as running:
         yield running
 
@@ -188,7 +188,7 @@ def test_scheduler_that_is_not_there_is_one_line(
 
     monkeypatch.setattr("fewcal.evaluation.executors._CONNECT", 1)
     with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))  # bound and never listening, so nobody else answers there
+        closed.bind(("127.0.0.1", 0))  # bound and never listening, so that no other answers there
         address = f"tcp://127.0.0.1:{closed.getsockname()[1]}"
         features.save(tmp_path / "features")
         with pytest.raises(SystemExit) as stop:
@@ -248,7 +248,7 @@ def test_workers_on_this_machine_give_the_serial_result(features: FeatureSet, se
     assert len(list(tmp_path.iterdir())) == 3, "two workers and this process"
 
 
-def test_local_is_told_from_localhost() -> None:
+def test_local_workers_differ_from_localhost() -> None:
     assert _local_workers("local:2") == 2
     assert _local_workers("local") == (os.cpu_count() or 1)
     for address in ("localhost:8786", "tcp://localhost:8786", "10.0.0.1:8786"):

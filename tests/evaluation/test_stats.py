@@ -249,7 +249,7 @@ class TestClassBootstrap:
         assert (class_bootstrap(acc, classes) == interval) == balanced
         assert class_bootstrap(acc, classes, queries, level=0.5).low > interval.low  # type: ignore[union-attr]
 
-    def test_classes_that_cannot_be_told_apart_have_no_interval(self) -> None:
+    def test_classes_that_are_not_identified_have_no_interval(self) -> None:
         acc = np.linspace(0.4, 0.6, 50)
         assert class_bootstrap(acc, np.tile(np.arange(5), (50, 1))) is None
         assert class_bootstrap(acc[:3], np.array([[0, 1], [1, 2], [3, 4]])) is None

@@ -79,9 +79,9 @@ def test_a_figure_of_the_paper_is_data_then_picture(
     again = json.loads(json.dumps(found, allow_nan=False))
     assert path.read_bytes() == figures.svg_bytes(figure.draw(again))
     assert figure.compute(features, seed=3, **SMALL[name]) == found
-    said = figure.say(found)
-    assert len(said) > 40
-    assert "nan" not in said
+    words = figure.say(found)
+    assert len(words) > 40
+    assert "nan" not in words
     width = float(re.search(rb'width="([0-9.]+)pt"', path.read_bytes())[1])  # type: ignore[index]
     assert width <= 72 * figures.PAGE
 

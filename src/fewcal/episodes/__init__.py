@@ -15,7 +15,7 @@ other classes, and ways and shots (Triantafillou et al., Meta-Dataset, ICLR 2020
 """
 
 from fewcal.episodes.batch import Episodes, Group, labels_fingerprint
-from fewcal.episodes.draw import sample_episodes
+from fewcal.episodes.draw import Sampler, sample_episodes
 from fewcal.episodes.spec import EpisodeSpec
 
-__all__ = ["EpisodeSpec", "Episodes", "Group", "labels_fingerprint", "sample_episodes"]
+__all__ = ["EpisodeSpec", "Episodes", "Group", "Sampler", "labels_fingerprint", "sample_episodes"]

@@ -75,7 +75,8 @@ class Episodes:
         even = (shots == shots[:, :1]).sum(axis=1) == way
         counts = (self.query >= 0).sum(axis=(1, 2)), (self.outliers >= 0).sum(axis=1)
         shapes = np.stack([way, even, shots.sum(axis=1), *counts], axis=1)
-        for shape in sorted(set(map(tuple, shapes.tolist()))):
+        same = (shapes == shapes[:1]).all()
+        for shape in sorted(set(map(tuple, shapes[:1].tolist() if same else shapes.tolist()))):
             at = np.flatnonzero((shapes == shape).all(axis=1))
             support, labels = _flat(self.support[at])
             query, truth = _flat(self.query[at])
@@ -125,7 +126,9 @@ def _flat(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Rows of classes (B, N, K) without what fills up, and the class of each: two arrays (B, S)."""
     kept = rows >= 0
     classes = np.broadcast_to(np.arange(rows.shape[1])[:, None], rows.shape)
-    return rows[kept].reshape(len(rows), -1), classes[kept].reshape(len(rows), -1)
+    if not kept.all():
+        rows, classes = rows[kept], classes[kept]
+    return rows.reshape(len(kept), -1), classes.reshape(len(kept), -1)
 
 
 def labels_fingerprint(labels: np.ndarray) -> str:

@@ -24,10 +24,7 @@ def sample_episodes(
     task_ids: Sequence[int] | range | np.ndarray,
     names: Sequence[str] | None = None,
 ) -> Episodes:
-    """Tasks `task_ids` of the endless list that (labels, spec) defines.
-
-    labels (R,) are any integers; classes may have different sizes. No row comes twice in a task. `names` of labels
-    0..C-1 make errors readable.
+    """Tasks `task_ids` of the endless list that (labels, spec) defines; see `Sampler`.
 
     >>> labels = np.repeat([10, 20, 30], 8)
     >>> spec = EpisodeSpec(way=2, shot=1, query=3, seed=0)
@@ -38,60 +35,128 @@ def sample_episodes(
     >>> bool((alone.query[0] == tasks.query[42]).all())
     True
     """
-    labels = integer_labels(labels)
-    pool = _Pool(labels, spec, names)
-    ids = np.asarray(task_ids)
-    if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
-        raise InputError(f"task_ids must be a list of integers; got {ids.dtype} of shape {ids.shape}")
-    ids = ids.astype(np.int64)
-    if ids.size and ids.min() < 0:
-        raise InputError(f"task index {ids.min()} is negative; tasks count from 0")
-
-    key = _task_key(spec.seed, ids)
-    chosen = _distinct(key, np.full(len(ids), pool.count), pool.way)  # (T, N) positions among the classes
-    classes, outliers = pool.values[chosen], np.empty((len(ids), 0), np.int64)
-    if not spec.is_balanced:
-        classes, support, query, outliers = _unbalanced_rows(pool, spec, ids, chosen)
-    else:
-        rows = _fresh_rows(pool, key, chosen, spec.rows_per_class)
-        if not spec.replacement:
-            rows = _dealt_rows(pool, spec, ids, chosen)
-        support, query = (np.ascontiguousarray(part) for part in np.split(rows, [spec.shot], axis=2))
-    return Episodes(spec, labels_fingerprint(labels), ids, classes, support, query, outliers)
+    return Sampler(labels, spec, names).draw(task_ids)
 
 
-class _Pool:
-    """The rows of each class: `order[start[c] : start[c] + size[c]]` are those of label `values[c]`."""
+class Sampler:
+    """Draws tasks of a specification from labels, whose order it settles once.
+
+    Parameters
+    ----------
+    labels : array (R,)
+        Any integers; classes may have different sizes.
+    spec : EpisodeSpec
+    names : sequence of str or None
+        Names of labels 0..C−1, which make errors readable.
+    """
 
     def __init__(self, labels: np.ndarray, spec: EpisodeSpec, names: Sequence[str] | None = None) -> None:
+        labels = integer_labels(labels)
+        self.spec, self.fingerprint = spec, labels_fingerprint(labels)
+        # `order[start[c] : start[c] + size[c]]` are the rows of label `values[c]`, and `owner` are the c of `order`.
         self.values, self.size = np.unique(labels, return_counts=True)
         self.order = np.argsort(labels, kind="stable")
         self.start = np.cumsum(self.size) - self.size
         self.count = len(self.values)
-        self.owner = np.repeat(np.arange(self.count), self.size)  # the class of each of `order`
+        self.owner = np.repeat(np.arange(self.count), self.size)
         self.way = min(spec.way, self.count)
+        self._check(names)
+
+    def _check(self, names: Sequence[str] | None) -> None:
+        spec, size = self.spec, self.size
         if self.way < spec.ways[0]:
             raise InputError(f"{spec.ways[0]} ways need as many classes, but there are {self.count}; lower --way")
-        left, outliers = int(np.sort(self.size)[: self.count - self.way].sum()), spec.query_counts(self.way)[1]
+        left, outliers = int(np.sort(size)[: self.count - self.way].sum()), spec.query_counts(self.way)[1]
         if left < outliers:
             raise InputError(
                 f"{outliers} outliers need as many rows of other classes, but {self.way} ways may leave {left}; "
                 "lower way or outliers"
             )
-        short = np.flatnonzero(self.size < spec.rows_per_class)
+        short = np.flatnonzero(size < spec.rows_per_class)
         if short.size:
             c = short[0]
             others = f" (and {short.size - 1} more classes)" if short.size > 1 else ""
             name = self.values[c] if names is None else repr(names[self.values[c]])
             shots = spec.rows_per_class - spec.class_queries
             raise InputError(
-                f"class {name} has {self.size[c]} rows{others}, but {shots} shots and {spec.class_queries} queries "
+                f"class {name} has {size[c]} rows{others}, but {shots} shots and {spec.class_queries} queries "
                 f"need {spec.rows_per_class}; lower --query or --shot"
             )
 
-    def rows(self, c: int) -> np.ndarray:
-        """The rows of class `c`."""
+    def draw(self, task_ids: Sequence[int] | range | np.ndarray) -> Episodes:
+        """Tasks of these indices; no row comes twice in a task."""
+        ids = np.asarray(task_ids)
+        if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+            raise InputError(f"task_ids must be a list of integers; got {ids.dtype} of shape {ids.shape}")
+        ids = ids.astype(np.int64)
+        if ids.size and ids.min() < 0:
+            raise InputError(f"task index {ids.min()} is negative; tasks count from 0")
+        key = _task_key(self.spec.seed, ids)
+        chosen = _distinct(key, np.full(len(ids), self.count), self.way)  # (T, N) positions among the classes
+        if not self.spec.is_balanced:
+            return Episodes(self.spec, self.fingerprint, ids, *self._unbalanced_rows(ids, key, chosen))
+        if self.spec.replacement:
+            rows = self._fresh_rows(key, chosen, self.spec.rows_per_class)
+        else:
+            rows = self._dealt_rows(ids, chosen)
+        support, query = (np.ascontiguousarray(part) for part in np.split(rows, [self.spec.shot], axis=2))
+        nothing = np.empty((len(ids), 0), np.int64)
+        return Episodes(self.spec, self.fingerprint, ids, self.values[chosen], support, query, nothing)
+
+    def _rows(self, c: int) -> np.ndarray:
         return self.order[self.start[c] : self.start[c] + self.size[c]]
+
+    def _fresh_rows(self, key: np.ndarray, chosen: np.ndarray, take: int) -> np.ndarray:
+        """(T, N, take) rows, drawn from all rows of each chosen class."""
+        tasks, way = chosen.shape
+        # One stream per (task, way), keyed apart from the stream that drew the classes.
+        keys = _stream(key[:, None], (1 << 32) + np.arange(way)[None, :]).reshape(-1)
+        flat = chosen.reshape(-1)
+        if take <= _SHUFFLE_LIMIT:
+            within = _distinct(keys, self.size[flat], take)
+        else:
+            within = np.empty((len(flat), take), np.int64)
+            for b, c in enumerate(flat):
+                within[b] = np.argsort(_stream(keys[b : b + 1], np.arange(self.size[c])), kind="stable")[:take]
+        return self.order[self.start[flat][:, None] + within].reshape(tasks, way, take)
+
+    def _dealt_rows(self, ids: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+        """(T, N, K + Q) rows, dealt without replacement within a pass."""
+        spec, take = self.spec, self.spec.rows_per_class
+        rows = np.empty((*chosen.shape, take), np.int64)
+        # Powers of two: later batches of a run find what an earlier one dealt.
+        passes, turns = _deal(self.size.tobytes(), spec, 1 << max(8, int(ids.max(initial=0)).bit_length()))
+        passes, turns = passes[ids], turns[ids]
+        for number in np.unique(passes):
+            # Shuffle every class at once: sort all rows by (class, hash).
+            noise = _stream(_task_key(spec.seed, np.array([number]), domain=1), np.arange(len(self.order)))
+            shuffled = self.order[np.lexsort((noise, self.owner))]
+            mine = np.flatnonzero(passes == number)
+            first = self.start[chosen[mine]] + turns[mine] * take
+            rows[mine] = shuffled[first[..., None] + np.arange(take)]
+        return rows
+
+    def _unbalanced_rows(
+        self, ids: np.ndarray, key: np.ndarray, chosen: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Classes (T, N), support (T, N, K), queries (T, N, Q) and outliers (T, R), filled up with −1."""
+        spec, first = self.spec, self._fresh_rows(key, chosen, self.spec.shot)
+        classes, support, query, outliers = np.full(chosen.shape, -1), [], [], []
+        for t, seed in enumerate(_task_key(spec.seed, ids, domain=2).tolist()):
+            rng = np.random.RandomState([seed & 0xFFFFFFFF, seed >> 32])  # NumPy promises that its numbers stay
+            own = chosen[t, : rng.randint(spec.ways[0], self.way + 1)]
+            classes[t, : len(own)] = self.values[own]
+            inside, outside = spec.query_counts(len(own))
+            shots, queries = _class_counts(spec, self.size[own], inside, rng)
+            rows = []
+            for c, begin in zip(own, first[t], strict=False):
+                rest = rng.permutation(self._rows(c))
+                rows.append(np.concatenate([begin, rest[(rest[:, None] != begin).all(axis=1)]]))
+            support.append([r[:k] for r, k in zip(rows, shots, strict=True)])
+            query.append([r[k : k + q] for r, k, q in zip(rows, shots, queries, strict=True)])
+            others = self.order[~np.isin(self.owner, own)] if outside else self.order[:0]
+            outliers.append([rng.permutation(others)[:outside]])
+        return classes, _padded(support, self.way), _padded(query, self.way), _padded(outliers, 1)[:, 0]
 
 
 def _task_key(seed: int, task: np.ndarray, domain: int = 0) -> np.ndarray:
@@ -111,36 +176,15 @@ def _distinct(key: np.ndarray, size: np.ndarray, count: int) -> np.ndarray:
     A partial Fisher-Yates shuffle of 0..size-1 without the array: step j swaps places j and p_j, so what lies at
     place p_j is found by following the earlier swaps backwards.
     """
-    batch = len(key)
     # (place drawn at step j) = j + floor(u (size - j)); u has 32 bits, a bias below size / 2**32.
-    places = np.empty((count, batch), np.int64)
-    chosen = np.empty((count, batch), np.int64)
-    for j in range(count):
-        u = _stream(key, j) >> _U64(32)
-        places[j] = j + ((u * (size - j).astype(_U64)) >> _U64(32)).astype(np.int64)
-        at = places[j].copy()
+    step = np.arange(count)[:, None]
+    u = _stream(key, step.astype(_U64)) >> _U64(32)
+    places = step + ((u * (size - step).astype(_U64)) >> _U64(32)).astype(np.int64)
+    chosen = places.copy()
+    for j, at in enumerate(chosen):
         for i in range(j - 1, -1, -1):
             np.copyto(at, i, where=places[i] == at)
-        chosen[j] = at
     return np.ascontiguousarray(chosen.T)
-
-
-def _fresh_rows(pool: _Pool, key: np.ndarray, chosen: np.ndarray, take: int) -> np.ndarray:
-    """(T, N, take) rows, drawn from all rows of each chosen class."""
-    tasks, way = chosen.shape
-    # One stream per (task, way), keyed apart from the stream that drew the classes.
-    keys = _stream(key[:, None], (1 << 32) + np.arange(way)[None, :]).reshape(-1)
-    flat = chosen.reshape(-1)
-    if take <= _SHUFFLE_LIMIT:
-        within = _distinct(keys, pool.size[flat], take)
-    else:
-        within = np.empty((len(flat), take), np.int64)
-        for b, c in enumerate(flat):
-            within[b] = np.argsort(_stream(keys[b : b + 1], np.arange(pool.size[c])), kind="stable")[:take]
-    return pool.order[pool.start[flat][:, None] + within].reshape(tasks, way, take)
-
-
-# ---- without replacement --------------------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=4)
@@ -157,49 +201,6 @@ def _deal(sizes: bytes, spec: EpisodeSpec, tasks: int) -> tuple[np.ndarray, np.n
         passes[t], turns[t] = number, used[classes]
         used[classes] += 1
     return passes, turns
-
-
-def _dealt_rows(pool: _Pool, spec: EpisodeSpec, ids: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """(T, N, K + Q) rows, dealt without replacement within a pass."""
-    take = spec.rows_per_class
-    rows = np.empty((*chosen.shape, take), np.int64)
-    # Powers of two: later batches of a run find what an earlier one dealt.
-    passes, turns = _deal(pool.size.tobytes(), spec, 1 << max(8, int(ids.max(initial=0)).bit_length()))
-    passes, turns = passes[ids], turns[ids]
-    for number in np.unique(passes):
-        # Shuffle every class at once: sort all rows by (class, hash).
-        noise = _stream(_task_key(spec.seed, np.array([number]), domain=1), np.arange(len(pool.order)))
-        shuffled = pool.order[np.lexsort((noise, pool.owner))]
-        mine = np.flatnonzero(passes == number)
-        first = pool.start[chosen[mine]] + turns[mine] * take
-        rows[mine] = shuffled[first[..., None] + np.arange(take)]
-    return rows
-
-
-# ---- unbalanced tasks -----------------------------------------------------------------------------------------------
-
-
-def _unbalanced_rows(
-    pool: _Pool, spec: EpisodeSpec, ids: np.ndarray, chosen: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Classes (T, N), support (T, N, K), queries (T, N, Q) and outliers (T, R), filled up with −1."""
-    first = _fresh_rows(pool, _task_key(spec.seed, ids), chosen, spec.shot)
-    classes, support, query, outliers = np.full(chosen.shape, -1), [], [], []
-    for t, key in enumerate(_task_key(spec.seed, ids, domain=2).tolist()):
-        rng = np.random.RandomState([key & 0xFFFFFFFF, key >> 32])  # NumPy promises that its numbers never change
-        own = chosen[t, : rng.randint(spec.ways[0], pool.way + 1)]
-        classes[t, : len(own)] = pool.values[own]
-        inside, outside = spec.query_counts(len(own))
-        shots, queries = _class_counts(spec, pool.size[own], inside, rng)
-        rows = []
-        for c, begin in zip(own, first[t], strict=False):
-            rest = rng.permutation(pool.rows(c))
-            rows.append(np.concatenate([begin, rest[(rest[:, None] != begin).all(axis=1)]]))
-        support.append([r[:k] for r, k in zip(rows, shots, strict=True)])
-        query.append([r[k : k + q] for r, k, q in zip(rows, shots, queries, strict=True)])
-        others = pool.order[~np.isin(pool.owner, own)] if outside else pool.order[:0]
-        outliers.append([rng.permutation(others)[:outside]])
-    return classes, _padded(support, pool.way), _padded(query, pool.way), _padded(outliers, 1)[:, 0]
 
 
 def _class_counts(

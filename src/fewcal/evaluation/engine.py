@@ -26,7 +26,7 @@ from fewcal._utils.arrays import as_features
 from fewcal._utils.randomness import TaskRandom
 from fewcal._utils.threads import in_parallel
 from fewcal.bank import BaseBank
-from fewcal.episodes import Episodes, EpisodeSpec, Group, sample_episodes
+from fewcal.episodes import Episodes, EpisodeSpec, Group, Sampler
 from fewcal.errors import FewcalWarning, InputError
 from fewcal.evaluation.outcome import Outcome
 from fewcal.evaluation.stats import calibration_bins, outlier_detection
@@ -93,6 +93,7 @@ class Piece(NamedTuple):
 
     names: list[str]
     group: Group
+    tensors: list[Tensor]  # rows and classes of its support and its queries
     part: slice
     ids: list[int]
 
@@ -120,6 +121,7 @@ class Engine:
         if bank is None and job.base is not None:
             bank = BaseBank().fit(*job.base, device=self.device)
         self.bank = bank
+        self.sampler = Sampler(job.labels, job.spec)
         # Not `from_numpy`: arrays that come from a file or another process may be read-only.
         self._raw = as_features(job.features, "features", device=self.device, check=False)
         self._prepare()
@@ -191,6 +193,8 @@ class Engine:
         out = []
         for group in episodes.groups():
             ids = episodes.task_ids[group.at].tolist()
+            arrays = (group.support, group.labels, group.query, group.truth)
+            tensors = [torch.from_numpy(a).to(self.device) for a in arrays]
             for names in self._names():
                 one_by_one = not group.even and self.methods[names[0]].sampling_key is not None
                 size = 1 if one_by_one else self.job.batches.get(names[0], self.block_tasks)
@@ -198,15 +202,13 @@ class Engine:
                     size = min(size, -(-size * len(episodes) // self.block_tasks))
                 for low in range(0, len(ids), size):
                     part = slice(low, low + size)
-                    out.append(Piece(names, group, part, ids[part]))
+                    out.append(Piece(names, group, tensors, part, ids[part]))
         return out
 
     def run(self, start: int, stop: int) -> Block:
         """Compute tasks `start` to `stop`."""
-        if self.job.episodes is None:
-            episodes = sample_episodes(self.job.labels, self.job.spec, range(start, stop))
-        else:
-            episodes = self.job.episodes[start:stop]
+        fixed = self.job.episodes
+        episodes = self.sampler.draw(range(start, stop)) if fixed is None else fixed[start:stop]
         queries = (episodes.query >= 0).sum(axis=2, dtype=np.int32)
         correct = {name: np.zeros_like(queries) for name in self.methods}
         detects = self.detects_outliers
@@ -218,13 +220,14 @@ class Engine:
         self._prepare_batches(pieces)
         batches = Counter(piece.names[0] for piece in pieces)
         for piece, found in zip(pieces, in_parallel(self._answers, pieces, self.threads), strict=True):
-            at, truth = piece.group.at[piece.part], piece.group.truth[piece.part]
-            own = truth >= 0
+            at, truth, way = piece.group.at[piece.part], piece.group.truth[piece.part], piece.group.way
+            own: Any = truth >= 0 if detects else slice(None)
+            cell = truth + 1 + (way + 1) * np.arange(len(at))[:, None]  # of task and class, the first for outliers
             together = min(self.threads, batches[piece.names[0]])  # alone it would have these
             for name, answers in found.items():
                 right, confidence = answers.correct.cpu().numpy(), answers.confidence.cpu().numpy()
-                for c in range(piece.group.way):
-                    correct[name][at, c] = (right & (truth == c)).sum(axis=1)
+                counts = np.bincount(cell.ravel(), right.ravel(), len(at) * (way + 1)).reshape(-1, way + 1)
+                correct[name][at, :way] = counts[:, 1:]
                 bins[name] = bins[name] + calibration_bins(confidence[own], right[own])
                 if detects and answers.outlier is not None:
                     score = answers.outlier.cpu().numpy()
@@ -239,10 +242,7 @@ class Engine:
 
     def _answers(self, piece: Piece) -> dict[str, Answers]:
         """Answers of the methods of a piece."""
-        g, part = piece.group, piece.part
-        support, labels, query, truth = (
-            torch.from_numpy(rows[part]).to(self.device) for rows in (g.support, g.labels, g.query, g.truth)
-        )
+        support, labels, query, truth = (tensor[piece.part] for tensor in piece.tensors)
         shared = Shared(self._clock)
         out = {}
         for name in piece.names:
@@ -250,7 +250,7 @@ class Engine:
             began = self._clock()
             z = self.features[self.methods[name].space]
             random = TaskRandom(self.job.spec.seed, piece.ids, self.device)
-            batch = TaskBatch(_rows(z, support), labels, g.way, random, shared)
+            batch = TaskBatch(_rows(z, support), labels, piece.group.way, random, shared)
             scores, outlier = predict(self.methods[name], batch, z, query, self.detects_outliers)
             confidence, answer = torch.softmax(scores, dim=-1).max(dim=-1)
             if self.detects_outliers and outlier is None:

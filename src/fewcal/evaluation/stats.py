@@ -199,10 +199,10 @@ def calibration_bins(confidence: np.ndarray, correct: np.ndarray, bins: int = 15
     if len(confidence) != len(correct):
         raise InputError(f"{len(confidence)} confidences but {len(correct)} answers; give one of each per prediction")
     # Softmax in float32 may exceed 1 by rounding; more than that, or NaN, is no probability.
-    if not ((confidence >= -1e-5) & (confidence <= 1 + 1e-5)).all():
+    if not (confidence.min(initial=0) >= -1e-5 and confidence.max(initial=1) <= 1 + 1e-5):
         raise InputError("confidences must lie in 0..1; pass probabilities, not scores")
-    confidence = confidence.clip(0.0, 1.0)
-    index = (np.ceil(confidence * bins).astype(np.int64) - 1).clip(0, bins - 1)
+    confidence = np.minimum(np.maximum(confidence, 0), 1)
+    index = np.maximum(np.ceil(confidence * bins).astype(np.int64) - 1, 0)
     summed = np.zeros(bins, np.int64)
     np.add.at(summed, index, np.rint(confidence * _UNIT).astype(np.int64))
     return np.stack([np.bincount(index, minlength=bins), np.bincount(index[correct], minlength=bins), summed])
