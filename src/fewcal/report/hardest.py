@@ -107,9 +107,8 @@ def _explain(
 
 def best_explainable(group: Group) -> str | None:
     """The best method whose calibration can be explained."""
-    methods = group.summary.methods
-    able = [name for name in methods if _rebuilt(group.results.settings[name]) is not None]
-    return max(able, key=lambda name: methods[name].accuracy, default=None)
+    able = {name: m.accuracy for name, m in group.summary.methods.items() if _rebuilt(m.settings) is not None}
+    return max(able, key=lambda name: able[name], default=None)
 
 
 def _rebuilt(settings: Mapping[str, object]) -> Explainable | None:

@@ -6,14 +6,16 @@ the hardest tasks are computed again, which shows which classes were confused an
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 
-from fewcal._utils.types import JSON, StrPath
+from fewcal._utils.atomic import read_json
+from fewcal._utils.types import JSONObject, StrPath
+from fewcal.errors import FileFormatError
 from fewcal.evaluation import MethodSummary
 from fewcal.evaluation.stats import bin_sums
 from fewcal.evaluation.summary import is_undefined, show_p, show_points
@@ -94,10 +96,9 @@ def _results(page: Page, group: Group, level: int) -> None:
         cells = [Cell(s.text(m.value(s.name)), sort=s.sort_key(m.value(s.name))) for s in columns]
         rows.append([summary.label(name), _accuracy(group, name), *cells])
     page.table(["method", "accuracy %", *(s.title for s in columns)], rows, _caption(group))
-    best = summary.methods[group.best]
     page.figure(
         figures.accuracy_intervals({summary.label(name): _interval(m) for name, m in summary.methods.items()}),
-        f"Accuracies with intervals; the highest is {group.best} with {100 * best.accuracy:.1f} per cent.",
+        f"Accuracies with intervals; {group.best} has {100 * summary.methods[group.best].accuracy:.1f} per cent.",
     )
 
 
@@ -107,15 +108,15 @@ def _differences(page: Page, group: Group, level: int) -> None:
     if not pairs:
         return
     page.heading("Differences on the same tasks", level)
-    names = {(d.a, d.b): f"{summary.label(d.a)} − {summary.label(d.b)}" for d in pairs}
+    names = [f"{summary.label(d.a)} − {summary.label(d.b)}" for d in pairs]
     rows: list[list[Value]] = []
-    for d in pairs:
+    for name, d in zip(names, pairs, strict=True):
         clear = d.p_t_holm is not None and d.p_t_holm < 0.05  # NaN is not
         mark = "" if not clear else "good" if d.difference > 0 else "bad"
         points = f"{100 * d.difference:+.2f} ± {show_points(d.ci95)}"
         rows.append(
             [
-                names[d.a, d.b],
+                name,
                 Cell(points, sort=100 * d.difference, mark=mark, title="" if clear else "may be chance"),
                 Cell(show_p(d.p_t_holm), sort=d.p_t_holm),
                 Cell(show_p(d.p_wilcoxon_holm), sort=d.p_wilcoxon_holm),
@@ -126,7 +127,7 @@ def _differences(page: Page, group: Group, level: int) -> None:
     page.table(header, rows, "▲ better, ▼ worse where p (t, Holm) < 0.05: more than chance on these classes.")
     for note in summary.notes():
         page.text(note)
-    alt = "; ".join(f"{names[d.a, d.b]} {100 * d.difference:+.1f}" for d in pairs)
+    alt = "; ".join(f"{name} {100 * d.difference:+.1f}" for name, d in zip(names, pairs, strict=True))
     page.figure(
         figures.difference_forest([(summary.label(d.a), summary.label(d.b), d.difference, d.ci95) for d in pairs]),
         f"Differences of accuracy with intervals: {alt}",
@@ -148,10 +149,7 @@ def _classes(page: Page, group: Group, level: int) -> None:
     ]
     header = ["class", *(f"{summary.label(name)} %" for name in summary.methods), "tasks"]
     caption = f"Queries of each class that were answered rightly, hardest for {group.best} first"
-    if len(rows) > _MANY_ROWS:
-        with page.details(f"All {len(rows)} classes"):
-            page.table(header, rows, caption)
-    else:
+    with page.details(f"All {len(rows)} classes") if len(rows) > _MANY_ROWS else nullcontext():
         page.table(header, rows, caption)
 
 
@@ -248,9 +246,8 @@ def _number(share: float) -> float | None:
     return None if math.isnan(share) else round(100 * share, 1)
 
 
-def _environment(folder: Path) -> dict[str, JSON]:
+def _environment(folder: Path) -> JSONObject:
     try:
-        found = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return read_json(folder / "environment.json", "evaluate again")
+    except FileFormatError:
         return {"environment": "not recorded"}
-    return dict(found) if isinstance(found, dict) else {"environment": "not recorded"}
