@@ -139,7 +139,7 @@ def _read_block(folder: Path) -> str:
     """Damaged blocks are computed again, so the result is always the same."""
     identity = json.loads((folder / "identity.json").read_text())
     with Run.open(folder / "run", identity, resume=True) as run:
-        blocks = run.load_blocks(["ncm"], [(0, 12)], 2)
+        blocks = run.load_blocks(["ncm"], [(0, 12)])
     found = blocks.get(0)
     if found is None:
         return _read_run_anew()
