@@ -1,4 +1,4 @@
-"""Features in the background: one thread that takes what waits, says how far it is, and never dies of one bad file."""
+"""Features in the background: one thread that takes what waits, shows its progress, and outlives every bad file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BATCH = 16
 
 @dataclass(frozen=True)
 class Progress:
-    """How far the features are: items done and in all, seconds left (None: nobody knows yet), what is wrong."""
+    """How far the features are: items done and in all, seconds left (None as long as that is open), what is wrong."""
 
     done: int
     total: int
@@ -77,7 +77,7 @@ class Embedder:
         return item.id in self._seen and self._seen[item.id] != self._file(item)
 
     def _file(self, item: Item) -> tuple[int, int] | None:
-        """What tells one version of a file from another."""
+        """What distinguishes one version of a file from another."""
         try:
             found = inside(self._folder, item.name).stat()
         except (InputError, OSError):
@@ -99,12 +99,12 @@ class Embedder:
             self._wake.clear()
             try:
                 self._work()
-            except FewcalError as error:  # no extractor: nothing can be done until the server is started anew
-                self._set("stopped", str(error))
-                return
             except Exception as error:
-                self._set("stopped", f"unexpected {type(error).__name__}: {error}")
-                return
+                # Without an extractor nothing can be done until the next start; a full disk may have room again.
+                reason = str(error) if isinstance(error, FewcalError) else f"unexpected {type(error).__name__}: {error}"
+                self._set("stopped", reason)
+                if self.extractor is None:
+                    return
             self._wake.wait()
 
     def _work(self) -> None:

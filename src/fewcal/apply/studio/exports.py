@@ -42,7 +42,7 @@ def csv_table(rows: Sequence[Row], classes: Sequence[str]) -> str:
 
 
 def folder_names(classes: Iterable[str]) -> dict[str, str]:
-    """A safe folder name for each class, no two alike even where case does not count.
+    """A safe folder name for each class, different from all others even where case does not count.
 
     >>> folder_names(["a/b", "A:B", "robin"])
     {'a/b': 'a_b', 'A:B': 'A_B (2)', 'robin': 'robin'}
@@ -103,7 +103,7 @@ def python_snippet(rows: Sequence[Row], extractor: str, beta: float, bank: str |
     else:
         load = "extractor([decode_fitted(p, extractor.size, extractor.crop) for p in items])"
         more = "\nfrom fewcal.features.sources.pictures import decode_fitted"
-    return f'''"""The classifier of a fewcal studio project, fitted anew: run it inside the project's folder."""
+    return f'''"""The classifier of a fewcal studio project, fitted again: run it inside the project's folder."""
 
 from fewcal import GDCClassifier
 from fewcal.features.extractors import get_extractor{more}

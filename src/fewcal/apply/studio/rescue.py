@@ -1,0 +1,99 @@
+"""`fewcal studio --rescue`: what can be read of a damaged project, in a new file; the damaged one is kept beside it."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+
+from fewcal.apply.studio.store import FILE, HOME, NONE_CLASS, Edit, Found, ProjectStore
+from fewcal.errors import FileFormatError, InputError
+
+MAX_ROWS = 100_000  # twice as many as there may be items: what is damaged has lost its last number
+PAGE = 4096  # bytes of a page; the first one names the tables and where they begin
+
+
+def rescue(folder: Path) -> str:
+    """Replace a damaged project by what can be read of it; a line that counts what was saved.
+
+    The damaged file stays as `.fewcal/studio.damaged-1.sqlite`.
+    """
+    home, path = folder / HOME, folder / HOME / FILE
+    if not path.is_file():
+        raise InputError(f"{path} is not there; nothing to rescue")
+    try:
+        ProjectStore(folder).close()
+        return f"{path} is whole; nothing to rescue"
+    except FileFormatError:
+        pass
+    backup = next(p for n in count(1) if not (p := home / f"studio.damaged-{n}.sqlite").exists())
+    scratch = home / "rescue.tmp"  # what a kill leaves of it goes at the next start
+    shutil.rmtree(scratch, ignore_errors=True)
+    try:
+        ProjectStore(scratch).close()
+        for end in ("", "-wal"):  # changes that wait in the log
+            with suppress(FileNotFoundError):
+                shutil.copy2(f"{path}{end}", f"{backup}{end}")
+                shutil.copy2(f"{path}{end}", f"{scratch / 'damaged'}{end}")
+        fresh = scratch / HOME / FILE
+        with closing(_open_damaged(scratch / "damaged", fresh)) as source, closing(ProjectStore(scratch)) as store:
+            saved = _save(source, store)
+        Path(f"{path}-wal").unlink(missing_ok=True)
+        fresh.replace(path)
+    except OSError as error:
+        raise InputError(f"cannot write into {home}: {error.strerror}; make room, or allow to write") from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return f"saved {saved}; the damaged file is kept as {backup}"
+
+
+def _open_damaged(damaged: Path, fresh: Path) -> sqlite3.Connection:
+    """Open a damaged file with the first page of a new project: the tables of both begin at the same pages."""
+    with suppress(sqlite3.Error), closing(sqlite3.connect(damaged)) as db:
+        db.execute("PRAGMA wal_checkpoint").fetchall()
+    header = bytearray(fresh.read_bytes()[:PAGE])
+    header[28:32] = (damaged.stat().st_size // PAGE).to_bytes(4, "big")  # how many pages there are
+    with damaged.open("rb+") as file:
+        file.write(header)
+    db = sqlite3.connect(damaged)
+    db.text_factory = lambda raw: raw.decode("utf-8", "replace")
+    return db
+
+
+def _save(source: sqlite3.Connection, store: ProjectStore) -> str:
+    """Copy the rows that can be read and that a project may hold; in words, how many."""
+    items = {i: row for i, *row in _rows(source, "items", "id, name, text, named, features") if _is_item(*row)}
+    store.add_items([Found(name, text, named) for name, text, named, _ in items.values()])
+    place = dict(zip(items, store.ids(name for name, *_ in items.values()), strict=True))
+    meta = {key: value for key, value in _rows(source, "meta", "key, value") if isinstance(value, str)}
+    if meta.get("kind") in ("picture", "text"):
+        store.set_meta("kind", meta["kind"])
+    with suppress(KeyError, ValueError):  # features of an extractor that is not named are computed again
+        store.use_extractor(meta["extractor"], float(meta["beta"]))
+        features = {place[i]: row[-1] for i, row in items.items() if isinstance(row[-1], bytes) and row[-1]}
+        width = max(Counter(len(raw) // 4 * 4 for raw in features.values()).items(), key=lambda one: one[1])[0]
+        rows = {i: np.frombuffer(raw, np.float32) for i, raw in features.items() if len(raw) == width}
+        store.set_features({i: row for i, row in rows.items() if np.isfinite(row).all()}, {})
+    names = {name: i for i, name in _rows(source, "classes", "id, name") if isinstance(name, str)}
+    classes = {NONE_CLASS, *names.values()}
+    labels = {place[i]: c for i, c in _rows(source, "labels", "item, class") if i in place and c in classes}
+    made: dict[int, tuple[str | None, str | None]] = {i: (None, name) for name, i in names.items()}
+    store.record(Edit("what could be read of a damaged file", {i: (None, c) for i, c in labels.items()}, made))
+    return f"{len(items)} items, {len(names)} classes and {len(labels)} labels"
+
+
+def _is_item(name: object, text: object, named: object, _: object) -> bool:
+    return isinstance(name, str) and isinstance(text, str | None) and isinstance(named, str | None)
+
+
+def _rows(source: sqlite3.Connection, table: str, columns: str) -> Iterator[tuple]:
+    """The rows one by one, past pages that are damaged."""
+    for number in range(1, MAX_ROWS):
+        with suppress(sqlite3.Error):
+            yield from source.execute(f"SELECT {columns} FROM {table} WHERE rowid = ?", (number,)).fetchall()
