@@ -15,7 +15,7 @@ import numpy as np
 from fewcal.apply.studio.store import FILE, HOME, NONE_CLASS, Edit, Found, ProjectStore
 from fewcal.errors import FileFormatError, InputError
 
-MAX_ROWS = 100_000  # twice as many as there may be items: what is damaged has lost its last number
+MAX_ROWS = 100_000  # tried where the number of the last row is damaged: twice the largest project
 PAGE = 4096  # bytes of a page; the first one names the tables and where they begin
 
 
@@ -55,12 +55,12 @@ def rescue(folder: Path) -> str:
 
 def _open_damaged(damaged: Path, fresh: Path) -> sqlite3.Connection:
     """Open a damaged file with the first page of a new project: the tables of both begin at the same pages."""
-    with suppress(sqlite3.Error), closing(sqlite3.connect(damaged)) as db:
+    with suppress(sqlite3.Error, UnicodeDecodeError), closing(sqlite3.connect(damaged)) as db:
         db.execute("PRAGMA wal_checkpoint").fetchall()
-    header = bytearray(fresh.read_bytes()[:PAGE])
-    header[28:32] = (damaged.stat().st_size // PAGE).to_bytes(4, "big")  # how many pages there are
-    with damaged.open("rb+") as file:
-        file.write(header)
+    new, old = fresh.read_bytes(), damaged.read_bytes()
+    pages = max(len(new), len(old)) // PAGE
+    header = new[:28] + pages.to_bytes(4, "big") + new[32:PAGE]
+    damaged.write_bytes(header + old[PAGE:] + new[max(PAGE, len(old)) :])
     db = sqlite3.connect(damaged)
     db.text_factory = lambda raw: raw.decode("utf-8", "replace")
     return db
@@ -93,7 +93,10 @@ def _is_item(name: object, text: object, named: object, _: object) -> bool:
 
 
 def _rows(source: sqlite3.Connection, table: str, columns: str) -> Iterator[tuple]:
-    """The rows one by one, past pages that are damaged."""
-    for number in range(1, MAX_ROWS):
-        with suppress(sqlite3.Error):
+    """The rows one by one by their number, past pages that are damaged."""
+    last = MAX_ROWS
+    with suppress(sqlite3.Error, UnicodeDecodeError):
+        last = source.execute(f"SELECT max(rowid) FROM {table}").fetchone()[0] or 0
+    for number in range(1, min(last, MAX_ROWS) + 1):
+        with suppress(sqlite3.Error, UnicodeDecodeError):
             yield from source.execute(f"SELECT {columns} FROM {table} WHERE rowid = ?", (number,)).fetchall()

@@ -184,7 +184,7 @@ class ProjectStore:
         rescue = f"`fewcal studio --rescue {self.folder}` saves what can be read"
         return FileFormatError(f"{self.path} is damaged ({reason}); {rescue}")
 
-    def _failure(self, error: sqlite3.Error) -> FewcalError:
+    def _failure(self, error: Exception) -> FewcalError:
         """An error of SQLite in our words."""
         if isinstance(error, sqlite3.ProgrammingError):
             return InputError(f"{self.path} is closed; start the studio again")
@@ -214,7 +214,7 @@ class ProjectStore:
             except BaseException as error:
                 if self._db.in_transaction:  # a full disk ends it
                     self._db.execute("ROLLBACK")
-                if isinstance(error, sqlite3.Error):
+                if isinstance(error, sqlite3.Error | UnicodeDecodeError):
                     raise self._failure(error) from error
                 raise
 
@@ -231,7 +231,7 @@ class ProjectStore:
         with self._lock:
             try:
                 return self._db.execute(query, values).fetchall()
-            except sqlite3.Error as error:
+            except (sqlite3.Error, UnicodeDecodeError) as error:  # messages quote what is damaged
                 raise self._failure(error) from error
 
     # ---- facts about the project ----------------------------------------------------------------------------------
