@@ -72,13 +72,13 @@ class Broadcast:
 
 
 def make_app(studio: Studio, access: Access, broadcast: Broadcast | None = None) -> Guard:
-    """The application around a project; it starts the project and closes it."""
+    """The application around a project; where it is run with its lifespan, it starts the project and closes it."""
     news = broadcast or Broadcast()
+    studio.listeners.append(news.notify)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         news.open()
-        studio.listeners.append(news.notify)
         await run_in_threadpool(studio.start)
         yield
         news.close()

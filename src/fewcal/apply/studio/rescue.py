@@ -74,18 +74,43 @@ def _save(source: sqlite3.Connection, store: ProjectStore) -> str:
     meta = {key: value for key, value in _rows(source, "meta", "key, value") if isinstance(value, str)}
     if meta.get("kind") in ("picture", "text"):
         store.set_meta("kind", meta["kind"])
-    with suppress(KeyError, ValueError):  # features of an extractor that is not named are computed again
+    with suppress(KeyError, ValueError, IndexError):  # features without their extractor are computed again
         store.use_extractor(meta["extractor"], float(meta["beta"]))
         features = {place[i]: row[-1] for i, row in items.items() if isinstance(row[-1], bytes) and row[-1]}
-        width = max(Counter(len(raw) // 4 * 4 for raw in features.values()).items(), key=lambda one: one[1])[0]
+        width = Counter(len(raw) // 4 * 4 for raw in features.values()).most_common(1)[0][0]
         rows = {i: np.frombuffer(raw, np.float32) for i, raw in features.items() if len(raw) == width}
         store.set_features({i: row for i, row in rows.items() if np.isfinite(row).all()}, {})
-    names = {name: i for i, name in _rows(source, "classes", "id, name") if isinstance(name, str)}
+    names, given = _classes_and_labels(source)
     classes = {NONE_CLASS, *names.values()}
-    labels = {place[i]: c for i, c in _rows(source, "labels", "item, class") if i in place and c in classes}
+    labels = {place[i]: c for i, c in given.items() if i in place and c in classes}
     made: dict[int, tuple[str | None, str | None]] = {i: (None, name) for name, i in names.items()}
     store.record(Edit("what could be read of a damaged file", {i: (None, c) for i, c in labels.items()}, made))
     return f"{len(items)} items, {len(names)} classes and {len(labels)} labels"
+
+
+def _classes_and_labels(source: sqlite3.Connection) -> tuple[dict[str, int], dict[int, int]]:
+    """Ids of classes by name and classes of items, from their tables; what these have lost, from the history."""
+    classes: dict[int, str | None] = {}
+    labels: dict[int, int | None] = {}
+    if _is_damaged(source, "classes") or _is_damaged(source, "labels"):
+        for text, undone in _rows(source, "history", "edit, undone"):
+            with suppress(ValueError, TypeError, AttributeError, IndexError):
+                edit = Edit.from_json(text)
+                classes |= {i: names[undone == 0] for i, names in edit.classes.items()}
+                labels |= {i: numbers[undone == 0] for i, numbers in edit.labels.items()}
+    classes |= dict(_rows(source, "classes", "id, name"))
+    labels |= dict(_rows(source, "labels", "item, class"))
+    return (
+        {name: i for i, name in classes.items() if isinstance(name, str)},
+        {i: number for i, number in labels.items() if isinstance(number, int)},
+    )
+
+
+def _is_damaged(source: sqlite3.Connection, table: str) -> bool:
+    try:
+        return bool(source.execute(f"PRAGMA quick_check({table})").fetchall() != [("ok",)])
+    except (sqlite3.Error, UnicodeDecodeError):
+        return True
 
 
 def _is_item(name: object, text: object, named: object, _: object) -> bool:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import secrets
+import signal
 import socket
 import warnings
-from collections.abc import Callable
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from fewcal.apply.studio.project import Studio, StudioSettings
@@ -49,6 +50,7 @@ def serve_studio(
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            news.open()
             await super().startup(sockets)
             if self.started:
                 opened(f"{address}/?token={token}")
@@ -57,6 +59,16 @@ def serve_studio(
             news.close()  # open event streams would be waited for
             await super().shutdown(sockets)
 
+        @contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            """Take Ctrl-C as a wish to end; another one waits for no open request. Neither interrupts what is saved."""
+            before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+            try:
+                yield
+            finally:
+                for number, handler in before.items():
+                    signal.signal(number, handler)
+
     config = uvicorn.Config(
         app,
         log_level="warning",
@@ -64,8 +76,9 @@ def serve_studio(
         server_header=False,
         proxy_headers=False,
         ws="none",
+        lifespan="off",  # which prints a traceback where it is cut short
         timeout_graceful_shutdown=5,
     )
     with listening, closing(studio), suppress(KeyboardInterrupt):  # the way to stop it
         studio.start()  # here, where what is wrong with the folder becomes a line
-        Server(config).run([listening])  # passes Ctrl-C on when all is closed
+        Server(config).run([listening])
