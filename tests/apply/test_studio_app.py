@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import quote
 
@@ -25,7 +23,7 @@ from fewcal.apply.studio.intake import Limits
 from fewcal.apply.studio.store import Found
 from fewcal.errors import InputError
 from limits import largest_file
-from studio_project import COLOURS, Open, colour_folder, embedded, ids, write_picture
+from studio_project import COLOURS, Open, colour_folder, ids, write_picture
 
 TOKEN = "a-token-for-tests"
 HOST = "127.0.0.1:8000"
@@ -36,28 +34,19 @@ PROXY = "https://hub.example/user/me/proxy/8000"
 
 @pytest.fixture
 def studio(tmp_path: Path, open_studio: Open) -> Studio:
-    return open_studio(colour_folder(tmp_path / "photos"), start=False, limits=LIMITS)
+    return open_studio(colour_folder(tmp_path / "photos"), limits=LIMITS)
+
+
+def client(studio: Studio, proxy: str | None = None) -> TestClient:
+    """A client without the token."""
+    before = None if proxy is None else Proxy.parse(proxy)
+    access = Access(frozenset({HOST, "localhost:8000"}), TOKEN, LIMITS.upload_bytes, before)
+    return TestClient(make_app(studio, access), base_url=f"http://{HOST}", raise_server_exceptions=False)
 
 
 @pytest.fixture
-def connect(studio: Studio) -> Iterator[Callable[..., TestClient]]:
-    """Makes a client without the token, of a server that may stand behind a proxy."""
-    with ExitStack() as stack:
-
-        def make(proxy: str | None = None) -> TestClient:
-            before = None if proxy is None else Proxy.parse(proxy)
-            app = make_app(studio, Access(frozenset({HOST, "localhost:8000"}), TOKEN, LIMITS.upload_bytes, before))
-            client = TestClient(app, base_url=f"http://{HOST}", raise_server_exceptions=False)
-            stack.enter_context(client)
-            embedded(studio)
-            return client
-
-        yield make
-
-
-@pytest.fixture
-def outsider(connect: Callable[..., TestClient]) -> TestClient:
-    return connect()
+def outsider(studio: Studio) -> TestClient:
+    return client(studio)
 
 
 @pytest.fixture
@@ -159,15 +148,12 @@ class TestUse:
             assert "two classes an example each" in page.get(f"/api/export/{name}").json()["error"]
 
     def test_pasted_texts_are_split_as_files_are(self, tmp_path: Path, open_texts: Open) -> None:
-        studio = open_texts(tmp_path / "texts", start=False)
-        with TestClient(make_app(studio, Access(frozenset({HOST}), TOKEN, 10**6)), base_url=f"http://{HOST}") as client:
-            client.headers.update(BEARER)
-            assert (
-                client.post("/api/texts", json={"text": "one\u2028line\r\nan\x0cother\n\n third "}).status_code == 200
-            )
-            assert client.post("/api/texts", content=b'{"text": "half \\ud800"}').status_code == 200
-            texts = [item.text for item in studio.store.items()]
-            assert texts == ["one\u2028line", "an\x0cother", "third", "half \ufffd"]
+        studio = open_texts(tmp_path / "texts")
+        page = client(studio)
+        for raw in (rb'{"text": "one\u2028line\r\nan\fother\n\n third "}', rb'{"text": "half \ud800"}'):
+            assert page.post("/api/texts", content=raw, headers=BEARER).status_code == 200
+        texts = [item.text for item in studio.store.items()]
+        assert texts == ["one\u2028line", "an\x0cother", "third", "half \ufffd"]
 
 
 class TestAccess:
@@ -240,26 +226,26 @@ class TestAccess:
         assert page.post("/api/classes", json={"name": "x"}).status_code == 403
 
     @pytest.mark.parametrize("host", ["hub.example", HOST])  # proxies pass their own name on, or ours
-    def test_named_proxy_may_stand_before_it(self, connect: Callable[..., TestClient], host: str) -> None:
-        client = connect(PROXY)
-        client.headers["host"] = host
-        answer = client.get(f"/?token={TOKEN}", follow_redirects=False)
+    def test_named_proxy_may_stand_before_it(self, studio: Studio, host: str) -> None:
+        page = client(studio, PROXY)
+        page.headers["host"] = host
+        answer = page.get(f"/?token={TOKEN}", follow_redirects=False)
         assert (answer.status_code, answer.headers["location"]) == (303, "./")
         cookie = answer.headers["set-cookie"]
         assert "Path=/user/me/proxy/8000/;" in cookie
         assert "Secure" in cookie
-        client.headers["cookie"] = cookie.partition(";")[0]
+        page.headers["cookie"] = cookie.partition(";")[0]
         for origin, status in {
             "https://hub.example": 200,
             "http://hub.example": 403,
             "https://evil.example": 403,
         }.items():
-            answer = client.post("/api/classes", json={"name": origin}, headers={"origin": origin})
+            answer = page.post("/api/classes", json={"name": origin}, headers={"origin": origin})
             assert answer.status_code == status, origin
-        assert client.get("/api/state", headers={"host": "hub.example.evil"}).status_code == 403
-        page = client.get("/").text
-        assert 'src="/' not in page
-        assert 'href="/' not in page
+        assert page.get("/api/state", headers={"host": "hub.example.evil"}).status_code == 403
+        shown = page.get("/").text
+        assert 'src="/' not in shown
+        assert 'href="/' not in shown
 
     @pytest.mark.parametrize(
         "address", ["hub.example", "ftp://hub.example", "https://hub.example/?a=b", "https://u:p@hub", ""]

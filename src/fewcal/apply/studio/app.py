@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
+import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import ExitStack, asynccontextmanager, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TypeGuard
 from urllib.parse import unquote
@@ -29,64 +31,27 @@ from fewcal.features.sources.texts import split_lines
 
 STATIC = Path(__file__).parent / "static"
 LONGEST = {"thumbnail": 240, "zoomed": 1600}  # pixels of a picture's longer side
-KEEP_ALIVE_S = 15.0  # between events: a proxy or a sleeping laptop cuts silent connections
+# Between looks for news, and at the longest between events: a proxy or a sleeping laptop cuts silent connections.
+LOOK_S, KEEP_ALIVE_S = 0.1, 15.0
 NO_CLASSIFIER = "there is no classifier yet; give two classes an example each"
 Work = Callable[[Request, dict[str, views.Json]], object]
 
 
-class Broadcast:
-    """Wakes open pages when something is new; called from any thread, read by tasks of one event loop."""
+def make_app(studio: Studio, access: Access, closed: threading.Event | None = None) -> Guard:
+    """The application around a project that is started; streams of events end once it is `closed`."""
+    end = closed or threading.Event()
 
-    def __init__(self) -> None:
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._events: set[asyncio.Event] = set()
-        self.closed = False
-
-    def open(self) -> None:
-        self._loop = asyncio.get_running_loop()
-
-    def close(self) -> None:
-        self.closed = True
-        self.notify()
-
-    def notify(self) -> None:
-        if self._loop is not None and not self._loop.is_closed():
-            with suppress(RuntimeError):  # closed in between
-                self._loop.call_soon_threadsafe(self._wake)
-
-    def _wake(self) -> None:
-        for event in self._events:
-            event.set()
-
-    async def stream(self, message: Callable[[], str]) -> AsyncIterator[str]:
-        """The message now, whenever something is new, and now and then."""
-        self._events.add(event := asyncio.Event())
-        try:
-            while not self.closed:
-                yield f"data: {message()}\n\n"
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(event.wait(), KEEP_ALIVE_S)
-                event.clear()
-        finally:
-            self._events.discard(event)
-
-
-def make_app(studio: Studio, access: Access, broadcast: Broadcast | None = None) -> Guard:
-    """The application around a project; where it is run with its lifespan, it starts the project and closes it."""
-    news = broadcast or Broadcast()
-    studio.listeners.append(news.notify)
-
-    @asynccontextmanager
-    async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        news.open()
-        await run_in_threadpool(studio.start)
-        yield
-        news.close()
-        await run_in_threadpool(studio.close)
+    async def news() -> AsyncIterator[str]:
+        """The session and its newest revision: at once, whenever there is another one, and now and then."""
+        sent, last = -1, 0.0
+        while not end.is_set():
+            if studio.revision != sent or time.monotonic() - last > KEEP_ALIVE_S:
+                sent, last = studio.revision, time.monotonic()
+                yield f"data: {json.dumps([studio.session, sent])}\n\n"
+            await asyncio.sleep(LOOK_S)
 
     async def events(request: Request) -> Response:
-        stream = news.stream(lambda: json.dumps([studio.session, studio.revision]))
-        return StreamingResponse(stream, media_type="text/event-stream")
+        return StreamingResponse(news(), media_type="text/event-stream")
 
     async def upload(request: Request) -> Response:
         """One file in each request, its name in the header X-File-Name (percent-encoded)."""
@@ -100,20 +65,16 @@ def make_app(studio: Studio, access: Access, broadcast: Broadcast | None = None)
         """Pages look often and mostly find nothing: the answer is no state; where something changed, events follow."""
         return JSONResponse({"new": await run_in_threadpool(studio.rescan)})
 
-    app = Starlette(
-        routes=[
-            Route("/", lambda request: FileResponse(STATIC / "index.html", media_type="text/html")),
-            Mount("/static", StaticFiles(directory=STATIC)),
-            Route("/api/events", events),
-            Route("/api/files", upload, methods=["POST"]),
-            Route("/api/rescan", look, methods=["POST"]),
-            *_changes(studio),
-            *_views(studio),
-        ],
-        exception_handlers={FewcalError: _refuse, BodyTooLarge: too_large},
-        lifespan=lifespan,
-    )
-    return Guard(app, access)
+    routes = [
+        Route("/", lambda request: FileResponse(STATIC / "index.html", media_type="text/html")),
+        Mount("/static", StaticFiles(directory=STATIC)),
+        Route("/api/events", events),
+        Route("/api/files", upload, methods=["POST"]),
+        Route("/api/rescan", look, methods=["POST"]),
+        *_changes(studio),
+        *_views(studio),
+    ]
+    return Guard(Starlette(routes=routes, exception_handlers={FewcalError: _refuse, BodyTooLarge: too_large}), access)
 
 
 async def _refuse(request: Request, error: Exception) -> Response:

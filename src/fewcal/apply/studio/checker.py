@@ -12,71 +12,51 @@ from fewcal.apply.check import check_examples
 from fewcal.apply.labelling import expected_accuracy
 from fewcal.apply.studio.answers import Recipe, predict_items
 from fewcal.apply.studio.moment import Checked, Moment, spaced
-from fewcal.errors import FewcalError
+from fewcal.errors import FewcalError, InputError
 
-QUIET_S = 0.4  # without a change before a check begins
-
-
-class _ChangedError(Exception):
-    """Something changed while a check was under way."""
+QUIET_S = 0.4  # without a change before a check begins: while somebody labels, the answers have the processor
 
 
 class Checker:
-    """Checks the examples whenever they have changed and nothing has happened for a moment.
-
-    Parameters
-    ----------
-    moment : gives the project as it is
-    keep : takes the check
-    """
+    """Checks the examples when they have changed and nothing has happened for a moment; `keep` takes the check."""
 
     def __init__(self, moment: Callable[[], Moment], keep: Callable[[Checked], None]) -> None:
         self._moment, self._keep = moment, keep
-        self._news, self._stop = threading.Event(), False
-        self._thread = threading.Thread(target=self._run, name="fewcal-checker", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-        self.wake()
+        self._turn, self._stop = 0, False
+        self._thread = threading.Thread()
 
     def wake(self) -> None:
-        """Something has changed."""
-        self._news.set()
+        """Something has changed: give up what is under way, and begin again."""
+        self._turn += 1
+        if not self._stop:
+            timer = threading.Timer(QUIET_S, self._run, [self._turn])
+            timer.daemon = True
+            self._thread = timer
+            timer.start()
 
     def stop(self) -> None:
-        """Give up what is under way, and end."""
         self._stop = True
-        self._news.set()
+        self._turn += 1
         if self._thread.is_alive():
             self._thread.join(timeout=30)
 
-    def _run(self) -> None:
-        warm_up(self._moment().recipe)
-        while True:
-            self._news.wait()
-            # While somebody labels, the answers have the processor to themselves.
-            while self._news.is_set() and not self._stop:
-                self._news.clear()
-                self._news.wait(QUIET_S)
-            if self._stop:
-                return
-            try:
-                moment = self._moment()
-                if moment.checked is None or list(moment.checked.labels.items()) != list(moment.labels.items()):
-                    self._keep(check_moment(moment, self._give_up))
-            except (_ChangedError, FewcalError):  # which a page hears of by what it does itself
-                continue
+    def _run(self, turn: int) -> None:
+        def still(*_: int) -> None:
+            if turn != self._turn:
+                raise InputError("the examples have changed")
 
-    def _give_up(self, done: int, total: int) -> None:
-        if self._news.is_set():
-            raise _ChangedError
+        try:
+            still()
+            moment = self._moment()
+            if moment.checked is None or list(moment.checked.labels.items()) != list(moment.labels.items()):
+                self._keep(check_moment(moment, still))
+        except FewcalError:  # a page hears of what is wrong by what it does itself
+            return
 
 
 def check_moment(moment: Moment, progress: Callable[[int, int], None] | None = None) -> Checked:
     """The check of the examples of a moment; of very many, of an even sample."""
-    at, names = moment.examples()
-    kept = spaced(np.arange(len(at)))
-    at, names = at[kept], names[kept]
+    at, names = (spaced(values) for values in moment.examples())
     found = None
     if len(np.unique(names)) > 1:
         beta = moment.recipe.beta

@@ -15,10 +15,11 @@ from __future__ import annotations
 import hmac
 import re
 from dataclasses import dataclass
-from http.cookies import CookieError, SimpleCookie
+from pathlib import Path
 from urllib.parse import parse_qs
 
 from starlette.datastructures import Headers
+from starlette.requests import HTTPConnection
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -32,17 +33,7 @@ CONTENT_POLICY = (
 _SAFE = ("GET", "HEAD", "OPTIONS")
 NO_TOKEN = "the token is missing; open the link that the server printed"
 # For a person. It refers to nothing, for nothing else is answered either, and holds nothing of the project.
-NO_TOKEN_PAGE = """<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>fewcal studio: open the printed link</title>
-<h1>This studio opens by its link</h1>
-<p>Open the whole link that <code>fewcal studio</code> printed where it was started. It ends in
-<code>?token=…</code>, which is the key to the project; each start makes a new one.</p>
-</html>
-"""
+NO_TOKEN_PAGE = (Path(__file__).parent / "static" / "no-token.html").read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True)
@@ -126,7 +117,7 @@ class Guard:
                 samesite="lax",
             )
             return response
-        if not (self.access.knows(bearer) or self.access.knows(_cookie(headers, self.access.cookie))):
+        if not (self.access.knows(bearer) or self.access.knows(HTTPConnection(scope).cookies.get(self.access.cookie))):
             person = "text/html" in headers.get("accept", "").lower()
             return HTMLResponse(NO_TOKEN_PAGE, 401) if person else refused(401, NO_TOKEN)
         if method not in _SAFE and not self.access.knows(bearer):
@@ -142,11 +133,3 @@ class Guard:
 def _bearer(headers: Headers) -> str | None:
     scheme, _, token = headers.get("authorization", "").partition(" ")
     return token if scheme.lower() == "bearer" else None
-
-
-def _cookie(headers: Headers, name: str) -> str | None:
-    try:
-        found = SimpleCookie(headers.get("cookie", "")).get(name)
-    except CookieError:
-        return None
-    return None if found is None else found.value

@@ -6,7 +6,7 @@ import re
 import shutil
 import tempfile
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
@@ -88,6 +88,16 @@ def safe_file_name(name: str, fallback: str = "file", limit: int = 100) -> str:
     return f"_{kept}" if kept.partition(".")[0].upper() in reserved else kept
 
 
+def free_name(name: str, taken: Callable[[str], bool]) -> str:
+    """The name, or where it is taken the first one with a number that is free.
+
+    >>> free_name("a.png", {"a.png", "a (2).png"}.__contains__)
+    'a (3).png'
+    """
+    stem, suffix = Path(name).stem, Path(name).suffix
+    return next(one for n in count(1) if not taken(one := name if n == 1 else f"{stem} ({n}){suffix}"))
+
+
 def scan(folder: Path, kind: str | None = None) -> tuple[list[Found], list[str]]:
     """Names and texts of what lies in a folder, and in words what is left out of it.
 
@@ -149,21 +159,17 @@ def unseen_texts(found: Iterable[Found], present: Mapping[str, str | None]) -> l
     >>> unseen_texts([Found("a.txt: 1", "new"), Found("a.txt: 2", "old")], {"a.txt: 1": "old"})
     [Found(name='a.txt: 2', text='new', named=None)]
     """
-    had: dict[str, set[str | None]] = {}
-    for name, text in present.items():
-        had.setdefault(_file(name), set()).add(text)
-    taken, out = set(present), []
-    numbers: dict[str, count[int]] = {}
+    texts = {(_file(name), text) for name, text in present.items()}
+    files, names, out = {file for file, _ in texts}, set(present), []
     for name, text, named in found:
         file = _file(name)
-        if text is not None and file in had:
-            if text in had[file]:
+        if text is not None and file in files:
+            if (file, text) in texts:
                 continue
-            had[file].add(text)
-            if name in taken:
-                free = (f"{file}: {n}" for n in numbers.setdefault(file, count(1)))
-                name = next(other for other in free if other not in taken)
-        taken.add(name)
+            texts.add((file, text))
+            if name in names:
+                name = next(free for n in count(1) if (free := f"{file}: {n}") not in names)
+        names.add(name)
         out.append(Found(name, text, named))
     return out
 
@@ -240,13 +246,14 @@ def keep_picture(folder: Path, name: str, data: bytes, limits: Limits) -> str:
     if not is_picture(name):
         raise InputError(f"{name!r} is no picture by its name; drop .jpg, .png, .webp and the like")
     check_size(data, name, limits.pixels)
-    target, number = inside(folder, f"{DROPPED}/{name}"), 1
-    while target.exists():
-        if target.stat().st_size == len(data) and target.read_bytes() == data:
-            break
-        number += 1
-        target = inside(folder, f"{DROPPED}/{Path(name).stem} ({number}){Path(name).suffix}")
-    else:
+
+    def taken(name: str) -> bool:
+        target = inside(folder, f"{DROPPED}/{name}")
+        return target.exists() and (target.stat().st_size != len(data) or target.read_bytes() != data)
+
+    name = f"{DROPPED}/{free_name(name, taken)}"
+    target = inside(folder, name)
+    if not target.exists():
         with atomic_path(target) as temporary:
             temporary.write_bytes(data)
-    return target.relative_to(folder.resolve()).as_posix()
+    return name

@@ -13,24 +13,10 @@ import numpy as np
 
 from fewcal.apply.classify import check_same_extractor, check_same_features
 from fewcal.apply.predict import NONE_OF_THESE
+from fewcal.apply.studio import intake
 from fewcal.apply.studio.answers import Recipe
-from fewcal.apply.studio.checker import Checker, check_moment
+from fewcal.apply.studio.checker import Checker, check_moment, warm_up
 from fewcal.apply.studio.embedder import Embedder, Progress
-from fewcal.apply.studio.intake import (
-    Limits,
-    checked_texts,
-    classes_by_folder,
-    classes_by_label,
-    inside,
-    is_text_file,
-    keep_picture,
-    safe_file_name,
-    scan,
-    scratch_file,
-    sweep,
-    texts_of,
-    unseen_texts,
-)
 from fewcal.apply.studio.moment import Answered, Checked, Moment, answer_moment
 from fewcal.apply.studio.store import NONE_CLASS, Edit, Found, Item, ProjectStore, checked_class_name
 from fewcal.bank import BaseBank
@@ -55,14 +41,13 @@ class StudioSettings:
     preset: str = "default"
     device: str | None = None
     base_picture: Callable[[str], bytes | None] | None = None
-    limits: Limits = field(default_factory=Limits)
+    limits: intake.Limits = field(default_factory=intake.Limits)
 
 
 class Studio:
     """A project in a folder. All methods may be called from any thread.
 
-    `listeners` are called with nothing whenever there is something new to see; they must not wait for anything.
-    `revision` counts such events, and `session` is another one at each start, whatever the clock shows.
+    `revision` counts what is new to see, and `session` is another one at each start, whatever the clock shows.
 
     Everything that a page shows changes while `lock` is held, and never for longer than a write takes. Fits, and files
     that come in, have locks of their own, which are taken before it: one at a time, and nothing else waits.
@@ -71,8 +56,7 @@ class Studio:
     def __init__(self, folder: Path, settings: StudioSettings | None = None) -> None:
         self.folder, self.settings = folder, settings or StudioSettings()
         self.store = ProjectStore(folder)
-        sweep(folder)
-        self.listeners: list[Callable[[], None]] = []
+        intake.sweep(folder)
         self.notes: list[str] = []  # what of the folder is left out
         self.revision, self.session = 0, secrets.token_hex(4)
         self.lock, self._fitting, self._intake = threading.RLock(), threading.Lock(), threading.Lock()
@@ -92,7 +76,8 @@ class Studio:
         self.rescan()
         self._check_extractor()
         self._embedder.start()
-        self._checker.start()
+        threading.Thread(target=warm_up, args=[self.recipe], name="fewcal-warm-up", daemon=True).start()
+        self._checker.wake()
 
     def _check_extractor(self) -> None:
         """Refuse an extractor of other things and a bank of other features; forget features that it would not give."""
@@ -130,7 +115,7 @@ class Studio:
         Pages call it while files are being copied: what was read too early is read again when it has changed.
         """
         with self._intake:
-            found, notes = scan(self.folder, self.kind)
+            found, notes = intake.scan(self.folder, self.kind)
             self._note(notes)
             names = {one.name for one in found}
             gone = [i.id for i in self.store.items() if i.text is None and i.name not in names and not self._exists(i)]
@@ -145,7 +130,7 @@ class Studio:
             with self.lock:
                 if self.store.name_classes(found):
                     self._changed()
-            return self._add(unseen_texts(found, {i.name: i.text for i in self.store.items()}))
+            return self._add(intake.unseen_texts(found, {i.name: i.text for i in self.store.items()}))
 
     def _note(self, notes: list[str]) -> None:
         """Name what is left out of the folder: in the terminal once, on pages for as long as it is so."""
@@ -159,37 +144,37 @@ class Studio:
 
     def _exists(self, item: Item) -> bool:
         try:
-            return inside(self.folder, item.name).is_file()
+            return intake.inside(self.folder, item.name).is_file()
         except InputError:
             return False
 
     def add_file(self, name: str, data: bytes) -> list[int]:
         """Take in a dropped file: a picture, or a file of texts; the ids of its items, new or not."""
         with self._intake:
-            if not is_text_file(name):
+            if not intake.is_text_file(name):
                 self._check_kind("picture")
-                kept = keep_picture(self.folder, name, data, self.settings.limits)
+                kept = intake.keep_picture(self.folder, name, data, self.settings.limits)
                 self._add([Found(kept)])
                 return self.store.ids([kept])
             self._check_kind("text")
-            found = self._texts_in(safe_file_name(name, "texts.txt"), data)
-            checked_texts([one.text or "" for one in found], self.settings.limits)
-            self._add(unseen_texts(found, {i.name: i.text for i in self.store.items()}))
+            found = self._texts_in(intake.safe_file_name(name, "texts.txt"), data)
+            intake.checked_texts([one.text or "" for one in found], self.settings.limits)
+            self._add(intake.unseen_texts(found, {i.name: i.text for i in self.store.items()}))
             file = found[0].name.rpartition(": ")[0] if found else ""
             texts = {one.text for one in found}
             return [i.id for i in self.store.items() if i.text in texts and i.name.startswith(f"{file}: ")]
 
     def _texts_in(self, name: str, data: bytes) -> list[Found]:
-        with scratch_file(self.folder, f"texts{Path(name).suffix.lower()}") as file:
+        with intake.scratch_file(self.folder, f"texts{Path(name).suffix.lower()}") as file:
             file.write_bytes(data)
             try:
-                return texts_of(file, name)
+                return intake.texts_of(file, name)
             except ValueError as error:
                 raise InputError(str(error).replace(str(file), name)) from error
 
     def add_texts(self, texts: Sequence[str]) -> int:
         """Take in texts that were typed or pasted; the number of new items."""
-        kept = checked_texts(texts, self.settings.limits)
+        kept = intake.checked_texts(texts, self.settings.limits)
         with self._intake:
             self._check_kind("text")
             items = self.store.items()
@@ -229,11 +214,15 @@ class Studio:
 
     def take_folders(self) -> None:
         """Make every folder a class, and what lies in it its examples; labels that there are stay."""
-        self._take(classes_by_folder, "folders", "items do not lie in two folders or more; name the classes instead")
+        self._take(
+            intake.classes_by_folder, "folders", "items do not lie in two folders or more; name the classes instead"
+        )
 
     def take_labels(self) -> None:
         """The same for the classes that files of texts name in their rows."""
-        self._take(classes_by_label, "labels", "no text names its class; give a .csv or .jsonl file a column 'label'")
+        self._take(
+            intake.classes_by_label, "labels", "no text names its class; give a .csv or .jsonl file a column 'label'"
+        )
 
     def _take(self, classes: Callable[[Sequence[Item]], dict[str, list[int]]], what: str, nothing: str) -> None:
         with self.lock:
@@ -307,10 +296,10 @@ class Studio:
 
     def _step(self, take: Callable[[], Edit | None]) -> str | None:
         with self.lock:
-            edit = take()
-            if edit is not None:
-                self._changed()
-            return None if edit is None else edit.what
+            if (edit := take()) is None:
+                return None
+            self._changed()
+            return edit.what
 
     def set_reject(self, level: float | None) -> None:
         """Answer "none of these" where at least this share of base examples fit as well; None never does."""
@@ -349,17 +338,12 @@ class Studio:
     def _keep_check(self, checked: Checked) -> None:
         with self.lock:
             self.checked = checked
-        self._notify()
+            self.revision += 1
 
     def _changed(self) -> None:
-        self._checker.wake()
-        self._notify()
-
-    def _notify(self) -> None:
         with self.lock:
             self.revision += 1
-        for listener in list(self.listeners):
-            listener()
+        self._checker.wake()
 
     # ---- answers --------------------------------------------------------------------------------------------------
 

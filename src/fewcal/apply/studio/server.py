@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import signal
 import socket
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -31,7 +32,7 @@ def serve_studio(
     try:
         import uvicorn
 
-        from fewcal.apply.studio.app import Broadcast, make_app
+        from fewcal.apply.studio.app import make_app
         from fewcal.apply.studio.guard import Access, Proxy
         from fewcal.apply.web import allowed_hosts, bound_socket, shown_address
     except ImportError as error:
@@ -45,18 +46,17 @@ def serve_studio(
     token = token or secrets.token_urlsafe(24)
     access = Access(allowed_hosts(host, port), token, settings.limits.upload_bytes, proxy)
     address = shown_address(host, port) if proxy is None else f"{proxy.origin}{proxy.path}"
-    news, studio = Broadcast(), Studio(folder, settings)
-    app = make_app(studio, access, news)
+    closed, studio = threading.Event(), Studio(folder, settings)
+    app = make_app(studio, access, closed)
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            news.open()
             await super().startup(sockets)
             if self.started:
                 opened(f"{address}/?token={token}")
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            news.close()  # open event streams would be waited for
+            closed.set()  # open streams of events would be waited for
             await super().shutdown(sockets)
 
         @contextmanager
@@ -76,7 +76,7 @@ def serve_studio(
         server_header=False,
         proxy_headers=False,
         ws="none",
-        lifespan="off",  # which prints a traceback where it is cut short
+        lifespan="off",
         timeout_graceful_shutdown=5,
     )
     with listening, closing(studio), suppress(KeyboardInterrupt):  # the way to stop it

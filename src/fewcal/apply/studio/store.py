@@ -29,24 +29,7 @@ NONE_CLASS = 0  # the class id of "none of these"
 MAX_NAME = 120
 MAX_ID = 2**63  # what SQLite can hold
 
-# `PRAGMA quick_check` looks at the checks as well: a value that cannot be is damage.
-TABLES = """
-CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL CHECK (typeof(value) = 'text'));
-CREATE TABLE items (
-  id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE CHECK (typeof(name) = 'text'),
-  text TEXT CHECK (typeof(text) IN ('text', 'null')), named TEXT CHECK (typeof(named) IN ('text', 'null')),
-  state TEXT NOT NULL CHECK (state IN ('waiting', 'ready', 'failed', 'gone')),
-  error TEXT CHECK (typeof(error) IN ('text', 'null')),
-  features BLOB CHECK (state != 'ready' OR typeof(features) = 'blob' AND length(features) > 0));
-CREATE TABLE classes (
-  id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE CHECK (typeof(name) = 'text'));
-CREATE TABLE labels (
-  turn INTEGER PRIMARY KEY AUTOINCREMENT, item INTEGER NOT NULL UNIQUE REFERENCES items (id),
-  class INTEGER NOT NULL CHECK (typeof(class) = 'integer'));
-CREATE TABLE history (
-  id INTEGER PRIMARY KEY AUTOINCREMENT, edit TEXT NOT NULL CHECK (typeof(edit) = 'text'),
-  undone INTEGER NOT NULL DEFAULT 0 CHECK (undone IN (0, 1)));
-"""
+TABLES = Path(__file__).with_name("schema.sql").read_text(encoding="utf-8").partition("\n")[2]
 # What no table can check alone: labels without an item or a class, features of several lengths.
 _CONTRADICTIONS = """
 SELECT 'a label without its item' FROM labels WHERE item NOT IN (SELECT id FROM items)
