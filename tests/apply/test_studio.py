@@ -193,7 +193,7 @@ class TestDamage:
         store = ProjectStore(tmp_path)
         store.add_items([Found(f"{i}.png") for i in range(40)])
         store.use_extractor("mean colour@1", 0.5)
-        store.set_features({i: np.full(300, i) for i in range(1, 41)}, {})
+        store.set_features({i: np.full(100, i) for i in range(1, 41)}, {})
         store.record(Edit("classes", classes={1: (None, "robin"), 2: (None, "wren")}))
         store.record(Edit("labels", labels={i: (None, i % 3) for i in range(1, 31)}))
         store.close()
@@ -240,9 +240,9 @@ class TestDamage:
             ProjectStore(folder).close()
         # Names stand on few pages; labels and classes twice, in their tables and in the history.
         items, classes, labels = np.array(saved).T
-        assert (items >= 37).mean() > 0.9
+        assert (items >= 30).mean() > 0.9
         assert (classes == 2).all()
-        assert (labels[items >= 37] >= 27).all()
+        assert (labels[items >= 30] >= 27).all()
 
     def test_foreign_and_newer_files_are_refused(self, tmp_path: Path, file: Path) -> None:
         db = sqlite3.connect(file)
