@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from fewcal.heads.composite import FallbackHead, QueryCalibratedHead
 
 from fewcal import BaseBank, GDCClassifier
 from fewcal._utils import bfloat16 as precision
@@ -17,7 +18,6 @@ from fewcal.factor_gaussian import FactorGaussian
 from fewcal.gaussianize import Gaussianization
 from fewcal.heads import sgd as sgd_module
 from fewcal.heads.base import Shared
-from fewcal.heads.composite import FallbackHead, QueryCalibratedHead
 from fewcal.heads.lbfgs import lbfgs_head
 from fewcal.heads.linear import class_means, class_sizes
 from fewcal.heads.sgd import Shuffles, sgd_head

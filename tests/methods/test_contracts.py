@@ -14,6 +14,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
+from fewcal.heads.composite import FallbackHead, QueryCalibratedHead
 
 from conftest import make_world
 from fewcal import BaseBank, GDCClassifier, GDCParams
@@ -26,7 +27,6 @@ from fewcal.estimators import explain as explain_module
 from fewcal.estimators.sampler import GDCSampler
 from fewcal.heads import HEADS, Calibrated, HeadTrainer, LinearHead, Shared, TaskBatch, register_head
 from fewcal.heads import calibrated as calibrated_module
-from fewcal.heads.composite import FallbackHead, QueryCalibratedHead
 from fewcal.heads.linear import nearest_mean_head
 from fewcal.heads.sgd import SGD
 from fewcal.methods import GDC, METHODS, make_method
@@ -316,9 +316,8 @@ def test_pickles_hold_no_base_rows() -> None:
 
 
 def test_a_fit_on_a_cold_bank_stays_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    from module_switches import fit_on_a_cold_bank, module_switches
-
     import fewcal.methods.hierarchical as model
+    from module_switches import fit_on_a_cold_bank, module_switches
 
     whole = module_switches(fit_on_a_cold_bank()).total()
     # Tasks of base classes are fits of their own, with both of its classifiers.
