@@ -519,9 +519,10 @@ def bisected_gamma(scores: np.ndarray, truth: np.ndarray, reach: float, steps: i
 def cross_validate(
     raw: list[np.ndarray], move: Any, ridge: float | None, prior: dict[str, float], plain: dict[str, Any], t: Any
 ) -> tuple[float, float, float]:
-    """λ, γ and ω of one-shot tasks: each half of the base classes is the bank of tasks of the other.
+    """λ, γ/γ₀ and ω of one-shot tasks: each half of the base classes is the bank of tasks of the other.
 
-    `t` has the nodes and sizes of the study, as `fewcal.hgdc.temperature`; λ and ω are posterior means over nodes.
+    `t` has the nodes and sizes of the study, as `fewcal.hgdc.temperature`; λ and ω are posterior means over nodes, and
+    λ is halved, for a half of the classes has half of the rows.
     """
     raw = [spread_order(rows) for rows in sorted(raw, key=lambda rows: np.abs(rows).sum(axis=1).mean())]
     z = [move(rows) for rows in raw]
@@ -547,18 +548,20 @@ def cross_validate(
                 query = np.concatenate([np.delete(x, i, 0) for x in rows])
                 scores.append(linear_scores(query, np.diag(own.precision(1)), means))
             every = np.concatenate(scores)
+            every *= own.gaussian_gamma
             gamma = bisected_gamma(every, truth, t.LOG2_RANGE, t.HALVINGS)
             log_p = log_softmax(gamma * every)
             at = np.arange(len(truth)), truth
-            # The log-likelihood of a class is the mean over its examples.
-            loss[r] -= log_p[at].sum() / (p * (p - 1))
+            # The log-likelihood of a task is the mean over its queries, times its examples.
+            loss[r] -= log_p[at].sum() / (p - 1)
             log_gamma[r] += math.log(gamma) / 2
             for j, w in enumerate(weights):
                 mixture = log_softmax(w * log_p + (1 - w) * np.concatenate(answers))
-                mixed[r, j] -= mixture[at].sum() / (p * (p - 1))
+                mixed[r, j] -= mixture[at].sum() / (p - 1)
     share = softmax(-loss)
     weight = softmax(-mixed[share.argmax()]) @ weights
-    return math.exp(share @ np.log(ridges)), math.exp(share @ log_gamma), float(weight)
+    found = math.exp(share @ np.log(ridges)) / 2 if ridge is None else ridge
+    return found, math.exp(share @ log_gamma), float(weight)
 
 
 def hgdc_prior(base: list[np.ndarray], p: dict[str, Any], t: Any) -> tuple[Any, Prior]:
@@ -571,8 +574,8 @@ def hgdc_prior(base: list[np.ndarray], p: dict[str, Any], t: Any) -> tuple[Any, 
     ridge, gamma, weight = cross_validate(base, move, ridge, own, plain_settings(p, t), t)
     z = [move(rows) for rows in base]
     found = fit_prior(z, ridge, **own)
-    weight = max(weight, share) if mean_reliability(z) >= t.MIN_RELIABILITY else 0.0
-    return move, replace(found, gamma=min(gamma, p["confidence"] * found.gaussian_gamma), weight=weight)
+    weight = 1 - (1 - weight) * (1 - share) if mean_reliability(z) >= t.MIN_RELIABILITY else 0.0
+    return move, replace(found, gamma=min(gamma, p["confidence"]) * found.gaussian_gamma, weight=weight)
 
 
 def plain_settings(p: dict[str, Any], t: Any) -> dict[str, Any]:

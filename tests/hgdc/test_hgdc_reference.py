@@ -20,7 +20,7 @@ from fewcal.methods.hgdc import HGDC
 
 CONSTANTS = SimpleNamespace(**(vars(temperature) | vars(mixture) | vars(power_choice)))
 WORLDS = {
-    "signed, rows < features": {"seed": 2, "signed": True, "classes": 20, "dim": 24, "rows": (7, 11)},
+    "signed, rows < features": {"seed": 2, "signed": True, "classes": 20, "dim": 24, "rows": (7, 11), "spread": 0.8},
     "tails on one side": {"seed": 1, "classes": 15, "dim": 18, "bend": lambda x: x**6},
     "tails on both sides": {"seed": 3, "signed": True, "classes": 16, "dim": 12, "bend": lambda x: x**5},
     "features of any scale": {"seed": 4, "signed": True, "dim": 12, "bend": lambda x: x * np.geomspace(0.01, 10, 12)},
