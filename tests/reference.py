@@ -587,7 +587,5 @@ def hgdc_scores(
 ) -> np.ndarray:
     """Scores `(Q, N)` of the mixture on one task of raw rows."""
     plain = plain_settings(p, t)
-    model = model_scores(
-        prior, prior.rows(move(support)), labels, prior.rows(move(query)), p["scatter"], plain["grid"]
-    )
+    model = model_scores(prior, prior.rows(move(support)), labels, prior.rows(move(query)), p["scatter"], plain["grid"])
     return prior.weight * model + (1 - prior.weight) * support_only_scores(support, labels, query, **plain)

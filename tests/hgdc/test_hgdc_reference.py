@@ -25,14 +25,22 @@ WORLDS = {
     "tails on both sides": {"seed": 3, "signed": True, "classes": 16, "dim": 12, "bend": lambda x: x**5},
     "features of any scale": {"seed": 4, "signed": True, "dim": 12, "bend": lambda x: x * np.geomspace(0.01, 10, 12)},
 }
-SHOTS = {"1": [1, 1, 1, 1], "3": [3, 3, 3, 3], "5": [5, 5, 5, 5], "uneven": [1, 2, 5, 3], "one of several": [1, 1, 2, 1]}
+SHOTS = {
+    "1": [1, 1, 1, 1],
+    "3": [3, 3, 3, 3],
+    "5": [5, 5, 5, 5],
+    "uneven": [1, 2, 5, 3],
+    "one of several": [1, 1, 2, 1],
+}
 
 
 def world_of(name: str) -> SmallData:
     settings = dict(WORLDS[name])
     bend = settings.pop("bend", lambda x: x)
     world = make_world(**settings, ways=4, shots=5, tasks=2)
-    base, support, query = ([bend(x).astype(np.float32) for x in part] for part in (world.base, world.support, world.query))
+    base, support, query = (
+        [bend(x).astype(np.float32) for x in part] for part in (world.base, world.support, world.query)
+    )
     return replace(world, base=base, support=np.stack(support), query=np.stack(query))
 
 
@@ -63,7 +71,9 @@ def test_fit_is_the_reference(fitted: tuple[SmallData, HGDC, Any, reference.Prio
     prior = replace(prior, gamma=method.prior.gamma)
     keep = np.concatenate([5 * c + np.arange(k) for c, k in enumerate(shots)])
     support, labels = world.support[:, keep], world.labels[:, keep]
-    x, q = (method.transform(torch.from_numpy(rows).flatten(0, 1)).unflatten(0, (2, -1)) for rows in (support, world.query))
+    x, q = (
+        method.transform(torch.from_numpy(rows).flatten(0, 1)).unflatten(0, (2, -1)) for rows in (support, world.query)
+    )
     logits = method.fit(TaskBatch(x, torch.from_numpy(labels), 4, TaskRandom(0, [0, 1]))).logits(q).double().numpy()
     for t in range(2):
         expected = reference.hgdc_scores(move, prior, support[t], labels[t], world.query[t], method.settings, CONSTANTS)
