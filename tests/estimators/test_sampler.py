@@ -160,7 +160,7 @@ def test_pipeline_grid_clone_and_pickle(tmp_path: Any) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"preset": "default"}, "preset='default' has l2=True, whiten=.* cannot be mapped back"),
+        ({"preset": GDCParams(l2=True)}, "has l2=True, and points cannot be mapped back"),
         ({"preset": "authors"}, "preset='authors' has transform_base=False"),
         ({"preset": "papr"}, "preset 'papr' is unknown; did you mean 'paper'"),
         ({"beta": -1.0}, "beta=-1.0 has no inverse for every sampled point; use a power from 0 to 2"),
@@ -187,7 +187,7 @@ def test_bad_data() -> None:
 
 def test_a_preset_with_too_large_k_says_so() -> None:
     preset = GDCParams(beta=0.5, k=8, alpha1=1.0, alpha2_ratio=0.0)
-    with pytest.warns(FewcalWarning, match="asks for k=8 base classes and the bank has 3"):
+    with pytest.warns(FewcalWarning, match="the preset has k=8 base classes and the bank 3"):
         GDCSampler(preset=preset, random_state=0).fit_resample(*rare(1))
 
 
