@@ -15,11 +15,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Recipe:
-    """How a classifier is made: base classes or none, a preset of the paper's GDC or HGDC, and the power for `beta`."""
+    """How a classifier is made: base classes or None, a preset of the paper's GDC or None for the recommendation."""
 
     bank: BaseBank | None = None
     preset: str | None = None
-    beta: float = 1.0
 
     def make(self) -> TaskClassifier:
         """A new classifier, not fitted."""

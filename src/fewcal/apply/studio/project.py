@@ -323,7 +323,7 @@ class Studio:
         if self.settings.bank is not None:
             check_same_extractor(self.settings.bank, extractor)
         with self.lock:
-            if self.store.use_extractor(extractor.stamp, extractor.beta):
+            if self.store.use_extractor(extractor.stamp):
                 self._features = self.checked = None
             self._changed()
         return extractor
@@ -349,7 +349,7 @@ class Studio:
     @property
     def recipe(self) -> Recipe:
         """How this project's classifier is made."""
-        return Recipe(self.settings.bank, self.settings.preset, float(self.store.meta("beta") or 1.0))
+        return Recipe(self.settings.bank, self.settings.preset)
 
     def moment(self) -> Moment:
         """The project as it is now."""
