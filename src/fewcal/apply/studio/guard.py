@@ -23,7 +23,15 @@ from starlette.requests import HTTPConnection
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from fewcal.apply.web import SECURITY_HEADERS, announced_too_large, is_own_address, limited, refused, with_headers
+from fewcal.apply.web import (
+    SECURITY_HEADERS,
+    announced_too_large,
+    has_token,
+    is_own_address,
+    limited,
+    refused,
+    with_headers,
+)
 from fewcal.errors import InputError
 
 CONTENT_POLICY = (
@@ -102,7 +110,7 @@ class Guard:
         passed = proxy is not None and host == proxy.origin.partition("://")[2]
         if not (passed or host in self.access.hosts or is_own_address(host, scope)):
             return refused(403, "this name of the server is not allowed; use the link that the server printed")
-        method, bearer = scope["method"], _bearer(headers)
+        method, bearer = scope["method"], has_token(headers, self.access.token)
         given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [None])[0]
         if scope["path"] == "/" and self.access.knows(given):
             response = RedirectResponse("./", status_code=303)
@@ -117,10 +125,10 @@ class Guard:
                 samesite="lax",
             )
             return response
-        if not (self.access.knows(bearer) or self.access.knows(HTTPConnection(scope).cookies.get(self.access.cookie))):
+        if not (bearer or self.access.knows(HTTPConnection(scope).cookies.get(self.access.cookie))):
             person = "text/html" in headers.get("accept", "").lower()
             return HTMLResponse(NO_TOKEN_PAGE, 401) if person else refused(401, NO_TOKEN)
-        if method not in _SAFE and not self.access.knows(bearer):
+        if method not in _SAFE and not bearer:
             own = proxy.origin if proxy is not None and passed else f"{scope.get('scheme', 'http')}://{host}"
             # A proxy may put our own name into Host.
             if headers.get("origin", "").lower() not in (own, proxy and proxy.origin):
@@ -128,8 +136,3 @@ class Guard:
         if announced_too_large(headers.get("content-length"), self.access.max_bytes):
             return refused(413, f"too large; the limit is {self.access.max_bytes:,} bytes")
         return None
-
-
-def _bearer(headers: Headers) -> str | None:
-    scheme, _, token = headers.get("authorization", "").partition(" ")
-    return token if scheme.lower() == "bearer" else None
