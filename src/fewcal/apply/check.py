@@ -183,7 +183,7 @@ def _class_check(names: np.ndarray, c: int, examples: int, answers: np.ndarray) 
 
 
 def near_duplicates(z: np.ndarray) -> list[np.ndarray]:
-    """Groups of rows that are nearly the same, from `centre(x)`; `DUPLICATE_RATIO` says how near.
+    """Groups of rows that are nearly the same, from `centre(x)`; `DUPLICATE_RATIO` is the limit.
 
     >>> near_duplicates(np.array([[1, 0], [0.999, 0.001], [0, 1], [-1, 0]]))
     [array([0, 1])]

@@ -17,7 +17,7 @@ import numpy as np
 
 from fewcal._utils.types import JSON, StrPath
 from fewcal.apply.check import FOLDS, ExampleCheck, check_examples
-from fewcal.apply.classify import check_none_lost, check_same_extractor
+from fewcal.apply.classify import check_none_lost, check_same_extractor, load_bank
 from fewcal.apply.contact_sheet import counted
 from fewcal.apply.predict import make_classifier, model_settings
 from fewcal.apply.saved import Reading
@@ -103,7 +103,7 @@ def check_source(
     """
     how = reading or Reading()
     model_settings(settings, preset)  # refuses what is wrong before anything is read
-    bank = bank if bank is None or isinstance(bank, BaseBank) else BaseBank.load(bank)
+    bank = load_bank(bank)
     items: Items | None = None
     if extractor is None and kind_of(support, how.columns[0]) == "features":
         rows = load_split(support, labelled=True)

@@ -1,4 +1,4 @@
-"""What can be refused by its value alone: commands ask at once, before torch is loaded, and functions ask again."""
+"""Checks of values alone: commands make them before torch is loaded, and functions make them again."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def checked_new_file(path: Given) -> Given:
 
 
 def checked_table_file(path: Given) -> Given:
-    """A file for predictions, whose extension says what it will be."""
+    """A file for predictions, whose extension is its format."""
     checked_new_file(path)
     if path is not None and Path(path).suffix not in TABLES:
         raise InputError(f"{path}: predictions are written as .parquet or .csv")

@@ -10,7 +10,7 @@ certainty would never be proposed.
 
 *The accuracy to expect* is the mean probability of the answers, times the share of items whose class has an example.
 That share is estimated after Good and Turing: with f₁ of n labels alone in their class, 1 − f₁/n. Labels that follow
-each other in one class count once there: who labels class by class tells nothing of the classes to come.
+each other in one class count once there: labels given class by class are no evidence of the classes to come.
 """
 
 from __future__ import annotations

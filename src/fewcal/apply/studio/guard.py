@@ -1,4 +1,4 @@
-"""Who may ask a studio, and how much: a pure ASGI layer around the application.
+"""Who may use a studio, and how much: a pure ASGI layer around the application.
 
 - **Token.** The link that the server prints carries a token; opening it sets a cookie, and every other request needs
   the cookie or the header `Authorization: Bearer TOKEN`.
@@ -6,7 +6,7 @@
   are taken. A foreign name that resolves to this machine (DNS rebinding) is refused.
 - **Origin.** A request that changes something must come from a page of this server (scheme, name and port) or of its
   proxy, or carry the token in its header.
-- **Size.** A body beyond the limit is refused as soon as that is known.
+- **Size.** A body beyond the limit is refused as soon as it is announced or seen.
 - **Headers.** No scripts but our own, no frames, nothing cached, no sniffing of types.
 """
 
@@ -79,7 +79,7 @@ class Access:
         port = next(iter(sorted(self.hosts))).rpartition(":")[2]
         return f"fewcal-studio-{port}"
 
-    def knows(self, token: str | None) -> bool:
+    def has_token(self, token: str | None) -> bool:
         return token is not None and hmac.compare_digest(token.encode(), self.token.encode())
 
 
@@ -112,7 +112,7 @@ class Guard:
             return refused(403, "this name of the server is not allowed; use the link that the server printed")
         method, bearer = scope["method"], has_token(headers, self.access.token)
         given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [None])[0]
-        if scope["path"] == "/" and self.access.knows(given):
+        if scope["path"] == "/" and self.access.has_token(given):
             response = RedirectResponse("./", status_code=303)
             # Lax: from a link on another page (a notebook, a chat) browsers hold strict cookies back. What changes
             # something must show its origin below.
@@ -125,7 +125,7 @@ class Guard:
                 samesite="lax",
             )
             return response
-        if not (bearer or self.access.knows(HTTPConnection(scope).cookies.get(self.access.cookie))):
+        if not (bearer or self.access.has_token(HTTPConnection(scope).cookies.get(self.access.cookie))):
             person = "text/html" in headers.get("accept", "").lower()
             return HTMLResponse(NO_TOKEN_PAGE, 401) if person else refused(401, NO_TOKEN)
         if method not in _SAFE and not bearer:

@@ -1,7 +1,7 @@
 """What a studio project remembers, in one SQLite file inside its folder.
 
 Every change is one transaction, committed before it is answered, so that a killed server loses nothing. Changes made by
-people are edits, which know what was before and what came after: undo and redo write the one or the other.
+people are edits, with what was before and what came after: undo and redo write the one or the other.
 """
 
 from __future__ import annotations
