@@ -50,7 +50,7 @@ class Answers:
 
     Attributes
     ----------
-    table : columns: item (the text itself, or the name of the picture), prediction, probability, `p_other` if asked
+    table : columns: item (the text itself, or the name of the picture), prediction, probability, `outlier_pvalue` if asked
         for, one probability for each class
     support, query : the items that could be read
     truth : the classes of the queries where the source names them (as folders or labels), or None; where "none of
@@ -150,7 +150,7 @@ def classify(
         texts, whichever the support holds
     bank : base classes from the same extractor. Without them the answer comes from a plain discriminant on
         L2-normalised features (after a square root, where these are ≥ 0).
-    reject : with a bank, answer "none of these" where more than this share of base examples fit as well
+    reject : with a bank, answer "none of these" where the p-value of belonging to one of the classes is lower
     columns : names of the columns or keys of text and class in files of texts
     """
 
