@@ -2,7 +2,7 @@
 
     python benchmarks/accuracy/reject.py FEATURES... [--limit 0.05] [--tasks 30] [--way 5]
 
-A row of another class comes from the same split. A row is kept where `outlier_pvalue` is below the limit. ± is the 95%
+A row of another class comes from the same split. A row is kept where `outlier_pvalue` is not below the limit. ± is the 95%
 half-width over tasks. A bank that is not used cannot reject, and its features are left out.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from common import Table, add_record_option, feature_folders
 
-from fewcal import BaseBank, FeatureSet, GDCClassifier
+from fewcal import BaseBank, FeatureSet, FewShotClassifier
 from fewcal.errors import FewcalWarning
 from fewcal.features import FeatureSplit
 
@@ -61,11 +61,9 @@ def shares(
         support = np.concatenate([r[:shot] for r in rows])
         own = np.concatenate([r[shot:] for r in rows])
         outside = rng.permutation(np.flatnonzero(~np.isin(y, classes)))[:75]
-        fitted = GDCClassifier(bank=bank).fit(x[support], y[support])
-        if fitted.explain().trust == 0 and not fitted.explain().points:
-            return [], []
-        kept.append(float((fitted.outlier_pvalue(x[own]) < limit).mean()))
-        passed.append(float((fitted.outlier_pvalue(x[outside]) < limit).mean()))
+        fitted = FewShotClassifier(bank).fit(x[support], y[support])
+        kept.append(float((fitted.outlier_pvalue(x[own]) >= limit).mean()))
+        passed.append(float((fitted.outlier_pvalue(x[outside]) >= limit).mean()))
     return kept, passed
 
 

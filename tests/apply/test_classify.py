@@ -86,8 +86,8 @@ def test_none_of_these_is_counted_and_is_no_wrong_answer(album: Path, bank: Path
     assert whole.rejected is None
     assert whole.in_words() == []
     answers = classify(album / "photos", album / "new", colours(), bank=bank, reject=0.5)
-    others = answers.table["p_other"]
-    limit = float(others[others > 0].min())
+    others = answers.table["outlier_pvalue"]
+    limit = float(np.median(others))
     answers = classify(album / "photos", album / "new", colours(), bank=bank, reject=limit)
     given, truth = answers.table["prediction"], np.array(answers.truth, object)
     away = given == "none of these"
@@ -154,8 +154,8 @@ def test_strangers_are_none_of_these(album: Path, bank: Path) -> None:
     odd.mkdir()
     picture((250, 240, 20), 7).save(odd / "yellow.png")
     picture(HUES["sky"], 8).save(odd / "sky.png")
-    known, stranger = classify(album / "photos", odd, colours(), bank=bank, reject=0.5).table["p_other"]
-    assert known < stranger
+    known, stranger = classify(album / "photos", odd, colours(), bank=bank, reject=0.5).table["outlier_pvalue"]
+    assert known > stranger
     answers = classify(album / "photos", odd, colours(), bank=bank, reject=(known + stranger) / 2)
     assert answers.table["prediction"].tolist() == ["sky", "none of these"]
     assert answers.truth is None
@@ -403,4 +403,4 @@ def test_none_of_these_with_examples_of_its_own_is_an_answer() -> None:
     truth = ["a", "none of these", "a"]
     assert accuracy(table, truth) == pytest.approx(2 / 3)
     assert in_words(table, truth, ["a", "none of these"])[0].startswith("2 of 3 answers are right")
-    assert accuracy(table | {"p_other": np.array([0, 1, 1])}, truth) == 1
+    assert accuracy(table | {"outlier_pvalue": np.array([0, 1, 1])}, truth) == 1

@@ -51,8 +51,8 @@ class Answers:
 
     Attributes
     ----------
-    table : columns: item (the text itself, or the name of the picture), prediction, probability, `p_other` with a
-        limit, one probability for each class
+    table : columns: item (the text itself, or the name of the picture), prediction, probability, `outlier_pvalue`
+        with a limit, one probability for each class
     support, query : the items that could be read
     truth : the classes of the queries where the source names them (as folders or labels), or None; where "none of
         these" is an answer, there may be others among them than those of the support
@@ -149,9 +149,8 @@ def classify(
     query : the same without labels, or a single picture; labels, where there are some, serve to score the answers
     extractor : a name (`features.extractors`), a torch module, or a function; None takes the usual one of pictures or
         texts, whichever the support holds
-    bank : base classes from the same extractor. Without them the answer comes from a plain discriminant on
-        L2-normalised features (after a square root, where these are ≥ 0).
-    reject : with a bank, answer "none of these" where more than this share of base examples fit as well
+    bank : base classes from the same extractor. Without them the examples alone classify.
+    reject : with a bank, answer "none of these" where the p-value of belonging to one of the classes is lower
     columns : names of the columns or keys of text and class in files of texts
     """
 

@@ -74,7 +74,7 @@ def model_settings(settings: Sequence[str], preset: str | None = None) -> dict[s
 
 def rejected(table: Columns) -> int | None:
     """How many rows of a table of predictions were answered "none of these"; None without a limit."""
-    return int(np.sum(table["prediction"] == NONE_OF_THESE)) if "p_other" in table else None
+    return int(np.sum(table["prediction"] == NONE_OF_THESE)) if "outlier_pvalue" in table else None
 
 
 def true_classes(labels: list[str] | None, classes: Sequence[str], rejects: bool) -> list[str] | None:
@@ -95,7 +95,7 @@ def accuracy(table: Columns, truth: Sequence[str] | None) -> float | None:
 def _answered(table: Columns) -> np.ndarray:
     """Rows that were not turned away; "none of these" may also be a class with examples, as in the studio."""
     found = table["prediction"]
-    return found != NONE_OF_THESE if "p_other" in table else np.ones(len(found), bool)
+    return found != NONE_OF_THESE if "outlier_pvalue" in table else np.ones(len(found), bool)
 
 
 def _right(table: Columns, truth: Sequence[str]) -> np.ndarray:
@@ -132,7 +132,7 @@ def answer_rows(table: Columns) -> list[AnswerRow]:
     items = table["item"] if "item" in table else table["row"]
     out = []
     for i, (item, name) in enumerate(zip(items, table["prediction"], strict=True)):
-        away = "p_other" in table and name == NONE_OF_THESE
+        away = "outlier_pvalue" in table and name == NONE_OF_THESE
         best, following = (math.nan, order[i, 0]) if away else (float(p[i, order[i, 0]]), order[i, 1])
         out.append((str(item), str(name), best, classes[following][2:-1], float(p[i, following])))
     return out
@@ -146,8 +146,8 @@ def by_doubt(rows: Sequence[AnswerRow]) -> list[AnswerRow]:
 def predict_features(classifier: Classifier, x: np.ndarray, reject: float | None = None) -> Columns:
     """Predictions for rows `x (Q, D)`, as columns: row, prediction, probability, one probability for each class.
 
-    With `reject` there is also `p_other`, the share of base-class examples that look at least as much like the support
-    classes as this row; rows with `p_other` ≥ reject are answered "none of these".
+    With `reject` there is also `outlier_pvalue`, small for rows that are unlike all classes; rows with a p-value below
+    `reject` are answered "none of these".
     """
     from fewcal.estimators.few_shot import FewShotClassifier
 
@@ -161,9 +161,9 @@ def predict_features(classifier: Classifier, x: np.ndarray, reject: float | None
             raise InputError(
                 f"{type(classifier).__name__} cannot answer {NONE_OF_THESE!r}; that takes FewShotClassifier"
             )
-        other = classifier.outlier_pvalue(x)
-        answers[other >= reject] = NONE_OF_THESE
-        table["p_other"] = other
+        p_values = classifier.outlier_pvalue(x)
+        answers[p_values < reject] = NONE_OF_THESE
+        table["outlier_pvalue"] = p_values
     for c, name in enumerate(classifier.classes_):
         table[f"p({name})"] = probabilities[:, c]
     return table

@@ -33,7 +33,7 @@ class Prediction:
 
     names : classes of the columns
     probabilities : (R, N)
-    outliers : (R,) p-values of "none of these", or None
+    outliers : (R,) p-values of "belongs to one of the classes", or None
     """
 
     classifier: TaskClassifier

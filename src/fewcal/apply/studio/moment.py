@@ -109,7 +109,7 @@ class Answered:
         if self.prediction is None:
             return None
         outliers, level = self.prediction.outliers, self.moment.reject
-        if outliers is not None and level is not None and outliers[n] >= level:
+        if outliers is not None and level is not None and outliers[n] < level:
             return NONE_CLASS
         return self.columns[int(self.prediction.probabilities[n].argmax())]
 
