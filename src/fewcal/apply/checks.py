@@ -23,10 +23,10 @@ def checked_reject(reject: float | None) -> float | None:
     return reject
 
 
-def check_reject_has_bank(reject: float | None, bank: object | None) -> None:
-    """Refuse "none of these" without base classes."""
-    if reject is not None and bank is None:
-        raise InputError("'none of these' is judged against base classes: --reject needs --bank")
+def check_reject(reject: float | None, preset: str | None) -> None:
+    """Refuse a wrong level of "none of these", and any with a preset of GDC."""
+    if checked_reject(reject) is not None and preset is not None:
+        raise InputError("'none of these' is an answer of the recommended model alone: leave out --preset or --reject")
 
 
 def checked_new_file(path: Given) -> Given:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fewcal._utils.types import JSON, Progress, StrPath
-from fewcal.apply.checks import check_reject_has_bank, checked_reject
+from fewcal.apply.checks import check_reject
 from fewcal.apply.contact_sheet import contact_sheet
 from fewcal.apply.predict import (
     NONE_OF_THESE,
@@ -150,11 +150,11 @@ def classify(
     extractor : a name (`features.extractors`), a torch module, or a function; None takes the usual one of pictures or
         texts, whichever the support holds
     bank : base classes from the same extractor. Without them the examples alone classify.
-    reject : with a bank, answer "none of these" where the p-value of belonging to one of the classes is lower
+    reject : answer "none of these" where the p-value of belonging to one of the classes is lower
     columns : names of the columns or keys of text and class in files of texts
     """
 
-    check_reject_has_bank(checked_reject(reject), bank)
+    check_reject(reject, preset)
     model_settings(settings, preset)  # refuses what is wrong before anything is read
     loaded = load_bank(bank)
     if extractor is None:

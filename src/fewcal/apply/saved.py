@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from fewcal._utils.types import Progress, StrPath
-from fewcal.apply.checks import check_reject_has_bank, checked_reject
+from fewcal.apply.checks import check_reject
 from fewcal.apply.classify import check_none_lost, check_same_extractor, load_bank, named_rows
 from fewcal.apply.predict import (
     Columns,
@@ -133,7 +133,7 @@ def predict_files(
     device: str | None = None,
 ) -> Columns:
     """Predictions for a file of rows from one of labelled rows, as columns; see `predict_features`."""
-    check_reject_has_bank(checked_reject(reject), bank)
+    check_reject(reject, preset)
     rows = load_split(query)
     how = Reading(device=device)
     classifier = fit_model(support, bank=bank, preset=preset, settings=settings, seed=seed, reading=how)
@@ -159,8 +159,6 @@ def _answered(
     how: Reading,
 ) -> tuple[Columns, Items | None]:
     """Answers, and the items that could be read; None where these are rows of features."""
-    if reject is not None and getattr(classifier, "prior_", None) is None:
-        raise InputError("'none of these' is judged against base classes; fit the classifier with --bank")
     if not isinstance(source, Items | FeatureSplit) and (
         extractor is None or kind_of(source, how.columns[0]) == "features"
     ):

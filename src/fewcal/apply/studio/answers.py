@@ -51,14 +51,16 @@ def predict_items(
     ----------
     labelled : positions (n,) of the examples
     names : their classes (n,)
-    outliers : whether "none of these" is judged against the base classes
+    outliers : whether to compute p-values; without base classes a class needs two examples for them
     """
     if len(np.unique(names)) < 2:
         return None
     classifier = recipe.make().fit(x[labelled], names)
+    comparable = recipe.bank is not None or len(np.unique(names)) < len(names)
+    tested = outliers and comparable and recipe.preset is None
     return Prediction(
         classifier,
         [str(name) for name in classifier.classes_],
         classifier.predict_proba(x),
-        classifier.outlier_pvalue(x) if outliers else None,
+        classifier.outlier_pvalue(x) if tested else None,
     )

@@ -177,7 +177,7 @@ function draw(fresh) {
   }
   $("new-text").hidden = state.kind === "picture";
   $("class-name").placeholder = state.kind === "text" ? "e.g. praise" : "e.g. robin";
-  $("reject-box").hidden = state.base_classes === null;
+  $("reject-box").hidden = state.base_classes === null && !state.classes.some((c) => c.count > 1);
   $("reject").checked = state.reject !== null;
   $("take-folders").hidden = !state.folders.length;
   $("take-folders").textContent = `Take the ${state.folders.length} folders as classes`;
