@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from typing import ClassVar
 
+from torch import Tensor
+
 from fewcal._utils.parameters import Parameter
 from fewcal.gaussianize import Gaussianization
 from fewcal.heads.linear import LinearHead
@@ -21,6 +23,8 @@ class SupportOnly(Method):
     name = "support-only"
     accepts: ClassVar[Mapping[str, Parameter]] = {"scatter": HGDC.accepts["scatter"]}
     scatter: float
+    # Subtracted from features that single precision does not hold.
+    shift: Tensor | None = None
 
     def __init__(self, scatter: float = 10.0) -> None:
         self.set_parameters(scatter=scatter)
@@ -31,7 +35,7 @@ class SupportOnly(Method):
 
     @property
     def row_map(self) -> RowMap:
-        return Gaussianization("none", l2=True)
+        return Gaussianization("none", l2=True, shift=self.shift)
 
     def fit(self, batch: TaskBatch) -> LinearHead:
         return fit_support_only(batch.support, batch.labels, batch.n_classes, self.scatter)
