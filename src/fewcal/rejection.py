@@ -4,8 +4,8 @@ In the space of the prior a member x of class n has the squared distance of a po
 
     d²(x) = min_n ‖x − E[μ_n]‖² / v_n,    v_n = Σ_j w_j (1 + 1/(K_n + κ_j)),
 
-w_j the variance within base classes. log d² of members is normal, N(m, σ²). Base classes give m ≈ 0 and σ² ≈ 2/f, with f
-the degrees of freedom of a sum of squares (Satterthwaite, 1946). New classes are wider or narrower than base classes:
+w_j the variance within base classes. log d² of members is normal, N(m, σ²). Base classes give m ≈ 0 and σ² ≈ 2/f, with
+the degrees of freedom f = (Σ w)² / Σ w² (Satterthwaite, 1946). New classes are wider or narrower than base classes:
 m ~ N(0, `WIDTH_SD`²). Support rows of classes with two examples or more are scored without themselves and update both.
 """
 

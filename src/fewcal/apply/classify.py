@@ -50,8 +50,8 @@ class Answers:
 
     Attributes
     ----------
-    table : columns: item (the text itself, or the name of the picture), prediction, probability, `outlier_pvalue` if asked
-        for, one probability for each class
+    table : columns: item (the text itself, or the name of the picture), prediction, probability,
+        `outlier_pvalue` with `reject`, one probability for each class
     support, query : the items that could be read
     truth : the classes of the queries where the source names them (as folders or labels), or None; where "none of
         these" is an answer, there may be others among them than those of the support

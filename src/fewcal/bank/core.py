@@ -127,7 +127,7 @@ class BaseBank:
         return self
 
     def from_codes(self, x: Tensor, classes: list[Hashable], codes: Tensor) -> BaseBank:
-        """A bank with the settings of this one from rows `x (R, D)` of classes number `codes (R,)`, stored as they are."""
+        """A bank with the settings of this one from rows `x (R, D)` of classes number `codes (R,)`."""
         order = torch.argsort(codes, stable=True)
         if not bool((order[1:] > order[:-1]).all()):
             x, codes = x[order], codes[order]
@@ -247,7 +247,7 @@ class BaseBank:
         return self._require_rows().joined()
 
     def order(self) -> tuple[list[int], list[Tensor]]:
-        """Numbers of the classes and of the rows of each class, in an order by their values alone (`RowStore.order`)."""
+        """Numbers of the classes and of the rows of each, in an order by their values alone (`RowStore.order`)."""
         return self.memo.get("order", lambda: self._require_rows().order(self.means))
 
     def _require_rows(self, remedy: str = "build it with keep_rows=True") -> RowStore:
@@ -421,7 +421,7 @@ class BaseBank:
         return self.memo.get(("power", kind, eps, limit), lambda: choose_power(*self._sample(), kind, eps, limit))
 
     def _sample(self) -> tuple[Tensor, Tensor]:
-        """A few rows of some classes at even steps of their order, `(R, D)`, and the numbers of their classes, `(R,)`."""
+        """Rows of some classes at even steps of their order, `(R, D)`, and the numbers of these classes, `(R,)`."""
         classes, rows = self.order()
         chosen = [classes[i] for i in even_steps(len(classes), SAMPLED_CLASSES)]
         some = [self.rows(c)[rows[c][even_steps(len(rows[c]), SAMPLED_ROWS)]].float() for c in chosen]

@@ -315,7 +315,8 @@ def fit_prior(own: Eigen, ridge: float, floor: float, sharpness: float, share: f
     rotation = torch.block_diag(turned.T, *([torch.ones_like(turned[:1, :1])] if own.rest else []))
     within = scattered @ rotation.square()
     # Where base means have nothing the basis is arbitrary: one variance for all.
-    within[len(spectrum) : own_size] = within[len(spectrum) : own_size].mean()
+    free = within[min(classes - 1, own_size) : own_size]
+    free[:] = free.mean() if len(free) else 0.0
     between = torch.zeros_like(values)
     between[: len(spectrum)] = spectrum.square() / max(classes - 1, 1)
     noise = float(scattered.sum() / dim) * float((1 / counts).mean())
