@@ -9,12 +9,13 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
+from fewcal._utils.arrays import common_shift
 from fewcal._utils.randomness import TaskRandom
 from fewcal.bank import BaseBank
 from fewcal.errors import InputError
 from fewcal.estimators.base import TaskClassifier
 from fewcal.estimators.explain import Explanation, no_bank_explanation
-from fewcal.estimators.inputs import as_rows, check_fitted, check_rows, class_codes, resolve_bank
+from fewcal.estimators.inputs import check_fitted, check_rows, class_codes, map_rows, resolve_bank
 from fewcal.heads.base import TaskBatch
 from fewcal.heads.linear import LinearHead
 from fewcal.hgdc.prior import Prior
@@ -117,7 +118,9 @@ class FewShotClassifier(TaskClassifier):
 
     def _method(self, X: np.ndarray, y: np.ndarray) -> Method:
         if self.bank is None:
-            return SupportOnly(self.scatter)
+            method = SupportOnly(self.scatter)
+            method.shift = common_shift(X)
+            return method
         settings = {name: getattr(self, name) for name in HGDC.accepts}
         if isinstance(self.bank, Prior):
             return HGDC.from_prior(self.bank, **settings)
@@ -162,7 +165,7 @@ class FewShotClassifier(TaskClassifier):
             ]
         )
         method = self._method(*self.support_)
-        z = method.row_map.to("cpu")(as_rows(rows, torch.device("cpu")), "X")
+        z = map_rows(method.row_map, rows, torch.device("cpu"))
         support, asked = z[drawn[:, :, :shots].reshape(len(drawn), -1)], z[drawn[:, :, shots:].reshape(len(drawn), -1)]
         order = torch.arange(ways)
         batch = TaskBatch(
@@ -193,7 +196,7 @@ class FewShotClassifier(TaskClassifier):
         support, labels = self._outliers
         with torch.inference_mode():
             test = OutlierTest.fit(support, labels, self.prior_)
-            x = self._row_map(as_rows(check_rows(self, X, reset=False), torch.device("cpu")), "X")
+            x = map_rows(self._row_map, check_rows(self, X, reset=False), torch.device("cpu"))
             return test.pvalue(x[:, : support.shape[1]]).numpy()
 
     def explain(self) -> Explanation:

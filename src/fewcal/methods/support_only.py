@@ -25,6 +25,8 @@ class SupportOnly(Method):
     name = "support-only"
     accepts: ClassVar[Mapping[str, Parameter]] = {"scatter": HGDC.accepts["scatter"]}
     scatter: float
+    # Subtracted from features that single precision does not hold.
+    shift: Tensor | None = None
 
     def __init__(self, scatter: float = 10.0) -> None:
         self.set_parameters(scatter=scatter)
@@ -35,7 +37,7 @@ class SupportOnly(Method):
 
     @property
     def row_map(self) -> RowMap:
-        return Gaussianization("none", l2=True)
+        return Gaussianization("none", l2=True, shift=self.shift)
 
     def transduce(self, batch: TaskBatch, rows: Tensor) -> Transduction:
         """Infer the classes of unlabelled rows `(T, M, D)` together."""
