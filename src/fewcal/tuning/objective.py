@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,56 +12,81 @@ import torch
 from fewcal._utils.arrays import pick_device
 from fewcal._utils.text import one_line
 from fewcal._utils.types import StrPath
-from fewcal.errors import InputError
+from fewcal.bank import BaseBank
+from fewcal.episodes import sample_episodes
+from fewcal.errors import FewcalWarning, InputError
 from fewcal.evaluation import Protocol
+from fewcal.evaluation.engine import Engine, Job
 from fewcal.features import FeatureSet
 from fewcal.methods import Method
 from fewcal.tuning.spaces import Space, find_space
 from fewcal.tuning.storage import require_optuna
-from fewcal.tuning.trials import TaskRunner
 
 if TYPE_CHECKING:
     from optuna.trial import BaseTrial, Trial
 
 # A paired test compares means of so many tasks: fewer ties than with single ones, and fewer rows in the database.
 STEP_TASKS = 4
+# What a bank keeps of earlier trials: bytes of its rows in other spaces, and number of other derived values.
+SPACES_BYTES, MEMO_VALUES = 1 << 30, 100
 
 
 class Objective:
-    """What `make_objective` returns; `accuracy(method)` measures any method on the same tasks."""
+    """What `make_objective` returns: call it with a trial, or `accuracy` with any method."""
 
-    def __init__(self, runner: TaskRunner, space: Space, interval: int) -> None:
-        self.runner, self.space, self.interval = runner, space, interval
+    def __init__(self, features: FeatureSet, space: Space, protocol: Protocol, interval: int, device: str) -> None:
+        check_tasks(features, protocol)
+        self.space, self.tasks, self.interval = space, protocol.tasks, interval
+        base, split = features.split("base"), features.split(protocol.split)
+        rows = (base.features, base.require_labels())
+        job = Job(rows, split.features, split.require_labels(), {}, protocol.spec, None, device, "tuning")
+        self.engine = Engine(job)
+        assert self.engine.bank is not None
+        self.bank: BaseBank = self.engine.bank
 
     def method(self, trial: BaseTrial) -> Method:
         """The method of a trial with its parameters (`.settings`)."""
-        return self.space.method(trial, len(self.runner.bank))
+        return self.space.method(trial, len(self.bank))
 
     def accuracy(self, method: Method) -> np.ndarray:
         """The accuracy of every task, `(T,)`."""
-        return self.runner.accuracy(method)
+        return np.concatenate(list(self._run(method, self.tasks)))
 
     def __call__(self, trial: Trial) -> float:
         """The mean accuracy of a trial; raises `optuna.TrialPruned` where the pruner stops it."""
         optuna = require_optuna()
-        found = np.empty(0)
+        done = np.empty(0)
+        # A GPU computes all tasks as fast as some.
+        interval = self.interval if self.engine.device.type == "cpu" else self.tasks
         try:
-            for part in self.runner.run(self.method(trial), self.interval):
-                found = np.append(found, part)
-                self._report(trial, found, len(part))
-                if len(found) < self.runner.tasks and trial.should_prune():
-                    raise optuna.TrialPruned(f"after {len(found)} tasks")
+            for part in self._run(self.method(trial), interval):
+                done = np.append(done, part)
+                self._report(trial, done, len(part))
+                if len(done) < self.tasks and trial.should_prune():
+                    raise optuna.TrialPruned(f"after {len(done)} tasks")
         except InputError as error:  # parameters that these features do not admit
             trial.set_user_attr("refused", one_line(error, 400))
             raise optuna.TrialPruned(str(error)) from error
-        return float(found.mean())
+        return float(done.mean())
 
-    def _report(self, trial: Trial, found: np.ndarray, fresh: int) -> None:
+    def _report(self, trial: Trial, done: np.ndarray, new: int) -> None:
         if isinstance(trial.study.pruner, require_optuna().pruners.WilcoxonPruner):
-            for start in range(len(found) - fresh, len(found), STEP_TASKS):
-                trial.report(float(found[start : start + STEP_TASKS].mean()), start)
+            for start in range(len(done) - new, len(done), STEP_TASKS):
+                trial.report(float(done[start : start + STEP_TASKS].mean()), start)
         else:
-            trial.report(float(found.mean()), len(found))
+            trial.report(float(done.mean()), len(done))
+
+    def _run(self, method: Method, size: int) -> Iterator[np.ndarray]:
+        """Accuracies of so many tasks at a time."""
+        self.bank.forget_spaces(SPACES_BYTES)
+        self.bank.memo.keep_last(MEMO_VALUES)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FewcalWarning)  # one trial of many may clip α2
+            engine = self.engine.with_methods({"trial": method})
+            queries = engine.job.spec.way * engine.job.spec.query
+            for start in range(0, self.tasks, size):
+                block = engine.run(start, min(start + size, self.tasks))
+                yield block.correct["trial"].sum(axis=1) / queries
 
 
 def make_objective(
@@ -105,5 +132,13 @@ def make_objective(
         raise InputError(f"interval={interval} must be a multiple of {STEP_TASKS} tasks")
     chosen = find_space(space, head)
     loaded = features if isinstance(features, FeatureSet) else FeatureSet.load(features)
-    runner = TaskRunner(loaded, protocol or Protocol(tasks=200, split="val"), str(pick_device(device)))
-    return Objective(runner, chosen, interval)
+    tasks = protocol or Protocol(tasks=200, split="val")
+    return Objective(loaded, chosen, tasks, interval, str(pick_device(device)))
+
+
+def check_tasks(features: FeatureSet, protocol: Protocol) -> None:
+    """Raise unless the split of a protocol is outside the bank and has classes and rows for its tasks."""
+    if protocol.split == "base":
+        raise InputError("tasks of a search are drawn from classes outside the bank; use split='val'")
+    split = features.split(protocol.split)
+    sample_episodes(split.require_labels(), protocol.spec, range(1), split.classes)

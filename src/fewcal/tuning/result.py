@@ -67,7 +67,8 @@ class Tuning:
         gap = f"{abs(100 * fresh.gain):.2f} points {'above' if fresh.gain >= 0 else 'below'} the default ({default})"
         where = f"{gap} on {fresh.tasks} fresh validation tasks{error}"
         if self.chosen.name == DEFAULT:
-            return f"The default is kept: {self.best.name}, the best of {model}, is {where}."
+            how = ", not significantly" if fresh.gain > 0 else ""
+            return f"The default is kept: {self.best.name}, the best of {model}, is {where}{how}."
         return f"{self.best.name.capitalize()} of {model} is chosen: {where}."
 
     def to_dict(self) -> JSONObject:
@@ -85,36 +86,30 @@ class Tuning:
             "novel": None if self.novel is None else asdict(self.novel),
         }
 
+    def write(self, search: Search, identity: JSONObject) -> None:
+        """Write the parameters, and beside them `tuning.json` with everything else.
+
+        A preset file has the best trial of GDC, a settings file the model that is chosen: both with the verdict.
+        """
+        libraries = {"fewcal": __version__, "optuna": require_optuna().__version__}
+        whole = self.to_dict() | {
+            "identity": identity,
+            "trials in all": search.trials,
+            "fresh tasks": search.final_tasks,
+            "versions": libraries | {"torch": torch.__version__, "numpy": np.__version__},
+            "written": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+        task = f"{search.way}-way {search.shot}-shot on {search.split}"
+        summary = f"tuned for {task}, {search.protocol} protocol, {self.trials} trials of {search.tasks} tasks. "
+        provenance = {k: v for k, v in whole.items() if k not in ("finalists", "parameters", "method")}
+        if isinstance(self.best.method, GDC):
+            save_preset(self.file, self.best.method.params, summary + self.verdict, provenance)
+        else:
+            method = self.chosen.method
+            save_settings(self.file, method.name, method.settings, summary + self.verdict, provenance)
+        write_json(self.file.with_name("tuning.json"), whole)
+
 
 def result_file(folder: Path, best: Finalist) -> Path:
     """Where the parameters go."""
     return folder / (PRESET if isinstance(best.method, GDC) else SETTINGS)
-
-
-def write_result(folder: Path, result: Tuning, search: Search, identity: JSONObject) -> None:
-    """Write the parameters, and `tuning.json` with everything else.
-
-    A preset file has the best trial of GDC, a settings file the model that is chosen: both with the verdict.
-    """
-    whole = result.to_dict() | {
-        "identity": identity,
-        "trials asked for": search.trials,
-        "fresh tasks": search.final_tasks,
-        "versions": {
-            "fewcal": __version__,
-            "optuna": require_optuna().__version__,
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-        },
-        "written": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
-    task = f"{search.way}-way {search.shot}-shot on {search.split}"
-    summary = f"tuned for {task}, {search.protocol} protocol, {result.trials} trials of {search.tasks} tasks. "
-    provenance = {k: v for k, v in whole.items() if k not in ("finalists", "parameters", "method")}
-    method = result.best.method
-    if isinstance(method, GDC):
-        save_preset(result.file, method.params, summary + result.verdict, provenance)
-    else:
-        chosen = result.chosen.method
-        save_settings(result.file, chosen.name, chosen.settings, summary + result.verdict, provenance)
-    write_json(folder / "tuning.json", whole)

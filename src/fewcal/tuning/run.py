@@ -12,6 +12,7 @@ busy with, and nothing else.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -21,21 +22,13 @@ from fewcal._utils.folder_lock import folder_lock
 from fewcal._utils.types import Progress, StrPath
 from fewcal.errors import InputError
 from fewcal.features import FeatureSet
-from fewcal.tuning.result import Tuning, result_file, write_result
+from fewcal.tuning.objective import check_tasks
+from fewcal.tuning.result import Tuning, result_file
 from fewcal.tuning.search import Search
-from fewcal.tuning.selection import NovelRecord, choose, measure_finalists, novel_protocol, open_novel
+from fewcal.tuning.selection import NOVEL, NovelRecord, choose, measure_finalists, open_novel
 from fewcal.tuning.show import write_page
 from fewcal.tuning.storage import storage_errors, storage_url
-from fewcal.tuning.study import (
-    StudyPlace,
-    complete_trials,
-    count_finished,
-    identity_of,
-    make_search_objective,
-    open_study,
-    optimize,
-    worker_processes,
-)
+from fewcal.tuning.study import Session, complete_trials, count_finished, worker_processes
 
 # Seconds to wait for another process that begins or writes up the same study.
 WAIT_SECONDS = 300.0
@@ -95,32 +88,32 @@ def tune(
         raise InputError(f"workers={workers}: use 1 or more processes")
     # Absolute, so that the study stays in one folder if the process changes its own.
     folder, where = Path(out).absolute(), str(pick_device(device))
-    place = StudyPlace(storage_url(folder, storage), study)
     fs = features if isinstance(features, FeatureSet) else FeatureSet.load(features)
     search = (search or Search()).for_features(fs)
-    assert search.trials is not None
+    session = Session(fs, search, where, storage_url(folder, storage), study)
     # What cannot end well is refused before there is a study, which would be in the way of the next attempt.
-    objective, identity = make_search_objective(fs, search, where), identity_of(search, fs)
-    novel = None if novel_tasks is None else novel_protocol(fs, search, novel_tasks)
+    objective = session.objective()
+    session.first_trial(objective)
+    novel = None if novel_tasks is None else replace(search.search_tasks, tasks=novel_tasks, split=NOVEL)
+    if novel is not None:
+        check_tasks(fs, novel)
     with folder_lock(folder, wait=WAIT_SECONDS):  # many may work on a study, one begins it
-        kept = open_study(place, search, identity, resume)
-    with storage_errors(place.url):
-        with worker_processes(workers - 1, fs, search, identity, place, where) as others:
-            optimize(kept, objective, place, search.trials, progress or (lambda done, total: None))
-            for process in others:
-                process.join()
+        kept = session.open(objective, resume)
+    with storage_errors(session.url):
+        with worker_processes(workers - 1, session):
+            session.optimize(kept, objective, progress or (lambda done, total: None))
         recorded = NovelRecord.of_study(kept)
         finalists = measure_finalists(kept, objective, fs, search, recorded)
-        chosen, best = choose(finalists, search.rules, recorded)
+        chosen, best = choose(finalists, search, recorded)
         if novel is not None and recorded is None:
             shown = [finalists[0], best] if search.rules.keeps_default else finalists
             recorded = open_novel(kept, fs, novel, shown, where)
-            chosen, best = choose(finalists, search.rules, recorded)
-        trials = count_finished(kept)
-        pruned = trials - len(complete_trials(kept))
-        result = Tuning(chosen, best, finalists, trials, pruned, recorded, kept, result_file(folder, best))
+            chosen, best = choose(finalists, search, recorded)
+        trials, complete = count_finished(kept), len(complete_trials(kept))
+        file = result_file(folder, best)
+        result = Tuning(chosen, best, finalists, trials, trials - complete, recorded, kept, file)
         with folder_lock(folder, wait=WAIT_SECONDS):
-            write_result(folder, result, search, identity)
+            result.write(search, session.identity)
             if plots:
                 write_page(folder / "tuning.html", result, search)
     return result

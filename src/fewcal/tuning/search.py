@@ -11,6 +11,7 @@ from fewcal._utils.types import JSON, JSONObject
 from fewcal.errors import InputError
 from fewcal.evaluation import Protocol
 from fewcal.features import FeatureSet
+from fewcal.presets import get_preset, list_presets
 from fewcal.tuning.spaces import Space, find_space
 from fewcal.tuning.storage import require_optuna
 
@@ -26,20 +27,9 @@ FRESH_SEED = 1_000_003
 class TuningProtocol:
     """How a search proposes, stops and chooses.
 
-    Attributes
-    ----------
-    name, summary : str
-    trials : int
-        Number of trials, unless it is given.
-    finalists : int
-        Trials that are measured again on fresh validation tasks, beside the default.
-    interval : int
-        Tasks between two looks of the pruner.
-    sampler : callable(seed) -> BaseSampler
-    pruner : callable() -> BasePruner
-    keeps_default : bool
-        Whether the default is kept unless a finalist is above it by more than one standard error on fresh tasks;
-        otherwise the best trial of the search is taken, or with novel classes the best finalist there.
+    `finalists` trials are measured on fresh tasks beside the default; the pruner looks every `interval` tasks. With
+    `keeps_default` the default stays unless a trial is significantly above it; otherwise the best trial is taken, or
+    with novel classes the best finalist there.
     """
 
     name: str
@@ -61,7 +51,7 @@ PROTOCOLS = {
     for p in (
         TuningProtocol(
             "default",
-            "trials compared task by task; the default kept unless a trial is above it on fresh validation tasks",
+            "trials compared task by task; the default kept unless a trial is significantly above it on fresh tasks",
             trials=100,
             finalists=5,
             interval=60,
@@ -106,6 +96,8 @@ class Search:
         Fresh validation tasks on which finalists are compared with the default.
     fixed : mapping
         Parameters of the space that stay at a value.
+    published : bool
+        Begin with the paper's setting for a space of the paper and this number of shots.
 
     Examples
     --------
@@ -125,6 +117,7 @@ class Search:
     split: str = "val"
     final_tasks: int = 1000
     fixed: Mapping[str, JSON] = field(default_factory=dict)
+    published: bool = False
 
     def __post_init__(self) -> None:
         if self.protocol not in PROTOCOLS:
@@ -133,9 +126,7 @@ class Search:
             find_space(self.space, self.head)
         for name in ("trials", "tasks", "final_tasks"):
             value = getattr(self, name)
-            if name == "trials" and value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            if (name, value) != ("trials", None) and (type(value) is not int or value < 1):
                 raise InputError(f"{name}={value!r} must be an integer of at least 1")
         _ = self.search_tasks  # raises for ways, shots or queries out of range
 
@@ -173,6 +164,17 @@ class Search:
             return sampler
         fixed: BaseSampler = require_optuna().samplers.PartialFixedSampler(dict(self.fixed), sampler)
         return fixed
+
+    def first_trial(self) -> dict[str, JSON]:
+        """The default of the space, or the paper's setting; empty where the sampler proposes the first trial."""
+        space = self.make_space()
+        first = dict(space.first)
+        if self.published:
+            name = f"{space.name}/{self.shot}shot"
+            if name not in list_presets():
+                raise InputError(f"the paper has no setting for space {space.name!r} and {self.shot} shots")
+            first = get_preset(name).as_dict()
+        return first | dict(self.fixed) if first else first
 
     def to_dict(self) -> JSONObject:
         """Plain values, for JSON."""

@@ -1,51 +1,43 @@
 """From trials to one model: finalists beside the default on fresh tasks; and novel classes, opened once.
 
-The best of many trials on few tasks owes part of its lead to luck. So the best trials and the default, the recommended
-model as it is, classify fresh tasks of the same classes, and their differences are paired task by task. The default is
-kept unless the best of them is above it by more than one standard error.
+The best of many trials on few tasks owes part of its lead to luck. So the best trials and the default, HGDC as it is,
+classify fresh tasks of the same classes, and their differences are paired task by task. The default is kept unless the
+best trial is significantly above it.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fewcal._utils.types import JSONObject
-from fewcal.episodes import sample_episodes
 from fewcal.errors import FewcalError, FewcalWarning
 from fewcal.evaluation import Protocol, evaluate
 from fewcal.features import FeatureSet
 from fewcal.methods import HGDC, Method
 from fewcal.tuning.objective import Objective
-from fewcal.tuning.search import Search, TuningProtocol
+from fewcal.tuning.search import Search
 from fewcal.tuning.study import complete_trials
-from fewcal.tuning.trials import TaskRunner
 
 if TYPE_CHECKING:
     from optuna import Study
 
-DEFAULT = "default"
-NOVEL = "novel"
+DEFAULT, NOVEL = "default", "novel"
+# Standard errors by which a gain is significant: the two-sided 5% of a normal distribution.
+SIGNIFICANT_ERRORS = 1.96
 
 
 @dataclass(frozen=True)
 class Score:
-    """Accuracy on tasks, and how far it is above that of the default on the same ones.
+    """Accuracy on tasks, and the mean difference to that of the default on the same ones with its standard error.
 
-    Attributes
-    ----------
-    accuracy : float
-    gain : float
-        Mean of the paired differences to the default.
-    error : float or None
-        Its standard error; None for one task.
-    tasks : int
+    The error is None for one task.
     """
 
     accuracy: float
@@ -65,9 +57,18 @@ class Score:
         return cls(float(accuracy.mean()), float(gain.mean()), error, tasks)
 
     @property
-    def is_above_default(self) -> bool:
-        """Whether the gain is larger than its standard error."""
-        return self.error is not None and self.gain > self.error
+    def is_significant(self) -> bool:
+        """Whether the default is significantly below."""
+        return self.error is not None and self.gain > SIGNIFICANT_ERRORS * self.error
+
+
+def score(methods: Mapping[str, Method], features: FeatureSet, protocol: Protocol, device: str) -> dict[str, Score]:
+    """Scores of methods, the default first, on the same tasks."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FewcalWarning)
+        results = evaluate(methods, features, protocol, device)
+    default = results.accuracy(DEFAULT)
+    return {name: Score.paired(results.accuracy(name), default) for name in methods}
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,8 +81,8 @@ class Finalist:
         "default", or "trial" with its number.
     method : Method
         The model that ran; `method.settings` are its parameters.
-    searched : float or None
-        Mean accuracy on the tasks of the search; None for the default.
+    searched : float
+        Mean accuracy on the tasks of the search.
     fresh : Score
         On fresh validation tasks.
     values : dict
@@ -90,7 +91,7 @@ class Finalist:
 
     name: str
     method: Method
-    searched: float | None
+    searched: float
     fresh: Score
     values: JSONObject = field(default_factory=dict)
 
@@ -101,31 +102,27 @@ class Finalist:
 
 
 def measure_finalists(
-    study: Study, objective: Objective, features: FeatureSet, search: Search, recorded: NovelRecord | None
+    study: Study, objective: Objective, features: FeatureSet, search: Search, novel: NovelRecord | None
 ) -> list[Finalist]:
     """The default and the best different trials of a study, measured on fresh tasks.
 
     Trials stand in the order of the search. Those on record for the novel classes are always among them.
     """
-    trials = complete_trials(study)
-    if not trials:
+    if not (trials := complete_trials(study)):
         raise FewcalError("no trial of this study is complete; run more trials or choose another space")
-    runner = objective.runner
-    fresh = TaskRunner(features, search.fresh_tasks, str(runner.engine.device), runner.bank)
     default = HGDC()
-    accuracy = fresh.accuracy(default)
-    found = [Finalist(DEFAULT, default, None, Score.paired(accuracy, accuracy))]
-    on_record = set() if recorded is None else set(recorded.scores)
+    methods: dict[str, Method] = {DEFAULT: default}
+    searched: dict[str, tuple[float, JSONObject]] = {DEFAULT: (float(objective.accuracy(default).mean()), {})}
     for trial in trials:
         name, method = f"trial {trial.number}", objective.method(trial)
-        is_new = all((method.name, method.settings) != (f.method.name, f.method.settings) for f in found)
-        if (is_new and len(found) <= search.rules.finalists) or name in on_record:
-            score = Score.paired(fresh.accuracy(method), accuracy)
-            found.append(Finalist(name, method, trial.value, score, dict(trial.params)))
-    return found
+        is_new = all((method.name, method.settings) != (m.name, m.settings) for m in methods.values())
+        if (is_new and len(methods) <= search.rules.finalists) or (novel is not None and name in novel.scores):
+            methods[name], searched[name] = method, (trial.value or 0.0, dict(trial.params))
+    scores = score(methods, features, search.fresh_tasks, str(objective.engine.device))
+    return [Finalist(n, m, searched[n][0], scores[n], searched[n][1]) for n, m in methods.items()]
 
 
-def choose(finalists: Sequence[Finalist], rules: TuningProtocol, recorded: NovelRecord | None) -> tuple[Finalist, Finalist]:
+def choose(finalists: Sequence[Finalist], search: Search, novel: NovelRecord | None) -> tuple[Finalist, Finalist]:
     """The model that is chosen, and the best trial.
 
     Novel classes decide by the paper's protocol alone, between the trials that were measured on them.
@@ -133,15 +130,15 @@ def choose(finalists: Sequence[Finalist], rules: TuningProtocol, recorded: Novel
     default, *trials = finalists
     if not trials:
         return default, default
-    if rules.keeps_default:
+    if search.rules.keeps_default:
         best = max(trials, key=lambda f: f.fresh.accuracy)
-        chosen = best if best.fresh.is_above_default else default
+        chosen = best if best.fresh.is_significant else default
     else:
-        scores = {} if recorded is None else recorded.scores
+        scores = {} if novel is None else novel.scores
         chosen = best = max(trials, key=lambda f: scores[f.name].accuracy if f.name in scores else -1.0)
-    if recorded is not None and chosen.name not in recorded.scores:
+    if novel is not None and chosen.name not in novel.scores:
         warnings.warn(
-            f"the novel classes were opened for {', '.join(recorded.scores)}; after more trials {chosen.name} is "
+            f"the novel classes were opened for {', '.join(novel.scores)}; after more trials {chosen.name} is "
             "chosen, for which there is no figure",
             FewcalWarning,
             stacklevel=3,
@@ -149,22 +146,9 @@ def choose(finalists: Sequence[Finalist], rules: TuningProtocol, recorded: Novel
     return chosen, best
 
 
-# ---- novel classes --------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class NovelRecord:
-    """What the novel classes showed, as the study keeps it.
-
-    Attributes
-    ----------
-    opened : str
-        Date and time.
-    features : str
-        Fingerprint of the novel split.
-    scores : dict of Score
-        By name of the finalist, the default first.
-    """
+    """What the novel classes showed, as the study keeps it: date, fingerprint of the split, scores by finalist."""
 
     opened: str
     features: str
@@ -173,27 +157,17 @@ class NovelRecord:
     @classmethod
     def of_study(cls, study: Study) -> NovelRecord | None:
         """The record of a study, if the novel classes were opened in it."""
-        plain = study.user_attrs.get(NOVEL)
-        if plain is None:
+        record = study.user_attrs.get(NOVEL)
+        if record is None:
             return None
-        return cls(**{**plain, "scores": {name: Score(**score) for name, score in plain["scores"].items()}})
-
-
-def novel_protocol(features: FeatureSet, search: Search, tasks: int) -> Protocol:
-    """The tasks of novel classes; raises unless these suffice, before a search and not after it."""
-    protocol = replace(search.search_tasks, tasks=tasks, split=NOVEL)
-    split = features.split(NOVEL)
-    sample_episodes(split.require_labels(), protocol.spec, range(1), split.classes)
-    return protocol
+        return cls(**{**record, "scores": {name: Score(**score) for name, score in record["scores"].items()}})
 
 
 def open_novel(
     study: Study, features: FeatureSet, protocol: Protocol, finalists: Sequence[Finalist], device: str
 ) -> NovelRecord:
     """Measure finalists, the default first, on novel classes and record the scores in the study."""
-    results = evaluate({f.name: f.method for f in finalists}, features, protocol, device)
-    default = results.accuracy(DEFAULT)
-    scores = {f.name: Score.paired(results.accuracy(f.name), default) for f in finalists}
+    scores = score({f.name: f.method for f in finalists}, features, protocol, device)
     opened = datetime.now(UTC).isoformat(timespec="seconds")
     record = NovelRecord(opened, features.split(NOVEL).fingerprint(), scores)
     study.set_user_attr(NOVEL, asdict(record))

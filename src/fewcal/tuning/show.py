@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fewcal._utils.types import JSONObject
 from fewcal.errors import InputError
 from fewcal.render.page import Page
 from fewcal.tuning.result import Tuning
@@ -30,21 +29,29 @@ def write_page(file: Path, result: Tuning, search: Search) -> None:
     page = Page(f"Tuning of {result.best.method.name}", f"{search.way}-way {search.shot}-shot, {search.split} classes")
     page.heading("Result")
     page.text(result.verdict)
-    page.facts(_facts(result, search))
+    page.facts(
+        {
+            "space": search.make_space().name,
+            "protocol": f"{search.protocol}: {search.rules.summary}",
+            "trials": f"{result.trials}, of which {result.pruned} pruned",
+            "tasks of a trial": search.tasks,
+        }
+    )
     page.heading("Finalists", 3)
+    names = list(dict.fromkeys(name for f in result.finalists for name in f.values))
     page.table(
-        ["model", "search tasks %", "fresh tasks %", "minus default", "standard error", *_names(result)],
+        ["model", "search tasks %", *SCORE_COLUMNS, *names],
         [
-            [f.name, _percent(f.searched), *score_cells(f.fresh), *(_short(f.values.get(n)) for n in _names(result))]
+            [f.name, percent(f.searched), *score_cells(f.fresh), *(_short(f.values.get(n)) for n in names)]
             for f in result.finalists
         ],
-        caption="The default and the best trials, on the same fresh validation tasks",
+        caption=f"The default and the best trials, on the same {search.final_tasks} fresh validation tasks",
     )
     if result.novel is not None:
         page.heading("Novel classes", 3)
         page.text(f"Opened on {result.novel.opened}, after the choice on validation classes.")
         rows = [[name, *score_cells(score), score.tasks] for name, score in result.novel.scores.items()]
-        page.table(["model", "accuracy %", "minus default", "standard error", "tasks"], rows)
+        page.table(["model", *SCORE_COLUMNS, "tasks"], rows)
     page.heading(f"Parameters of {result.chosen.method.name}, {result.chosen.name}")
     page.facts(result.chosen.method.settings)
     page.heading("Plots")
@@ -53,27 +60,18 @@ def write_page(file: Path, result: Tuning, search: Search) -> None:
     page.write(file)
 
 
+SCORE_COLUMNS = ("accuracy %", "minus default", "standard error")
+
+
 def score_cells(score: Score) -> list[float | None]:
-    """Accuracy, gain and its standard error in per cent; no gain for the default itself."""
+    """Values for `SCORE_COLUMNS`; no gain for the default itself."""
     is_default = score.error == 0 and score.gain == 0
     gain, error = (None, None) if is_default else (score.gain, score.error)
-    return [_percent(score.accuracy), _percent(gain), _percent(error)]
+    return [percent(score.accuracy), percent(gain), percent(error)]
 
 
-def _facts(result: Tuning, search: Search) -> JSONObject:
-    return {
-        "space": search.make_space().name,
-        "protocol": f"{search.protocol}: {search.rules.summary}",
-        "trials": f"{result.trials}, of which {result.pruned} pruned",
-        "tasks of a trial": search.tasks,
-    }
-
-
-def _names(result: Tuning) -> list[str]:
-    return list(dict.fromkeys(name for f in result.finalists for name in f.values))
-
-
-def _percent(value: float | None) -> float | None:
+def percent(value: float | None) -> float | None:
+    """A share in per cent, with two decimals."""
     return None if value is None else round(100 * value, 2)
 
 

@@ -52,14 +52,6 @@ class Space:
         """The method of a trial, which may be finished."""
         return self.suggest(trial, classes, self.heads) if self.heads else self.suggest(trial, classes)
 
-    def with_head(self, head: str) -> Space:
-        """The same space with one head."""
-        if not self.heads:
-            raise InputError(f"space {self.name!r} has no heads; leave head={head!r} out")
-        if head not in HEADS:
-            raise InputError(f"head {head!r} is unknown{nearest_names(head, HEADS)}")
-        return replace(self, heads=(head,))
-
 
 SPACES: dict[str, Space] = {}
 
@@ -82,7 +74,13 @@ def find_space(space: str | Space, head: str | None = None) -> Space:
         if space not in SPACES:
             raise InputError(f"space {space!r} is unknown{nearest_names(space, SPACES)}")
         space = SPACES[space]
-    return space if head is None else space.with_head(head)
+    if head is None:
+        return space
+    if not space.heads:
+        raise InputError(f"space {space.name!r} has no heads; leave head={head!r} out, or use space 'gdc'")
+    if head not in HEADS:
+        raise InputError(f"head {head!r} is unknown{nearest_names(head, HEADS)}")
+    return replace(space, heads=(head,))
 
 
 def suggest_parameter(trial: BaseTrial, name: str, accepted: Parameter) -> JSON:
@@ -100,21 +98,16 @@ def suggest_parameter(trial: BaseTrial, name: str, accepted: Parameter) -> JSON:
 # ---- HGDC -----------------------------------------------------------------------------------------------------------
 
 
-def _default_suggestions() -> dict[str, JSON]:
-    found: dict[str, JSON] = {}
-    for name, value in HGDC().settings.items():
-        if AUTO in HGDC.accepts[name].also:
-            found[f"{name} {AUTO}"] = value == AUTO
-        if value != AUTO:
-            found[name] = value
-    return found
+_HGDC = {name: accepted for name, accepted in HGDC.accepts.items() if accepted.search is not None}
+_DEFAULT = HGDC().settings
+_FIRST: dict[str, JSON] = {f"{n} {AUTO}": _DEFAULT[n] == AUTO for n, accepted in _HGDC.items() if AUTO in accepted.also}
+_FIRST |= {name: value for name, value in _DEFAULT.items() if value != AUTO}
 
 
-@search_space("hgdc", "the parameters of HGDC, the recommended model", first=_default_suggestions())
+@search_space("hgdc", "the parameters of HGDC, the recommended model; the first trial is the default", first=_FIRST)
 def suggest_hgdc(trial: BaseTrial, classes: int) -> HGDC:
     """HGDC with every parameter that declares a search range."""
-    ranges = {name: accepted for name, accepted in HGDC.accepts.items() if accepted.search is not None}
-    return HGDC(**{name: suggest_parameter(trial, name, accepted) for name, accepted in ranges.items()})  # type: ignore[arg-type]
+    return HGDC(**{name: suggest_parameter(trial, name, accepted) for name, accepted in _HGDC.items()})  # type: ignore[arg-type]
 
 
 # ---- GDC ------------------------------------------------------------------------------------------------------------

@@ -1,8 +1,7 @@
 """Where a study is kept: SQLite in the folder of the search, or a database that several machines share.
 
 `RDBStorage` does what a search needs of a storage. Commits are atomic, so that a kill tears nothing; the kernel frees
-the locks of a killed process; workers send heartbeats, and a trial whose worker was lost is tried again by another.
-Optuna's journal has no heartbeats, and its file loses the study where a full disk tears a line.
+the locks of a killed process; workers send heartbeats, and another one repeats a trial whose worker was lost.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from optuna.storages import RDBStorage
 
 FILE = "study.db"
-# A worker that is silent for the second of these is taken for lost, and its trial is tried again so many times.
+# A worker that is silent for the second of these counts as lost, and its trial is repeated so many times.
 HEARTBEAT_SECONDS, GRACE_SECONDS, RETRIES = 15, 60, 2
 # Seconds that a worker waits for the lock of another one.
 LOCK_SECONDS = 120
@@ -55,18 +54,14 @@ def storage_url(folder: Path, url: str | None) -> str:
 
     if url is None:
         return f"sqlite:///{(folder / FILE).absolute()}"
-    try:
+    with suppress(ArgumentError, ValueError):
         parsed = make_url(url)
-        scheme = parsed.get_backend_name()
-    except (ArgumentError, ValueError):
-        parsed, scheme = None, ""
-    if parsed is None or scheme not in ("sqlite", "postgresql") or not parsed.database or parsed.database == ":memory:":
-        raise InputError(
-            f"storage {shown_url(url)!r} must be sqlite:///FILE or postgresql://USER@HOST/DATABASE; choose one of these"
-        )
-    if scheme == "sqlite":
-        return f"sqlite:///{Path(parsed.database).absolute()}"
-    return parsed.set(drivername="postgresql+psycopg").render_as_string(hide_password=False)
+        scheme, name = parsed.get_backend_name(), parsed.database
+        if scheme == "sqlite" and name and name != ":memory:":
+            return f"sqlite:///{Path(name).absolute()}"
+        if scheme == "postgresql" and name:
+            return parsed.set(drivername="postgresql+psycopg").render_as_string(hide_password=False)
+    raise InputError(f"storage {shown_url(url)!r} must be sqlite:///FILE or postgresql://USER@HOST/DATABASE")
 
 
 def shown_url(url: str) -> str:
@@ -106,40 +101,45 @@ def damaged(url: str, reason: object) -> InputError:
 
 def open_storage(url: str) -> RDBStorage:
     """Open the database at an address from `storage_url`, and make its tables if it is empty."""
-    optuna = require_optuna()
-    from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
-
-    class Storage(RDBStorage):
-        def record_heartbeat(self, trial_id: int) -> None:
-            with suppress(optuna.exceptions.StorageInternalError):  # the trial itself meets the same error in a moment
-                super().record_heartbeat(trial_id)
-
-    is_sqlite = url.startswith("sqlite")
-    options: dict[str, Any] = {"connect_args": {"timeout": LOCK_SECONDS}} if is_sqlite else {"pool_pre_ping": True}
     for attempt in range(ATTEMPTS):
         try:
             with storage_errors(url):
-                storage = Storage(
-                    url,
-                    engine_kwargs=options,
-                    heartbeat_interval=HEARTBEAT_SECONDS,
-                    grace_period=GRACE_SECONDS,
-                    heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(max_retry=RETRIES),
-                )
-                if is_sqlite:
-                    _prepare_sqlite(url, storage.engine)
-                return storage
+                return _connect(url)
         except ImportError as error:
             raise InputError(f"storage {shown_url(url)!r} needs a driver: pip install 'fewcal[postgresql]'") from error
-        except FewcalError as error:  # two workers made the tables of an empty database at once: the next look finds them
+        except FewcalError as error:
             if attempt + 1 == ATTEMPTS or not any(sign in str(error).lower() for sign in COLLISIONS):
                 raise
             time.sleep(0.2 * (attempt + 1))
     raise AssertionError("unreachable")
 
 
+def _connect(url: str) -> RDBStorage:
+    from optuna.exceptions import StorageInternalError
+    from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
+
+    class Storage(RDBStorage):
+        def record_heartbeat(self, trial_id: int) -> None:
+            with suppress(StorageInternalError):  # the trial itself meets the same error in a moment
+                super().record_heartbeat(trial_id)
+
+    is_sqlite = url.startswith("sqlite")
+    options: dict[str, Any] = {"connect_args": {"timeout": LOCK_SECONDS}} if is_sqlite else {"pool_pre_ping": True}
+    retry = RetryHeartbeatStaleTrialCallback(max_retry=RETRIES)
+    storage = Storage(
+        url,
+        options,
+        heartbeat_interval=HEARTBEAT_SECONDS,
+        grace_period=GRACE_SECONDS,
+        heartbeat_stale_trial_callback=retry,
+    )
+    if is_sqlite:
+        _prepare_sqlite(url, storage.engine)
+    return storage
+
+
 def _prepare_sqlite(url: str, engine: sqlalchemy.Engine) -> None:
-    """Serialise transactions, so that two workers never take one trial; write ahead, so that none waits for the disk."""
+    """Serialise transactions, so that no two workers take one trial; write ahead, so that none waits for the disk."""
     from sqlalchemy import event
 
     def connect(connection: sqlite3.Connection, _: object) -> None:

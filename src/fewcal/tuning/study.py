@@ -6,17 +6,18 @@ import multiprocessing
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from fewcal._utils.names import nearest_names
-from fewcal._utils.types import JSONObject, Progress
+from fewcal._utils.text import one_line
+from fewcal._utils.types import JSON, JSONObject, Progress
 from fewcal.errors import FewcalError, InputError
 from fewcal.evaluation.run_folder import first_difference
 from fewcal.features import FeatureSet
@@ -26,79 +27,100 @@ from fewcal.tuning.storage import damaged, open_storage, require_optuna, shown_u
 
 if TYPE_CHECKING:
     from optuna import Study
-    from optuna.trial import FrozenTrial
+    from optuna.trial import FrozenTrial, TrialState
 
 IDENTITY = "fewcal"
 
 
-@dataclass(frozen=True)
-class StudyPlace:
-    """The address of a database, from `storage_url`, and the name of a study in it."""
+@dataclass(frozen=True, eq=False)
+class Session:
+    """What every worker of a study has: features, settings, device, and the address and name of the study."""
 
+    features: FeatureSet
+    search: Search
+    device: str
     url: str
     name: str
 
     @property
-    def file(self) -> Path | None:
-        """The file of the database, if it is one."""
-        return Path(self.url.removeprefix("sqlite:///")) if self.url.startswith("sqlite") else None
+    def identity(self) -> JSONObject:
+        """What all workers share; the number of trials may grow."""
+        settings = {k: v for k, v in self.search.to_dict().items() if k not in ("trials", "final_tasks")}
+        splits = ("base", self.search.split)
+        return {"search": settings, "features": {name: self.features.split(name).fingerprint() for name in splits}}
 
+    def objective(self) -> Objective:
+        """The objective of its search."""
+        tasks, interval = self.search.search_tasks, self.search.rules.interval
+        return make_objective(self.features, self.search.make_space(), tasks, interval=interval, device=self.device)
 
-def make_search_objective(features: FeatureSet, search: Search, device: str) -> Objective:
-    """The objective of a search."""
-    space, rules = search.make_space(), search.rules
-    objective = make_objective(features, space, search.search_tasks, interval=rules.interval, device=device)
-    if search.fixed:
-        trial = require_optuna().create_study(sampler=search.sampler(0)).ask()
-        objective.method(trial)
-        for name in search.fixed:
-            if name not in trial.params:
-                raise InputError(f"space {space.name!r} has no parameter {name!r}{nearest_names(name, trial.params)}")
-    return objective
-
-
-def identity_of(search: Search, features: FeatureSet) -> JSONObject:
-    """What all workers of a study share."""
-    settings = {k: v for k, v in search.to_dict().items() if k not in ("trials", "final_tasks")}
-    fingerprints = {name: features.split(name).fingerprint() for name in ("base", search.split)}
-    return {"search": settings, "features": fingerprints}
-
-
-def open_study(place: StudyPlace, search: Search, identity: JSONObject, resume: bool) -> Study:
-    """Begin a study, or continue one that has the same identity."""
-    optuna = require_optuna()
-    storage = open_storage(place.url)
-    with storage_errors(place.url):
+    def first_trial(self, objective: Objective) -> dict[str, JSON]:
+        """Parameters of the first trial; raises unless the space holds them and all fixed ones."""
+        study, first = require_optuna().create_study(sampler=self.search.sampler(0)), self.search.first_trial()
+        study.enqueue_trial(first)
+        trial, space = study.ask(), objective.space.name
         try:
-            study = optuna.create_study(
-                storage=storage,
-                study_name=place.name,
-                direction="maximize",
-                load_if_exists=True,
-                sampler=search.sampler(None),  # workers that join draw other random numbers
-                pruner=search.rules.pruner(),
-            )
-            begun = study.user_attrs.get(IDENTITY)
-            study.get_trials(deepcopy=False)
-        except (LookupError, TypeError, ValueError, AssertionError) as error:  # rows that no study has
-            raise damaged(place.url, error) from error
-        if begun is not None and not resume:
-            raise InputError(
-                f"{shown_url(place.url)} already holds a study {place.name!r}; continue or join it with --resume"
-            )
-        if begun is not None and begun != identity:
-            raise InputError(
-                f"the study {place.name!r} has other settings or features: {first_difference(begun, identity)}; "
-                "use the same ones, or another folder or --study"
-            )
-        if begun is None:
-            first = search.make_space().first
-            if first and not study.trials:
-                study.enqueue_trial({**first, **search.fixed})
-            study.sampler = search.sampler(search.seed)
-            study.set_metric_names(["accuracy"])
-            study.set_user_attr(IDENTITY, identity)
-    return study
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", UserWarning)
+                objective.method(trial)
+        except UserWarning as error:
+            raise InputError(f"space {space!r} does not hold the first trial: {one_line(error)}") from error
+        for name in self.search.fixed:
+            if name not in trial.params:
+                raise InputError(f"space {space!r} has no parameter {name!r}{nearest_names(name, trial.params)}")
+        return {name: value for name, value in trial.params.items() if name in first}
+
+    def open(self, objective: Objective, resume: bool) -> Study:
+        """Begin a study, or continue one that has the same identity."""
+        optuna = require_optuna()
+        first, storage = self.first_trial(objective), open_storage(self.url)
+        with storage_errors(self.url):
+            try:
+                study = optuna.create_study(
+                    storage=storage,
+                    study_name=self.name,
+                    direction="maximize",
+                    load_if_exists=True,
+                    sampler=self.search.sampler(None),  # workers that join draw other random numbers
+                    pruner=self.search.rules.pruner(),
+                )
+                begun = study.user_attrs.get(IDENTITY)
+                study.get_trials(deepcopy=False)
+            except (LookupError, TypeError, ValueError, AssertionError) as error:  # rows that no study has
+                raise damaged(self.url, error) from error
+            if begun is None:
+                if first and not study.trials:
+                    study.enqueue_trial(first)
+                study.sampler = self.search.sampler(self.search.seed)
+                study.set_metric_names(["accuracy"])
+                study.set_user_attr(IDENTITY, self.identity)
+            elif not resume:
+                raise InputError(
+                    f"{shown_url(self.url)} already holds a study {self.name!r}; continue or join it with --resume"
+                )
+            elif begun != self.identity:
+                raise InputError(
+                    f"the study {self.name!r} has other settings or features: "
+                    f"{first_difference(begun, self.identity)}; use the same ones, or another folder or --study"
+                )
+        return study
+
+    def optimize(self, study: Study, objective: Objective, progress: Progress) -> None:
+        """Compute trials until so many are finished, those of other workers included."""
+        optuna, trials = require_optuna(), self.search.trials or 0
+        file = Path(self.url.removeprefix("sqlite:///")) if self.url.startswith("sqlite") else None
+
+        def after(study: Study, _: FrozenTrial) -> None:
+            if file is not None and not file.exists():
+                raise FewcalError(f"{file} was deleted or moved during the search; start it again")
+            progress(min(count_finished(study), trials), trials)
+
+        stop = optuna.study.MaxTrialsCallback(trials, states=_finished())
+        while (left := trials - count_finished(study)) > 0:
+            # A worker that was suspended for long finds its trial finished: another one has repeated it.
+            with suppress(optuna.exceptions.UpdateFinishedTrialError):
+                study.optimize(objective, n_trials=left, callbacks=[stop, after])
+        progress(trials, trials)
 
 
 def count_finished(study: Study) -> int:
@@ -108,31 +130,11 @@ def count_finished(study: Study) -> int:
 
 def complete_trials(study: Study) -> list[FrozenTrial]:
     """Complete trials, the best first."""
-    from optuna.trial import TrialState
-
-    trials = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    trials = study.get_trials(deepcopy=False, states=_finished()[:1])
     return sorted(trials, key=lambda t: (-(t.value or 0.0), t.number))
 
 
-def optimize(study: Study, objective: Objective, place: StudyPlace, trials: int, progress: Progress) -> None:
-    """Compute trials until so many are finished, those of other workers included."""
-    optuna = require_optuna()
-
-    def after(study: Study, _: FrozenTrial) -> None:
-        if place.file is not None and not place.file.exists():
-            raise FewcalError(f"{place.file} was deleted or moved during the search; start it again")
-        progress(min(count_finished(study), trials), trials)
-
-    stop = optuna.study.MaxTrialsCallback(trials, states=_finished())
-    while (left := trials - count_finished(study)) > 0:
-        try:
-            study.optimize(objective, n_trials=left, callbacks=[stop, after])
-        except optuna.exceptions.UpdateFinishedTrialError:
-            continue  # this process was suspended, and another worker repeats its trial
-    progress(trials, trials)
-
-
-def _finished() -> tuple[object, ...]:
+def _finished() -> tuple[TrialState, ...]:
     from optuna.trial import TrialState
 
     return TrialState.COMPLETE, TrialState.PRUNED
@@ -142,21 +144,20 @@ def _finished() -> tuple[object, ...]:
 
 
 @contextmanager
-def worker_processes(
-    count: int, features: FeatureSet, search: Search, identity: JSONObject, place: StudyPlace, device: str
-) -> Iterator[list[SpawnProcess]]:
-    """Let so many processes compute trials of a study beside this one, and end them with it."""
+def worker_processes(count: int, session: Session) -> Iterator[None]:
+    """Let so many processes compute trials beside this one; they end with it."""
     threads = torch.get_num_threads()
-    context = multiprocessing.get_context("spawn")
     each = max(1, threads // (count + 1))
-    arguments = (features, search, identity, place, device, each)
-    processes = [context.Process(target=_work, args=arguments, daemon=True) for _ in range(count)]
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=_work, args=(session, each), daemon=True) for _ in range(count)]
     torch.set_num_threads(each)
     try:
         with _ignore_sigint():
             for process in processes:
                 process.start()
-        yield processes
+        yield
+        for process in processes:
+            process.join()
     finally:
         torch.set_num_threads(threads)
         for process in processes:
@@ -165,16 +166,11 @@ def worker_processes(
                 process.join()
 
 
-def _work(
-    features: FeatureSet, search: Search, identity: JSONObject, place: StudyPlace, device: str, threads: int
-) -> None:
+def _work(session: Session, threads: int) -> None:
     torch.set_num_threads(threads)
-    with suppress(FewcalError):  # the parent meets the same error and reports it
-        objective = make_search_objective(features, search, device)
-        study = open_study(place, search, identity, resume=True)
-        assert search.trials is not None
-        with storage_errors(place.url):
-            optimize(study, objective, place, search.trials, _follow_parent)
+    with suppress(FewcalError), storage_errors(session.url):  # the parent meets the same error and reports it
+        objective = session.objective()
+        session.optimize(session.open(objective, resume=True), objective, _follow_parent)
 
 
 def _follow_parent(done: int, total: int) -> None:
