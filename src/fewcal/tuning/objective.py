@@ -83,10 +83,9 @@ class Objective:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FewcalWarning)  # one trial of many may clip α2
             engine = self.engine.with_methods({"trial": method})
-            queries = engine.job.spec.way * engine.job.spec.query
             for start in range(0, self.tasks, size):
                 block = engine.run(start, min(start + size, self.tasks))
-                yield block.correct["trial"].sum(axis=1) / queries
+                yield block.correct["trial"].sum(axis=1) / block.queries.sum(axis=1)
 
 
 def make_objective(

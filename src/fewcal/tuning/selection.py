@@ -109,7 +109,9 @@ def measure_finalists(
     Trials stand in the order of the search. Those on record for the novel classes are always among them.
     """
     if not (trials := complete_trials(study)):
-        raise FewcalError("no trial of this study is complete; run more trials or choose another space")
+        refused = [t.user_attrs["refused"] for t in study.get_trials(deepcopy=False) if "refused" in t.user_attrs]
+        reason = f" (the last was refused: {refused[-1]})" if refused else ""
+        raise FewcalError(f"no trial of this study is complete{reason}; run more trials or choose another space")
     default = HGDC()
     methods: dict[str, Method] = {DEFAULT: default}
     searched: dict[str, tuple[float, JSONObject]] = {DEFAULT: (float(objective.accuracy(default).mean()), {})}

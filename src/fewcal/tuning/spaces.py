@@ -121,7 +121,7 @@ def suggest_gdc(trial: BaseTrial, classes: int, heads: Sequence[str]) -> GDC:
         "center": (True, False),
         "l2": (True, False),
         "cov": ("pooled", "joint", "independent"),
-        "distance_scale_of": ("one", "bank"),
+        "distance_scale_of": ("one", "bank")[:classes],  # distances between base classes need two
     }
     ranges = ("beta", "m", "distance_scale", "strength", "alpha1", "alpha2_ratio", *HEADS[str(head)].searched)
     declared = parameters_of(GDCParams)

@@ -113,7 +113,8 @@ class Session:
         def after(study: Study, _: FrozenTrial) -> None:
             if file is not None and not file.exists():
                 raise FewcalError(f"{file} was deleted or moved during the search; start it again")
-            progress(min(count_finished(study), trials), trials)
+            if (done := count_finished(study)) < trials:
+                progress(done, trials)
 
         stop = optuna.study.MaxTrialsCallback(trials, states=_finished())
         while (left := trials - count_finished(study)) > 0:
