@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from optuna.trial import FixedTrial, TrialState
 
 from fewcal import FewShotClassifier
+from fewcal._utils.parameters import parameters_of
 from fewcal.bank import SpaceKey
 from fewcal.errors import FewcalError, FewcalWarning, FileFormatError, InputError
 from fewcal.evaluation import Protocol, evaluate
@@ -29,7 +30,7 @@ from fewcal.presets import describe_preset, get_preset, list_presets, save_prese
 from fewcal.tuning import SPACES, Search, Space, Tuning, load_settings, make_objective, tune
 from fewcal.tuning.search import PROTOCOLS
 from fewcal.tuning.selection import Finalist, NovelRecord, Score, choose
-from fewcal.tuning.spaces import SHRINKAGE
+from fewcal.tuning.spaces import SHRINKAGE, suggest_parameter
 from small_features import feature_set, split
 from small_search import QUICK, quick
 
@@ -104,6 +105,16 @@ class TestSpaces:
         assert int(method.settings.get("k", 1)) <= classes
         study.tell(trial, 0.5)
         assert SPACES[name].method(study.trials[0], classes).settings == method.settings
+
+    @pytest.mark.parametrize("declared", [HGDC.accepts, parameters_of(GDCParams)])
+    def test_search_range_lies_within_what_is_accepted(self, declared: Any) -> None:
+        for name, parameter in declared.items():
+            if parameter.search is None:
+                with pytest.raises(InputError, match="declares no search range"):
+                    suggest_parameter(FixedTrial({}), name, parameter)
+            else:
+                for value in (parameter.search.low, parameter.search.high):
+                    parameter.checked(name, int(value) if parameter.integer else value)
 
     def test_hgdc_space_begins_with_the_default_and_holds_every_parameter(self) -> None:
         space = SPACES["hgdc"]

@@ -118,9 +118,11 @@ class Session:
 
         stop = optuna.study.MaxTrialsCallback(trials, states=_finished())
         while (left := trials - count_finished(study)) > 0:
-            # A worker that was suspended for long finds its trial finished: another one has repeated it.
-            with suppress(optuna.exceptions.UpdateFinishedTrialError):
+            try:
                 study.optimize(objective, n_trials=left, callbacks=[stop, after])
+            except (optuna.exceptions.UpdateFinishedTrialError, ValueError, AssertionError) as error:
+                if not _is_taken_over(error):
+                    raise
         progress(trials, trials)
 
 
@@ -139,6 +141,12 @@ def _finished() -> tuple[TrialState, ...]:
     from optuna.trial import TrialState
 
     return TrialState.COMPLETE, TrialState.PRUNED
+
+
+def _is_taken_over(error: Exception) -> bool:
+    """Whether a trial cannot be told, as another worker repeats it: this one was suspended for long."""
+    lost = require_optuna().exceptions.UpdateFinishedTrialError
+    return any(isinstance(e, lost) or str(e).startswith("Cannot tell") for e in (error, error.__context__))
 
 
 # ---- several processes ----------------------------------------------------------------------------------------------
