@@ -24,6 +24,7 @@ from small_features import feature_set
 
 if TYPE_CHECKING:
     import optuna
+
     from fewcal.paper.budget import Case
     from fewcal.paper.registry import Records
 

@@ -329,13 +329,10 @@ class TestSearch:
             tune(features, search, out=tmp_path / "s", **more)
         assert not (tmp_path / "s").exists()
 
-    def test_search_without_a_complete_trial_is_an_error(self, tmp_path: Path) -> None:
-        toy = dataclasses.replace(QUICK, space=TOY, trials=1, fixed={"kind": "refused"})
-        with pytest.raises(
-            FewcalError,
-            match=r"no trial of this study is complete \(the last was refused: these features are refused\)",
-        ):
-            quick(tmp_path, toy)
+    def test_search_without_a_complete_trial_names_why(self, tmp_path: Path) -> None:
+        large = Space("large", "k above the bank", lambda trial, classes: GDC(GDCParams(k=classes + 1)))
+        with pytest.raises(FewcalError, match=r"no trial of this study is complete \(the last was refused: k=9"):
+            quick(tmp_path, dataclasses.replace(QUICK, space=large, trials=2))
 
     def test_novel_classes_are_opened_once_and_recorded(self, tmp_path: Path) -> None:
         result = quick(tmp_path, novel_tasks=12)
