@@ -374,6 +374,7 @@ class TestPaperProtocol:
         assert len(trials) == PROTOCOLS["paper"].finalists
         scores = {f.name: result.novel.scores[f.name].accuracy for f in trials}
         assert scores[result.chosen.name] == max(scores.values())
+        assert "the best of three on novel classes" in describe_preset(result.file).provenance["selection"]
         done = result.study.trials[0]
         for m in (0.25, 0.5, 0.75):  # better on validation tasks than anything can be
             trial = optuna.trial.create_trial(

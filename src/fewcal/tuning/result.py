@@ -94,6 +94,7 @@ class Tuning:
         libraries = {"fewcal": __version__, "optuna": require_optuna().__version__}
         whole = self.to_dict() | {
             "identity": identity,
+            "selection": search.rules.summary,
             "trials in all": search.trials,
             "fresh tasks": search.final_tasks,
             "versions": libraries | {"torch": torch.__version__, "numpy": np.__version__},

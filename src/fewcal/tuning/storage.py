@@ -6,6 +6,7 @@ the locks of a killed process; workers send heartbeats, and another one repeats 
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import time
 import warnings
@@ -70,9 +71,7 @@ def shown_url(url: str) -> str:
     >>> shown_url("postgresql://me:secret@host/db"), shown_url("sqlite:////tmp/study.db")
     ('postgresql://me:***@host/db', '/tmp/study.db')
     """
-    before, at, after = url.removeprefix("sqlite:///").rpartition("@")
-    scheme, slashes, user = before.rpartition("://")
-    return f"{scheme}{slashes}{user.partition(':')[0]}{':***' if ':' in user else ''}{at}{after}"
+    return re.sub(r"(://[^:@/]*):[^@]*@", r"\1:***@", url.removeprefix("sqlite:///"))
 
 
 @contextmanager
