@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,7 +20,7 @@ from optuna.trial import TrialState
 from fewcal.errors import FewcalError, InputError
 from fewcal.tuning import Search, storage, tune
 from fewcal.tuning.storage import open_storage, storage_url
-from fewcal.tuning.study import Session, _ignore_sigint, _work
+from fewcal.tuning.study import Session, _work
 from limits import PATIENCE, largest_file
 from processes import FORKED
 from small_features import feature_set, save_features
@@ -51,6 +50,12 @@ def begin(made: Session) -> str:
     return made.url
 
 
+def start(target: Callable[..., None], *arguments: object) -> Any:
+    process = FORKED.Process(target=target, args=arguments)
+    process.start()
+    return process
+
+
 def join(folder: Path, search: Search, url: str | None = None, name: str = "fewcal") -> None:
     """A process as a user would start it on each machine."""
     tune(feature_set(), search, out=folder, storage=url, study=name, resume=True, plots=False)
@@ -68,9 +73,7 @@ class TestKills:
     def test_two_of_four_processes_killed_lose_no_finished_trial(self, tmp_path: Path, url: str) -> None:
         search = dataclasses.replace(QUICK, trials=40)
         place = begin(session(tmp_path, search, url, "kills"))
-        processes = [FORKED.Process(target=join, args=(tmp_path / str(i), search, url, "kills")) for i in range(4)]
-        for process in processes:
-            process.start()
+        processes = [start(join, tmp_path / str(i), search, url, "kills") for i in range(4)]
         seen: dict[int, float | None] = {}
         for count, process in ((6, processes[1]), (15, processes[2])):
             wait(lambda n=count: len(finished(place, "kills")) >= n)  # type: ignore[misc]
@@ -90,8 +93,7 @@ class TestKills:
         monkeypatch.setattr(storage, "GRACE_SECONDS", 1)
         monkeypatch.setattr(storage, "HEARTBEAT_SECONDS", 1)
         place = begin(session(tmp_path, url=url, name="repeat"))
-        process = FORKED.Process(target=_die_in_a_trial, args=(place,))
-        process.start()
+        process = start(_die_in_a_trial, place)
         process.join(PATIENCE)
         assert process.exitcode == -signal.SIGKILL
         study = optuna.load_study(study_name="repeat", storage=open_storage(place))
@@ -137,17 +139,6 @@ class TestKills:
             _work(made, 1)
         assert len(finished(place)) == 1
 
-    def test_workers_leave_ctrl_c_to_their_parent(self) -> None:
-        before = signal.getsignal(signal.SIGINT)
-        code = [sys.executable, "-c", "import signal; print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)"]
-        with _ignore_sigint():
-            assert subprocess.run(code, capture_output=True, text=True, check=True).stdout.strip() == "True"
-        assert signal.getsignal(signal.SIGINT) is before
-        thread = threading.Thread(target=_ignore_sigint().__enter__)  # where signals cannot be set, nothing is
-        thread.start()
-        thread.join()
-        assert signal.getsignal(signal.SIGINT) is before
-
 
 def _die_in_a_trial(place: str) -> None:
     def die(trial: Any) -> float:
@@ -180,9 +171,7 @@ class TestProcesses:
         study = optuna.create_study(storage=open_storage(place), study_name="queue", direction="maximize")
         for x in range(30):
             study.enqueue_trial({"x": x})
-        processes = [FORKED.Process(target=_take, args=(place, 10)) for _ in range(3)]
-        for process in processes:
-            process.start()
+        processes = [start(_take, place, 10) for _ in range(3)]
         for process in processes:
             process.join(PATIENCE)
         assert sorted(t.params["x"] for t in study.trials) == list(range(30))
