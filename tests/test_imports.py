@@ -52,7 +52,7 @@ print(len(r.correct))
 
 # Imports go down only, those inside functions too. Groups of a layer stand side by side and do not see each other.
 LAYERS: list[list[set[str]]] = [
-    [{"_version", "errors", "_utils", "render"}],
+    [{"_version", "errors", "_utils", "ops", "render"}],
     [{"gaussianize", "power_choice", "bank"}, {"features"}, {"episodes"}],
     [
         {

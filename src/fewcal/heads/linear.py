@@ -151,18 +151,6 @@ def class_shots(labels: Tensor, n_classes: int, dtype: torch.dtype) -> ClassShot
     return ClassShots(labels, n_classes, dtype, int(numbers.min()), int(numbers.max()), numbers)
 
 
-def minus_one_hot(probabilities: Tensor, labels: Tensor) -> Tensor:
-    """Probabilities `(T, N, M)` less the truth `(T, M)`, in place: the slope of cross entropy in the logits.
-
-    Where there are more columns than labels, the rest stay as they are.
-
-    >>> minus_one_hot(torch.tensor([[[0.25], [0.75]]]), torch.tensor([[1]])).flatten().tolist()
-    [0.25, -0.25]
-    """
-    ones = probabilities.new_full((1, 1, 1), -1.0).expand(len(labels), 1, labels.shape[1])
-    return probabilities.scatter_add_(1, labels[:, None], ones)
-
-
 def class_sizes(labels: Tensor) -> Tensor:
     """How many points share the class of each: `labels (T, S)` → `(T, S)`.
 

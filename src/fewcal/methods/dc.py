@@ -30,7 +30,7 @@ from fewcal.params import GDCParams
 
 # What the penalty adds to the curvature of the loss, in units of the mean variance of the points: about right at one
 # shot and at five, where a few points in a hundred are still in doubt at the end.
-_RIDGE = 3.0
+_RIDGE = 1.0
 # Points for each feature from which on iterations are so dear that it pays.
 _POINTS_OF_METRIC = 2
 _GDC = parameters_of(GDCParams)  # what both have means the same
