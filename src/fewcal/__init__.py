@@ -13,11 +13,12 @@ TYPE_CHECKING = False  # as type checkers know it; `import typing` would delay e
 if TYPE_CHECKING:
     from fewcal.apply.classify import classify
     from fewcal.bank import BaseBank
-    from fewcal.estimators import Gaussianizer, GDCClassifier
+    from fewcal.estimators import FewShotClassifier, Gaussianizer, GDCClassifier
     from fewcal.estimators.sampler import GDCSampler
     from fewcal.evaluation import Protocol, Results, evaluate, load_run
     from fewcal.factor_gaussian import FactorGaussian
     from fewcal.features import FeatureSet, FeatureSplit
+    from fewcal.features.embedding import Embed
     from fewcal.gaussianize import Gaussianization
     from fewcal.methods import Method, make_method
     from fewcal.params import GDCParams
@@ -26,9 +27,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BaseBank",
+    "Embed",
     "FactorGaussian",
     "FeatureSet",
     "FeatureSplit",
+    "FewShotClassifier",
     "GDCClassifier",
     "GDCParams",
     "GDCSampler",
@@ -52,12 +55,14 @@ __all__ = [
 _MODULES = {
     "fewcal.apply.classify": ("classify",),
     "fewcal.bank": ("BaseBank",),
-    "fewcal.estimators.classifier": ("GDCClassifier",),
+    "fewcal.estimators.few_shot": ("FewShotClassifier",),
+    "fewcal.estimators.gdc": ("GDCClassifier",),
     "fewcal.estimators.gaussianizer": ("Gaussianizer",),
     "fewcal.estimators.sampler": ("GDCSampler",),
     "fewcal.evaluation": ("Protocol", "Results", "evaluate", "load_run"),
     "fewcal.factor_gaussian": ("FactorGaussian",),
     "fewcal.features": ("FeatureSet", "FeatureSplit"),
+    "fewcal.features.embedding": ("Embed",),
     "fewcal.gaussianize": ("Gaussianization",),
     "fewcal.methods": ("Method", "make_method"),
     "fewcal.params": ("GDCParams",),

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from numbers import Real
 from typing import NamedTuple, TypeAlias
 
@@ -148,9 +148,6 @@ def _expanded(x: Tensor, means: Tensor, squares: Tensor) -> Tensor:
 
 def _from_bank(x: Tensor, bank: BaseBank, delta: float = 1.0) -> Tensor:
     """‖x − δμ_i‖² with what the bank remembers of its means."""
-    if bank.is_whitened:  # unit vectors, where nothing cancels
-        squares = bank.memo.get("squares", lambda: torch.linalg.vecdot(bank.means, bank.means))
-        return _expanded(x, bank.means, squares) if delta == 1 else _expanded(x / delta, bank.means, squares) * delta**2
     origin, centred, squares = bank.centred_means()
     if delta == 1:
         return _expanded(x - origin, centred, squares)
@@ -333,31 +330,14 @@ class Calibrator:
             _look_at_signs(nearest, self.m)
         return weights_from_distances(nearest, self.m)
 
-    def dense_weights(self, x: Tensor) -> Tensor:
-        """w of every base class, 0 for all but the k nearest, for `x (*B, D)`: `(*B, C)`."""
-        nearest, index = self.neighbours(x)
-        return scatter_dense(index, self.weights(nearest), len(self.bank))
-
-    def mean(self, x: Tensor, weights: Tensor, index: Tensor | None = None) -> Tensor:
-        """μ' (eq. 5) of `x (*B, D)` from weights of every base class `(*B, C)`, or of those at `index (*B, k)`."""
+    def mean(self, x: Tensor, weights: Tensor, index: Tensor) -> Tensor:
+        """μ' (eq. 5) of `x (*B, D)` from weights `(*B, k)` of the base classes at `index (*B, k)`."""
         means = self.bank.means
-        if index is None:
-            pull = weights @ means
-        elif uses_gather(self.bank, self.k):
+        if uses_gather(self.bank, self.k):
             pull = (weights[..., None, :] @ means[index]).squeeze(-2)
         else:  # a product with all of the few means instead of a gather of most
             pull = scatter_dense(index, weights, len(self.bank)) @ means
         return (x + pull) / (1 + weights.sum(dim=-1, keepdim=True))
-
-    def linear_scores(self, x: Tensor, weight: Tensor, strength: Tensor, weights: Tensor | None = None) -> Tensor:
-        """What linear functions `weight (T, N, D)` say of the calibrated means of `x (T, Q, D)`, `(T, Q, N)`.
-
-        The weights of task t, dense ones `(T, Q, C)` if they are known, are multiplied by `strength (T,)`. Base means
-        are scored instead of moved points: (x + Σwμ)·W = x·W + Σw(μ·W).
-        """
-        every, strength, w = self.dense_weights(x) if weights is None else weights, strength[:, None, None], weight.mT
-        scores = torch.baddbmm(x @ w, every, self.bank.means @ w * strength)
-        return scores.div_(1 + strength * every.sum(dim=-1, keepdim=True))
 
     def calibrate(self, x: Tensor, strength: float | Tensor = 1.0) -> Calibration:
         """Neighbours, weights and calibrated means of `x (*B, D)`.
@@ -368,11 +348,6 @@ class Calibrator:
         nearest, index = self.neighbours(x)
         weights = self.weights(nearest) * (strength[..., None] if isinstance(strength, torch.Tensor) else strength)
         return Calibration(index, nearest, weights, self.mean(x, weights, index))
-
-    def to(self, device: str | torch.device) -> Calibrator:
-        """The same on `device`, with the bank detached from the one it was made from: base rows stay behind."""
-        bank = self.bank.detached().on(device)
-        return self if bank is self.bank else replace(self, bank=bank)
 
 
 def weights_from_distances(d: Tensor, m: float) -> Tensor:

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from fewcal.render import Page
     from fewcal.render.page import Value
 
-METHODS = ("ncm", "simpleshot", "lr_l2", "dc", "bankless", "gdc")
-REFERENCE, WITHOUT_BASES = "simpleshot", "bankless"
+METHODS = ("ncm", "simpleshot", "lr_l2", "dc", "support-only", "hgdc")
+REFERENCE, WITHOUT_BASES = "simpleshot", "support-only"
 # Its paper samples 750 points a class; 100 are as good on the validation letters, and eight times as fast.
 DC_POINTS = 100
 WHAT = {
@@ -48,8 +48,8 @@ WHAT = {
     "simpleshot": "nearest centroid after centring and normalising",
     "lr_l2": "logistic regression on centred rows of unit length",
     "dc": f"distribution calibration, {DC_POINTS} sampled points a class",
-    "bankless": "the best that fewcal has without known letters: what gdc answers with where they do not help",
-    "gdc": "generalized distribution calibration, the default preset",
+    "support-only": "what fewcal recommends without known letters",
+    "hgdc": "HGDC, the hierarchical Gaussian model that fewcal recommends",
 }
 SHOWN_QUERIES, SHOWN_BASES = 5, 5
 FEW_LETTERS = 10
@@ -96,7 +96,7 @@ def poor_banks(features: FeatureSet, protocol: Protocol) -> list[PoorBank]:
         poor = FeatureSet(base=split, novel=features.split("novel"))
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            results = evaluate([REFERENCE, WITHOUT_BASES, "gdc"], poor, protocol)
+            results = evaluate([REFERENCE, WITHOUT_BASES, "hgdc"], poor, protocol)
         told = [str(w.message) for w in caught if issubclass(w.category, FewcalWarning)]
         found.append(PoorBank(what, results, told[0] if told else ""))
     return found
@@ -113,15 +113,15 @@ def median_task(accuracy: np.ndarray) -> int:
 
 
 def solve_task(features: FeatureSet, protocol: Protocol, task: int = 0) -> SolvedTask:
-    """Task number `task` of a one-shot protocol, solved by `GDCClassifier` as a user would."""
-    from fewcal.estimators import GDCClassifier
+    """Task number `task` of a one-shot protocol, solved by `FewShotClassifier` as a user would."""
+    from fewcal.estimators import FewShotClassifier
 
     base, novel = features.split("base"), features.split(protocol.split)
     bank = BaseBank().fit(base.float32(), np.array(base.classes)[base.require_labels()])
     drawn = sample_episodes(novel.require_labels(), protocol.spec, [task], novel.classes)
     support, query = drawn.support[0, :, 0], drawn.query[0]
     names = [novel.classes[c] for c in drawn.classes[0]]
-    classifier = GDCClassifier(bank).fit(novel.float32()[support], names)
+    classifier = FewShotClassifier(bank).fit(novel.float32()[support], names)
     column = np.searchsorted(classifier.classes_, names)
     probabilities = classifier.predict_proba(novel.float32()[query.ravel()])[:, column].reshape(*query.shape, -1)
     return SolvedTask(
@@ -252,14 +252,14 @@ def _neighbours(page: Page, pictures: dict[str, GlyphPictures], task: SolvedTask
         "Calibration moves the mean of a class from its only example towards known letters that resemble it. The "
         "percentages are shares in the new mean; the pictures of known letters are undistorted."
     )
-    for warning in task.explanation.warnings:
-        page.note(warning, "warning")
+    for note in task.explanation.notes:
+        page.note(note, "warning")
     by_name = {str(c.label): c for c in task.explanation.classes}
     for i, name in enumerate(task.names):
         told = by_name[name]
         page.heading(f"{i + 1}. {name}", level=4)
         own = picture_png(pictures["novel"].pictures[task.support[i]])
-        items = [(own, f"support picture of {name}", f"{told.support_share:.0%} itself")]
+        items = [(own, f"support picture of {name}", f"{told.own_share:.0%} itself")]
         for label, share in list(zip(told.bases, told.shares, strict=True))[:SHOWN_BASES]:
             letter = str(label)
             items.append((picture_png(base[letter].drawings[0]), letter, f"{share:.0%} {letter}"))
@@ -276,7 +276,7 @@ def _plane(page: Page, features: FeatureSet, protocol: Protocol, task: int) -> N
     data = tsne_data(
         features,
         seed=protocol.seed,
-        methods={"DC": DC(), "GDC": GDC(get_preset("whitened"), cap_k=True)},
+        methods={"DC": DC(), "GDC": GDC(get_preset("paper").with_changes(center=True, l2=True), cap_k=True)},
         tasks=(task,),
         spec=EpisodeSpec(protocol.way, protocol.shot, protocol.query),
         shown=60,
@@ -296,8 +296,7 @@ def _plane(page: Page, features: FeatureSet, protocol: Protocol, task: int) -> N
     page.figure(
         draw_tsne(data),
         "Support, sampled and query points of the task, one panel for DC and one for GDC; numbers are the classes",
-        "Numbers are the letters above. GDC is drawn with the preset `whitened`, whose classes can be sampled; the "
-        "default needs no samples.",
+        "Numbers are the letters above. GDC has the preset `paper` on centred unit vectors; HGDC needs no samples.",
     )
 
 

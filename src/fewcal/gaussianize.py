@@ -1,9 +1,8 @@
-"""Gaussianization of features: a power transform, then centring, a cap on spreads, L2 norm and whitening (eq. 1-3).
+"""Gaussianization of features: a power transform, then centring, scaling, L2 norm and whitening (eq. 1-3).
 
-The paper's step is the power transform alone, Tukey's ladder or Yeo-Johnson. Powers of both signs, centring on the base
-mean, the cap and L2 normalisation after it, and whitening with the pooled within-class covariance of the base classes,
-are ours: on real features they matter more than any other choice. One fitted `Gaussianization` maps base rows, support
-and query alike.
+The paper's step is the power transform alone, Tukey's ladder or Yeo-Johnson. HGDC adds powers of both signs, centring
+on the base mean, a limit of the standard deviations, L2 normalisation and whitening. One fitted `Gaussianization` maps
+base rows, support and query alike.
 """
 
 from __future__ import annotations
@@ -19,13 +18,10 @@ from fewcal.errors import InputError
 Kind = Literal["tukey", "yeo-johnson", "signed-power", "none"]
 KINDS = ("auto", "tukey", "yeo-johnson", "signed-power", "none")
 DEFAULT_EPS = 1e-6
-# Standard deviations of features in units of their median, at most, where the default works.
-MAX_SPREAD = 4.0
-# Rows whose squares are summed together.
-_AT_ONCE = 8192
-# Variance in units of the mean square up to which a feature is constant: rounding in sums leaves that much, and single
-# precision knows hardly a smaller difference.
-_ROUNDING = 1e-14
+# Share of the mean square below which a variance is rounding of the sums.
+ROUNDING = 1e-12
+# Rows whose squares are summed at a time, which bounds memory.
+CHUNK_ROWS = 4096
 
 
 def tukey(x: Tensor, beta: float, eps: float = DEFAULT_EPS) -> Tensor:
@@ -138,7 +134,7 @@ def _lengths(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Gaussianization:
-    """A fitted map of features: power → − mean → · scale → L2 → whitening → L2, each step optional but the first.
+    """A fitted map of features: power → − mean → × scale → L2 → whitening → L2, each step optional but the first.
 
     Attributes
     ----------
@@ -150,15 +146,12 @@ class Gaussianization:
         Under the logarithm of Tukey at β = 0.
     mean : Tensor (D,) or None
         Mean of the power-transformed base rows, subtracted when given.
+    scale : Tensor (D,) or None
+        Factor of each centred feature (`limit_scale`).
     l2 : bool
         Normalise rows after that.
     whitening : Tensor (D, D) or None
         Applied as `x @ whitening`, after which rows are normalised again.
-    scale : Tensor (D,) or None
-        What features are multiplied by once they are centred: less than 1 where a feature spreads much more than
-        others, whose say in the length of a row would be lost.
-    max_spread : float or False
-        The cap that `scale` comes from; see `spread_scale`.
 
     Examples
     --------
@@ -173,10 +166,9 @@ class Gaussianization:
     beta: float = 1.0
     eps: float = DEFAULT_EPS
     mean: Tensor | None = None
+    scale: Tensor | None = None
     l2: bool = False
     whitening: Tensor | None = None
-    scale: Tensor | None = None
-    max_spread: float | bool = False
 
     def power(self, x: Tensor, name: str = "X") -> Tensor:
         """The power transform alone (eq. 1)."""
@@ -193,16 +185,13 @@ class Gaussianization:
             )
         return tukey(x, self.beta, self.eps)
 
-    def centred(self, x: Tensor, name: str = "X") -> Tensor:
-        """The steps before rows `(..., D)` lose their length."""
+    def __call__(self, x: Tensor, name: str = "X") -> Tensor:
+        """Map rows `(..., D)`."""
         z = self.power(x, name)
         if self.mean is not None:
             z = z - self.mean
-        return z if self.scale is None else z * self.scale
-
-    def __call__(self, x: Tensor, name: str = "X") -> Tensor:
-        """Map rows `(..., D)`."""
-        z = self.centred(x, name)
+        if self.scale is not None:
+            z = z * self.scale
         if self.whitening is not None:  # after which rows are of unit length, whatever length they had before
             z = z @ self.whitening
         elif not self.l2:
@@ -210,19 +199,10 @@ class Gaussianization:
         # In place where rows are not the caller's: memory that is taken anew costs as much as the division.
         return l2_normalise(z) if z is x else z.div_(_lengths(z))
 
-    def log_length(self, x: Tensor, name: str = "X") -> Tensor:
-        """The logarithm of the length `(..., 1)` that rows have when they are `centred`."""
-        return _lengths(self.centred(x, name)).log_()
-
-    def with_log_length(self, x: Tensor, name: str = "X") -> tuple[Tensor, Tensor]:
-        """The map of rows, and their `log_length`."""
-        z = self.centred(x, name)
-        return replace(self, kind="none", mean=None, scale=None)(z), _lengths(z).log_()
-
     def inverse(self, z: Tensor) -> Tensor:
         """Map points `(..., D)` back to raw features; lengths that L2 normalisation took away cannot be given back."""
         if self.l2 or self.whitening is not None:
-            raise InputError("L2 normalisation and whitening cannot be undone; use l2=False and whiten=False")
+            raise InputError("L2 normalisation and whitening cannot be undone; use l2=False")
         if self.scale is not None:
             z = z / self.scale
         if self.mean is not None:
@@ -241,27 +221,22 @@ class Gaussianization:
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors of this map by the names of their fields."""
-        named = {"mean": self.mean, "whitening": self.whitening, "scale": self.scale}
+        named = {"mean": self.mean, "scale": self.scale, "whitening": self.whitening}
         return {name: t for name, t in named.items() if t is not None}
-
-    @property
-    def capped(self) -> int:
-        """How many features are brought down."""
-        return 0 if self.scale is None else int((self.scale < 1).sum())
 
     @property
     def words(self) -> str:
         """The map for people.
 
-        >>> Gaussianization("tukey", 0.5, mean=torch.zeros(3), scale=torch.tensor([1.0, 1.0, 0.1]), l2=True).words
-        "β = 0.5 (Tukey's powers), centred, 1 of 3 features brought down, unit length"
+        >>> Gaussianization("tukey", 0.5, mean=torch.zeros(3), l2=True).words
+        "β = 0.5 (Tukey's powers), centred, unit length"
         """
         power = {"tukey": "Tukey's powers", "yeo-johnson": "Yeo-Johnson", "signed-power": "powers of both signs"}
         steps = ["no power" if self.kind == "none" or self.beta == 1 else f"β = {self.beta:g} ({power[self.kind]})"]
         if self.mean is not None:
             steps.append("centred")
         if self.scale is not None:
-            steps.append(f"{self.capped} of {len(self.scale)} features brought down")
+            steps.append(f"{int((self.scale < 1).sum())} features scaled down")
         if self.whitening is not None:
             steps.append("whitened")
         return ", ".join([*steps, *(["unit length"] if self.l2 or self.whitening is not None else [])])
@@ -273,31 +248,32 @@ class Gaussianization:
             "beta": self.beta,
             "eps": self.eps,
             "center": self.mean is not None,
+            "scaled": self.scale is not None,
             "l2": self.l2,
             "whitened": self.whitening is not None,
-            "max_spread": self.max_spread,
         }
 
 
-def spread_scale(deviation: Tensor, most: float) -> Tensor | None:
-    """What features with standard deviations `(D,)` are multiplied by, so that none exceeds `most` times the median.
+def limit_scale(deviation: Tensor, limit: float) -> Tensor | None:
+    """Factors `(D,)` that bring standard deviations `(D,)` down to `limit` times their median; None for no change.
 
-    The median is that of the features that vary. None where no feature exceeds it.
+    Transformers have a few features of extreme variance, and features side by side may have different units. Nothing
+    else would count in the length of a row. Constant features do not count in the median.
 
-    >>> spread_scale(torch.tensor([1.0, 2.0, 80.0, 0.0]), 4.0)
+    >>> limit_scale(torch.tensor([1.0, 2.0, 80.0, 0.0]), 4.0)
     tensor([1.0000, 1.0000, 0.1000, 1.0000])
     """
-    varies = deviation > 0
-    if not bool(varies.any()):
+    varying = deviation > 0
+    if not bool(varying.any()):
         return None
-    limit = most * deviation[varies].median()
-    return None if bool((deviation <= limit).all()) else (limit / deviation).clamp(max=1)
+    bound = limit * deviation[varying].median()
+    return None if bool((deviation <= bound).all()) else (bound / deviation).clamp(max=1)
 
 
 class GaussianizationFitter:
     """Fit a `Gaussianization` from chunks of base rows, so that data larger than memory can be centred.
 
-    Until a negative feature is seen, either transform may still be the right one; both means are kept.
+    Until a negative feature is seen, either transform may still be the right one; the moments of both are kept.
 
     >>> fitter = GaussianizationFitter(beta=0.5, center=True)
     >>> fitter.update(torch.tensor([[1.0], [9.0]])).update(torch.tensor([[4.0]])).finish().mean
@@ -311,7 +287,7 @@ class GaussianizationFitter:
         center: bool = False,
         l2: bool = False,
         eps: float = DEFAULT_EPS,
-        max_spread: float | bool = False,
+        spread: float = float("inf"),
     ) -> None:
         if kind not in KINDS:
             raise InputError(f"kind={kind!r} is unknown; use one of {', '.join(KINDS)}")
@@ -321,13 +297,13 @@ class GaussianizationFitter:
             raise InputError(f"eps={eps!r} must be > 0; it keeps log(0) finite")
         if kind == "signed-power" and not beta > 0:
             raise InputError(f"beta={beta!r} must be > 0 for kind='signed-power'; use a power from 0.1 to 1")
-        if max_spread is not False and (max_spread is True or not max_spread >= 1):
-            raise InputError(f"max_spread={max_spread!r} must be ≥ 1, or False for none; it is in units of the median")
+        if not spread >= 1:
+            raise InputError(f"spread={spread!r} must be ≥ 1; it is in units of the median standard deviation")
         self.beta, self.kind, self.center, self.l2, self.eps = float(beta), kind, bool(center), bool(l2), float(eps)
-        self.max_spread = max_spread
+        self.spread = float(spread)
         self.rows = 0
         self.low = float("inf")
-        self._sums: dict[str, Tensor] = {}  # of features (1, D), and with a cap of their squares too (2, D)
+        self._sums: dict[str, Tensor] = {}  # of features and of their squares, (2, D)
 
     def update(self, x: Tensor) -> GaussianizationFitter:
         """Take in rows `(R, D)`."""
@@ -336,19 +312,14 @@ class GaussianizationFitter:
         self.rows += len(x)
         self.low = min(self.low, float(x.min()))
         self._check_sign()
-        if self.center or self.max_spread is not False:
+        if self.center or self.spread < float("inf"):
             for kind in self._candidates():
-                total = self._sum(Gaussianization(kind, self.beta, self.eps).power(x))
+                z = Gaussianization(kind, self.beta, self.eps).power(x)
+                squares = [part.double().square().sum(dim=0) for part in z.split(CHUNK_ROWS)]
+                total = torch.stack([z.sum(dim=0, dtype=torch.float64), torch.stack(squares).sum(dim=0)])
                 before = self._sums.get(kind)
                 self._sums[kind] = total if before is None else before + total.to(before.device)
         return self
-
-    def _sum(self, z: Tensor) -> Tensor:
-        total = z.sum(dim=0, keepdim=True, dtype=torch.float64)
-        if self.max_spread is False:
-            return total
-        squares = [part.double().square().sum(dim=0, keepdim=True) for part in z.split(_AT_ONCE)]
-        return torch.cat([total, torch.cat(squares).sum(dim=0, keepdim=True)])
 
     def merge(self, other: GaussianizationFitter) -> GaussianizationFitter:
         """Take in what another fitter has seen."""
@@ -371,25 +342,19 @@ class GaussianizationFitter:
         if not self.rows:
             raise InputError("no base rows were given; the transform is fitted on base data")
         kind = self._candidates()[-1]
-        mean = (self._sums[kind][0] / self.rows).to(dtype or torch.float32) if self.center else None
-        scale = None
-        if self.max_spread is not False:
+        dtype = dtype or torch.float32
+        mean = scale = None
+        if self._sums:
             first, second = self._sums[kind] / self.rows
+            mean = first.to(dtype) if self.center else None
             variance = second - first.square()
-            variance[variance <= _ROUNDING * second] = 0  # constant, but for rounding in the sums
-            scale = spread_scale(variance.sqrt(), self.max_spread)
-        return Gaussianization(
-            kind,
-            self.beta,
-            self.eps,
-            mean=mean,
-            l2=self.l2,
-            scale=None if scale is None else scale.to(dtype or torch.float32),
-            max_spread=self.max_spread,
-        )
+            variance[variance <= ROUNDING * second] = 0  # constant, but for rounding in the sums
+            scale = limit_scale(variance.sqrt(), self.spread)
+        scale = None if scale is None else scale.to(dtype)
+        return Gaussianization(kind, self.beta, self.eps, mean=mean, scale=scale, l2=self.l2)
 
     def _settings(self) -> dict[str, object]:
-        return {name: getattr(self, name) for name in ("beta", "kind", "center", "l2", "eps", "max_spread")}
+        return {name: getattr(self, name) for name in ("beta", "kind", "center", "l2", "eps", "spread")}
 
     def _check_sign(self) -> None:
         if self.kind == "tukey" and self.low < 0 and self.beta != 1:
@@ -411,11 +376,11 @@ def fit_gaussianization(
     center: bool = False,
     l2: bool = False,
     eps: float = DEFAULT_EPS,
-    max_spread: float | bool = False,
+    spread: float = float("inf"),
 ) -> Gaussianization:
     """Fit the map on base rows `(R, D)` held in memory (eq. 1): Tukey iff every feature is ≥ 0.
 
     >>> fit_gaussianization(torch.tensor([[-1.0, 2.0]])).kind
     'yeo-johnson'
     """
-    return GaussianizationFitter(beta, kind, center, l2, eps, max_spread).update(x).finish()
+    return GaussianizationFitter(beta, kind, center, l2, eps, spread).update(x).finish()

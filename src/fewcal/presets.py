@@ -1,10 +1,8 @@
-"""Named parameter sets. Each states how it resolves what the paper leaves open.
+"""Named parameter sets of GDC. Each states how it resolves what the paper leaves open.
 
 `paper/…`    the equations as printed, with the tuned values of the paper's appendix F (30 rows)
 `authors/…`  what the authors' own script did, with the same values
 `dc`         distribution calibration (Yang et al. 2021) in GDC's terms
-`default`    the hierarchical model, one setting for all data
-`whitened`   whitened GDC, closed form: the default of version 0.1
 
 A preset can also be a file (`save_preset`), as a search writes it: its parameters with where they come from.
 """
@@ -12,7 +10,6 @@ A preset can also be a file (`save_preset`), as a search writes it: its paramete
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -20,14 +17,12 @@ from typing import Any
 
 from fewcal._utils.atomic import read_json, write_json
 from fewcal._utils.names import nearest_names
-from fewcal._utils.parameters import current_names
 from fewcal._utils.text import one_line
 from fewcal._version import __version__
 from fewcal.calibrate import METRICS
 from fewcal.covariance import COVARIANCES
-from fewcal.errors import FewcalWarning, FileFormatError, InputError
-from fewcal.gaussianize import MAX_SPREAD
-from fewcal.params import HIERARCHICAL, RENAMED, GDCParams, current_values
+from fewcal.errors import FileFormatError, InputError
+from fewcal.params import GDCParams
 
 
 @dataclass(frozen=True)
@@ -105,44 +100,6 @@ _DC = GDCParams(
     head="lbfgs",
 )
 
-# The default of the first release.
-_WHITENED = GDCParams(
-    beta=1.0,
-    center=True,
-    l2=True,
-    whiten="auto",
-    k=16,
-    m=3.0,
-    distance_scale=0.8,
-    distance_scale_of="one",
-    strength=2.0,
-    shot_decay=2 / 3,
-    trust="auto",
-    query_strength=0.15,
-    cov="pooled",
-    alpha1=0.0,
-    alpha2_ratio=0.0,
-    head="closed_form",
-)
-
-_DEFAULT = GDCParams(
-    model="hierarchical",
-    beta="auto",
-    center=True,
-    max_spread=MAX_SPREAD,
-    l2=True,
-    whiten=2.0,
-    strength=1.0,
-    sharpness=1.75,
-    floor=1.0,
-    scatter=10.0,
-    trust="auto",
-    cov="pooled",
-    alpha1=0.0,
-    alpha2_ratio=0.0,
-    head="closed_form",
-)
-
 
 def _resolved(p: GDCParams) -> dict[str, str]:
     """The open questions of the paper, answered from the parameters themselves."""
@@ -158,16 +115,6 @@ def _resolved(p: GDCParams) -> dict[str, str]:
         "bases-only": "w/Σw, the support point holds no share",
         "average": "plain mean of the k covariances",
     }[p.cov_weights]
-    extras = [
-        name
-        for name, on in (
-            ("centre", p.center),
-            (f"spreads at most {p.max_spread:g} times the median", p.max_spread is not False),
-            ("L2", p.l2),
-            (f"whiten λ={p.whiten}", p.whiten is not False),
-        )
-        if on
-    ]
     return {
         "distance in the weight": distance
         + (
@@ -182,7 +129,7 @@ def _resolved(p: GDCParams) -> dict[str, str]:
         if p.transform_base
         else "no: raw base, transformed support and query",
         "query transformed": "yes",
-        "after the power transform": ", ".join(extras) or "nothing",
+        "after the power transform": ", ".join(["centre"] * p.center + ["L2"] * p.l2) or "nothing",
         "σ2": "mean over D(D−1) entries" if p.off_diagonal == "pairs" else "mean over D² entries",
         "α2": f"{p.alpha2_ratio:g}·α1",
         "not positive semi-definite": "analytic clip of α2σ2, with a warning"
@@ -202,8 +149,6 @@ def _all() -> dict[str, Preset]:
     def add(name: str, params: GDCParams, summary: str) -> None:
         out[name] = Preset(name, params, summary, _resolved(params))
 
-    add("default", _DEFAULT, "the hierarchical model: what it needs to know follows from the bank; for all data")
-    add("whitened", _WHITENED, "whitened GDC, closed form, chosen on four feature sets: the default of version 0.1")
     add("paper", _PAPER, "the equations as printed, with the values of miniImageNet 5-way 1-shot")
     add("authors", _AUTHORS, "the authors' script, with the values of miniImageNet 5-way 1-shot")
     add(
@@ -229,21 +174,13 @@ def list_presets() -> list[str]:
     """Names of all presets.
 
     >>> [name for name in list_presets() if "/" not in name]
-    ['default', 'whitened', 'paper', 'authors', 'dc']
+    ['paper', 'authors', 'dc']
     """
     return list(_PRESETS)
 
 
 def describe_preset(name: str | os.PathLike[str]) -> Preset:
     """A preset with its summary and the questions it settles, by name or from a file."""
-    if name == "auto":
-        warnings.warn(
-            "preset 'auto' is now the same as 'default': self-tuning was removed, because parameters follow from the "
-            "bank; the name will be removed in the next release",
-            FewcalWarning,
-            stacklevel=3,
-        )
-        return _PRESETS["default"]
     if isinstance(name, str) and name in _PRESETS:
         return _PRESETS[name]
     file = Path(name)
@@ -264,29 +201,6 @@ def get_preset(name: str | os.PathLike[str]) -> GDCParams:
     fewcal.errors.InputError: preset ... is unknown; did you mean ...
     """
     return describe_preset(name).params
-
-
-def with_settings(params: GDCParams, settings: Mapping[str, Any]) -> GDCParams:
-    """Parameters with some of them replaced, as a user gave them.
-
-    Parameters of the weighted model (k, m, head …) mean nothing in the hierarchical one; given together with the preset
-    `default` they are those of `whitened`, with a warning.
-
-    >>> with_settings(get_preset("default"), {"strength": 2.0}).model
-    'hierarchical'
-    """
-    settings = current_names(settings, RENAMED)
-    foreign = [name for name in settings if name not in HIERARCHICAL]
-    known = {f.name for f in fields(params)}
-    if params.model == "hierarchical" and "model" not in settings and foreign and set(foreign) <= known:
-        warnings.warn(
-            f"{', '.join(foreign)}: not a parameter of the hierarchical model, so preset 'whitened' is used in its "
-            "place; name that preset to say so yourself",
-            FewcalWarning,
-            stacklevel=3,
-        )
-        params = _WHITENED
-    return params.with_changes(**settings)
 
 
 # ---- preset files ---------------------------------------------------------------------------------------------------
@@ -342,7 +256,6 @@ def load_preset(path: str | os.PathLike[str]) -> Preset:
     values, summary, provenance = (content.get(key) for key in ("params", "summary", "provenance"))
     if not isinstance(values, dict) or not isinstance(summary, str) or not isinstance(provenance, dict):
         raise FileFormatError(f"{file} is damaged: params, summary or provenance are missing")
-    values = current_values(values)
     missing = [f.name for f in fields(GDCParams) if f.name not in values]
     if missing:
         raise FileFormatError(f"{file} is damaged: it has no value for {', '.join(missing[:3])}")

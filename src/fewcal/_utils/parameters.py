@@ -7,17 +7,15 @@ read the same record.
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from fewcal.errors import FewcalWarning, InputError
+from fewcal.errors import InputError
 
 _KEY = "fewcal"
-T = TypeVar("T")
 
 
 class _Dataclass(Protocol):
@@ -135,25 +133,3 @@ def check_parameters(record: _Dataclass) -> None:
         checked = accepted.checked(name, value)
         if checked is not value:
             object.__setattr__(record, name, checked)
-
-
-def current_names(values: Mapping[str, T], renamed: Mapping[str, str]) -> dict[str, T]:
-    """The values under today's names; each old name warns once, and must not stand beside its new one."""
-    out: dict[str, T] = {}
-    for name, value in values.items():
-        today = renamed.get(name, name)
-        if today != name:
-            if today in values:
-                raise InputError(f"{name} and {today} are the same parameter; give {today} alone")
-            warn_renamed(name, today)
-        out[today] = value
-    return out
-
-
-def warn_renamed(old: str, new: str) -> None:
-    """Say that a name is on its way out."""
-    warnings.warn(
-        f"{old} is now called {new}; the old name works in this release and will be removed in the next",
-        FewcalWarning,
-        stacklevel=4,
-    )

@@ -25,9 +25,9 @@ from fewcal.features.extract import bank_source
 from fewcal.features.sources.kinds import kind_of
 from fewcal.features.sources.pictures import picture_files
 from fewcal.features.sources.texts import class_text_files
-from fewcal.gaussianize import MAX_SPREAD, Gaussianization, GaussianizationFitter, fit_gaussianization
+from fewcal.gaussianize import Gaussianization, GaussianizationFitter, fit_gaussianization
+from fewcal.methods.hgdc import HGDC
 from fewcal.params import GDCParams
-from fewcal.power_choice import PowerChoice, PowerSample
 from fewcal.presets import get_preset
 
 T = TypeVar("T")
@@ -69,17 +69,16 @@ def build_bank(
         return bank_from_parts(parts, get_preset(preset), rank=rank, dtype=dtype, device=device, scheduler=scheduler)
     split = FeatureSet.load(source, ["base"]).split("base") if source.is_dir() else load_split(source, labelled=True)
     labels = split.require_labels()
-    transform, power = None, None
+    transform = None
     if preset is not None:
         p = get_preset(preset)
         if not p.transform_base:
             raise InputError(f"preset {preset!r} takes base rows as they are: build the bank without --preset")
         rows = torch.from_numpy(split.float32())
-        power = _power(p, lambda: PowerSample().update(rows, labels.tolist()))
-        transform = fit_gaussianization(rows, **p.with_power(power).space).to(pick_device(device))
+        transform = fit_gaussianization(rows, **p.space).to(pick_device(device))
     elif rank is not None:
         raise InputError("--rank drops the rows, so the space must be fixed: give --preset as well")
-    bank = BaseBank(rank, dtype, transform, power)
+    bank = BaseBank(rank, dtype, transform)
     bank.fit(split.features, [split.classes[i] for i in labels], device=device)
     bank.source = bank_source(split)
     return bank
@@ -105,11 +104,11 @@ def bank_facts(bank: BaseBank) -> JSONObject:
 
 
 def gaussianization_facts(split: FeatureSplit) -> JSONObject:
-    """How the preset default makes base classes Gaussian: its power, and features that spread far more than others."""
+    """How HGDC makes base classes Gaussian: its power, and features of large variance that it scales down."""
     choice = BaseBank().partial_fit(split.features, split.require_labels()).power_choice()
     rows = torch.from_numpy(split.float32())
-    capped = fit_gaussianization(rows, choice.beta, choice.kind, max_spread=MAX_SPREAD).capped
-    return {"power": choice.words, "capped_features": capped}
+    scale = fit_gaussianization(rows, choice.beta, choice.kind, spread=HGDC().spread).scale
+    return {"power": choice.words, "scaled_features": 0 if scale is None else int((scale < 1).sum())}
 
 
 def find_parts(folder: Path) -> list[Path]:
@@ -151,41 +150,21 @@ def bank_from_parts(
     """
     if not parts:
         raise InputError("no parts were given; a bank needs at least one file of base rows")
-    power = _power(params, lambda: _merged(_map(_sample_part, parts, scheduler)))
-    space = params.with_power(power).space
+    space = params.space
     fitter = GaussianizationFitter(**space)
     for one in _map(_fit_part, parts, scheduler, space):
         fitter.merge(one)
     transform = fitter.finish()
     if scheduler is None:
-        bank = BaseBank(rank, dtype, transform.to(pick_device(device)), power)
+        bank = BaseBank(rank, dtype, transform.to(pick_device(device)))
         for part in parts:
             bank.partial_fit(*_rows(part), device=device)
         return bank.check()
     whole: BaseBank | None = None
-    for bank in _map(_bank_part, parts, scheduler, rank, dtype, transform, power, device):
+    for bank in _map(_bank_part, parts, scheduler, rank, dtype, transform, device):
         whole = bank if whole is None else whole.merge(bank)
     assert whole is not None
     return whole.check()
-
-
-def _power(params: GDCParams, sample: Callable[[], PowerSample]) -> PowerChoice:
-    """β as given, or chosen from rows that are only gathered where it is not."""
-    if isinstance(params.beta, str):
-        return sample().choose(params.kind, params.eps)
-    return PowerChoice(params.beta)
-
-
-def _sample_part(part: Path) -> PowerSample:
-    features, labels = _rows(part)
-    return PowerSample().update(torch.from_numpy(features), labels)
-
-
-def _merged(samples: Iterable[PowerSample]) -> PowerSample:
-    whole = PowerSample()
-    for sample in samples:
-        whole.merge(sample)
-    return whole
 
 
 def _rows(part: Path) -> tuple[np.ndarray, list[str]]:
@@ -199,9 +178,9 @@ def _fit_part(part: Path, space: JSONObject) -> GaussianizationFitter:
 
 
 def _bank_part(
-    part: Path, rank: int | None, dtype: str | None, transform: Gaussianization, power: PowerChoice, device: str | None
+    part: Path, rank: int | None, dtype: str | None, transform: Gaussianization, device: str | None
 ) -> BaseBank:
-    bank = BaseBank(rank, dtype, transform.to(pick_device(device)), power)
+    bank = BaseBank(rank, dtype, transform.to(pick_device(device)))
     return bank.partial_fit(*_rows(part), device=device).to("cpu")
 
 

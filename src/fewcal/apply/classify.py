@@ -23,8 +23,9 @@ from fewcal.apply.predict import (
     AnswerRow,
     accuracy,
     answer_rows,
-    gdc_settings,
     in_words,
+    make_classifier,
+    model_settings,
     predict_features,
     rejected,
     true_classes,
@@ -33,14 +34,14 @@ from fewcal.apply.predict import (
 from fewcal.bank import BaseBank
 from fewcal.errors import FewcalWarning, InputError
 from fewcal.features.extract import embed
-from fewcal.features.extractors import Embed, Extractor, as_extractor
+from fewcal.features.extractors import EmbedFunction, Extractor, as_extractor
 from fewcal.features.sources.find import find_items, labelled_items
 from fewcal.features.sources.items import Items
 from fewcal.features.sources.kinds import default_extractor
 from fewcal.features.sources.texts import Texts
 
 if TYPE_CHECKING:
-    from fewcal.estimators.few_shot import FewShotClassifier
+    from fewcal.estimators.base import TaskClassifier
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +65,7 @@ class Answers:
     truth: list[str] | None
     method: str
     extractor: Extractor
-    classifier: FewShotClassifier
+    classifier: TaskClassifier
 
     def __len__(self) -> int:
         return len(self.query)
@@ -124,10 +125,10 @@ class Answers:
 def classify(
     support: StrPath | Items,
     query: StrPath | Items,
-    extractor: str | Extractor | Embed | None = None,
+    extractor: str | Extractor | EmbedFunction | None = None,
     *,
     bank: StrPath | BaseBank | None = None,
-    preset: str = "default",
+    preset: str | None = None,
     settings: Sequence[str] = (),
     reject: float | None = None,
     batch: int = 32,
@@ -152,10 +153,9 @@ def classify(
     reject : with a bank, answer "none of these" where more than this share of base examples fit as well
     columns : names of the columns or keys of text and class in files of texts
     """
-    from fewcal.estimators.few_shot import FewShotClassifier
 
     check_reject_has_bank(checked_reject(reject), bank)
-    changes = gdc_settings(settings, usual_preset(bank, preset))
+    model_settings(settings, preset)  # refuses what is wrong before anything is read
     loaded = bank if bank is None or isinstance(bank, BaseBank) else BaseBank.load(bank)
     if extractor is None:
         extractor = default_extractor(support, columns[0])
@@ -180,8 +180,7 @@ def classify(
     x, known = features_of(known, 0)
     check_none_lost(classes, known)
     z, asked = features_of(asked, total - len(asked))
-    gdc = FewShotClassifier(bank=loaded, preset=preset, device=device, random_state=seed)
-    classifier = gdc.set_params(**(plain_settings(loaded, model, preset) | changes)).fit(x, np.array(known.labels))
+    classifier = make_classifier(loaded, preset, settings, device, seed).fit(x, np.array(known.labels))
     table = predict_features(classifier, z, reject)
     shown = asked.texts if isinstance(asked, Texts) else asked.names
     table = {"item": np.array(shown, object), **{k: v for k, v in table.items() if k != "row"}}
@@ -195,25 +194,9 @@ def check_none_lost(classes: Sequence[str], kept: Items) -> None:
         raise InputError(f"no example of class {lost[0]!r} can be read; add one that can")
 
 
-def _method_name(bank: BaseBank | None, preset: str) -> str:
-    return "plain discriminant, no base classes" if bank is None else f"GDC, preset {preset}, {len(bank)} base classes"
-
-
-def plain_settings(bank: BaseBank | None, extractor: Extractor, preset: str = "default") -> dict[str, float | str]:
-    """Parameters that do for features of an extractor where no base classes tell better ones: a power, unit length.
-
-    >>> from fewcal.features.extractors import as_extractor
-    >>> plain_settings(None, as_extractor(lambda texts: [[1.0] for _ in texts], name="one", kind="text"))
-    {'preset': 'whitened', 'beta': 1.0, 'l2': True}
-    """
-    if bank is not None:
-        return {}
-    return {"preset": usual_preset(bank, preset), "beta": extractor.beta, "l2": True}
-
-
-def usual_preset(bank: object | None, preset: str = "default") -> str:
-    """The preset that answers: `default` learns all from base classes and takes no parameters without them."""
-    return "whitened" if bank is None and preset == "default" else preset
+def _method_name(bank: BaseBank | None, preset: str | None) -> str:
+    model = "HGDC" if preset is None else f"GDC, preset {preset}"
+    return "support-only, no base classes" if bank is None else f"{model}, {len(bank)} base classes"
 
 
 def check_same_features(bank: BaseBank, stamp: str, dim: int) -> None:

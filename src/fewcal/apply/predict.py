@@ -5,28 +5,22 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self, TypeAlias
-from warnings import catch_warnings, simplefilter
 
 import numpy as np
 
 from fewcal._utils.atomic import atomic_path
-from fewcal._utils.names import nearest_names
-from fewcal._utils.parameters import current_names
 from fewcal._utils.text import csv_text, storable
 from fewcal._utils.types import StrPath
 from fewcal.apply.checks import check_reject_has_bank, checked_reject, checked_table_file
 from fewcal.bank import BaseBank
-from fewcal.errors import FewcalWarning, InputError
+from fewcal.errors import InputError
 from fewcal.features import FeatureSplit, load_split
 from fewcal.methods import parse_settings
-from fewcal.params import RENAMED, GDCParams
-from fewcal.presets import get_preset, with_settings
 
 if TYPE_CHECKING:
-    from fewcal.estimators.few_shot import FewShotClassifier
+    from fewcal.estimators.base import TaskClassifier
 
 NONE_OF_THESE = "none of these"
 Setting: TypeAlias = str | int | float | bool | None
@@ -46,24 +40,36 @@ class Classifier(Protocol):
     def predict_proba(self, X: np.ndarray) -> np.ndarray: ...
 
 
-def gdc_settings(settings: Sequence[str], preset: str = "default") -> dict[str, Setting]:
-    """Parameters of GDC from `key=value` texts; what `preset` cannot be changed to is refused.
+def make_classifier(
+    bank: BaseBank | None,
+    preset: str | None = None,
+    settings: Sequence[str] = (),
+    device: str | None = None,
+    seed: int = 0,
+) -> TaskClassifier:
+    """The recommended classifier, or the paper's GDC with a preset; `settings` are `key=value` for its parameters."""
+    from fewcal.estimators import FewShotClassifier, GDCClassifier
 
-    >>> gdc_settings(["k=4"])
-    {'k': 4}
+    changes = model_settings(settings, preset)
+    if preset is None:
+        return FewShotClassifier(bank, device=device, **changes)  # type: ignore[arg-type]
+    return GDCClassifier(bank, preset, device=device, random_state=seed, **changes)  # type: ignore[arg-type]
+
+
+def model_settings(settings: Sequence[str], preset: str | None = None) -> dict[str, Setting]:
+    """Parameters of HGDC, or with a preset of GDC, from `key=value` texts; wrong ones are refused.
+
+    >>> model_settings(["ridge=0.5"]), model_settings(["k=4"], "paper")
+    ({'ridge': 0.5}, {'k': 4})
     """
+    from fewcal.methods import make_method
+
     changes = parse_settings(settings)
-    if wrong := [m for m in changes if m != "gdc"]:
-        raise InputError(f"--set {wrong[0]}.…: only parameters of gdc can be set here")
-    # Not the classifier's own parameters: bank, preset, device and seed have options of their own.
-    known = [field.name for field in fields(GDCParams)]
-    given = current_names(changes.get("gdc", {}), RENAMED)
-    for key in given:
-        if key not in known:
-            raise InputError(f"gdc has no parameter {key!r}{nearest_names(key, known)}")
-    with catch_warnings():
-        simplefilter("ignore", FewcalWarning)  # told by the fit
-        with_settings(get_preset(preset), given)
+    name = "hgdc" if preset is None else "gdc"
+    if wrong := [m for m in changes if m not in ("gdc", name)]:
+        raise InputError(f"--set {wrong[0]}.…: only parameters of {name} can be set here")
+    given = changes.get("gdc", {}) | changes.get(name, {})
+    make_method(name, preset, **given)
     return given
 
 
@@ -74,18 +80,14 @@ def fit_from_files(
     settings: Sequence[str] = (),
     seed: int = 0,
     device: str | None = None,
-) -> FewShotClassifier:
-    """A `FewShotClassifier` fitted on a file of labelled rows, or on what was read from it."""
-    from fewcal.estimators.few_shot import FewShotClassifier
-
-    changes = gdc_settings(settings, preset or "default")
+) -> TaskClassifier:
+    """A classifier fitted on a file of labelled rows, or on what was read from it."""
     rows = support if isinstance(support, FeatureSplit) else load_split(support, labelled=True)
     # Labels that were integers in the file are integers in the answers.
     classes = np.array(rows.classes if rows.named else [int(c) for c in rows.classes])
     names = classes[rows.require_labels()]
     loaded = None if bank is None else BaseBank.load(bank)
-    classifier = FewShotClassifier(bank=loaded, preset=preset or "default", device=device, random_state=seed)
-    return classifier.set_params(**changes).fit(rows.float32(), names)
+    return make_classifier(loaded, preset, settings, device, seed).fit(rows.float32(), names)
 
 
 def predict_files(
@@ -101,7 +103,7 @@ def predict_files(
 ) -> Columns:
     """Predictions for a file of rows from one of labelled rows, as columns; see `predict_features`."""
     check_reject_has_bank(checked_reject(reject), bank)
-    gdc_settings(settings, preset or "default")  # what is wrong with them is told before anything is read
+    model_settings(settings, preset)  # refuses what is wrong before anything is read
     known, asked = load_split(support, labelled=True), load_split(query)
     if asked.dimension != known.dimension:
         raise InputError(
@@ -198,7 +200,9 @@ def predict_features(classifier: Classifier, x: np.ndarray, reject: float | None
     table: Columns = {"row": np.arange(len(x)), "prediction": answers, "probability": probabilities.max(axis=1)}
     if reject is not None:
         if not isinstance(classifier, FewShotClassifier):
-            raise InputError(f"{type(classifier).__name__} cannot answer {NONE_OF_THESE!r}; that takes a bank")
+            raise InputError(
+                f"{type(classifier).__name__} cannot answer {NONE_OF_THESE!r}; that takes FewShotClassifier"
+            )
         other = classifier.outlier_pvalue(x)
         answers[other >= reject] = NONE_OF_THESE
         table["p_other"] = other

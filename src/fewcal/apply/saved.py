@@ -4,20 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from fewcal._utils.types import Progress, StrPath
-from fewcal.apply.classify import check_none_lost, check_same_extractor, plain_settings, usual_preset
-from fewcal.apply.predict import Columns, gdc_settings, in_words, predict_features, true_classes
+from fewcal.apply.classify import check_none_lost, check_same_extractor
+from fewcal.apply.predict import (
+    Columns,
+    in_words,
+    make_classifier,
+    model_settings,
+    predict_features,
+    true_classes,
+)
 from fewcal.bank import BaseBank
 from fewcal.errors import InputError
-from fewcal.estimators.few_shot import FewShotClassifier
-from fewcal.estimators.saved import read_meta
+from fewcal.estimators.base import TaskClassifier
+from fewcal.estimators.saved import load_classifier, read_meta
 from fewcal.features import FeatureSplit, load_split
 from fewcal.features.extract import embed
-from fewcal.features.extractors import Extractor, get_extractor
-from fewcal.features.extractors.base import find_entry
+from fewcal.features.extractors import Extractor, find_entry, get_extractor
 from fewcal.features.sources.find import check_headers, find_items, labelled_items
 from fewcal.features.sources.items import Items
 from fewcal.features.sources.kinds import default_extractor, kind_of
@@ -42,22 +49,22 @@ def fit_model(
     *,
     extractor: str | None = None,
     bank: StrPath | BaseBank | None = None,
-    preset: str = "default",
+    preset: str | None = None,
     settings: Sequence[str] = (),
     seed: int = 0,
     reading: Reading | None = None,
-) -> FewShotClassifier:
+) -> TaskClassifier:
     """A classifier from labelled pictures, texts or features, that knows its extractor (`extractor_`)."""
     how = reading or Reading()
     named = None if isinstance(support, Items) else support
     features = extractor is None and named is not None and kind_of(named, how.columns[0]) == "features"
-    changes = gdc_settings(settings, preset if features else usual_preset(bank, preset))
+    model_settings(settings, preset)  # refuses what is wrong before anything is read
     bank = bank if bank is None or isinstance(bank, BaseBank) else BaseBank.load(bank)
-    classifier = FewShotClassifier(bank=bank, preset=preset, device=how.device, random_state=seed)
+    classifier = make_classifier(bank, preset, settings, how.device, seed)
     if named is not None and features:
         rows = load_split(named, labelled=True)
         names = np.array(rows.classes if rows.named else [int(c) for c in rows.classes])[rows.require_labels()]
-        return classifier.set_params(**changes).fit(rows.float32(), names)
+        return classifier.fit(rows.float32(), names)
     name = extractor or default_extractor(support, how.columns[0])
     model = get_extractor(name, how.device, how.allow_download)
     if bank is not None:
@@ -65,16 +72,16 @@ def fit_model(
     items = labelled_items(support, model.kind, how.columns)
     x, kept = embed(items, model, batch=how.batch, workers=how.workers, skip_bad=how.skip_bad, progress=how.progress)
     check_none_lost(items.classes, kept)
-    classifier.set_params(**(plain_settings(bank, model, preset) | changes)).fit(x, np.array(kept.labels))
+    classifier.fit(x, np.array(kept.labels))
     classifier.extractor_ = model.stamp
     return classifier
 
 
 def load_model(
     path: StrPath, device: str | None = None, allow_download: bool = False
-) -> tuple[FewShotClassifier, Extractor | None]:
+) -> tuple[TaskClassifier, Extractor | None]:
     """A saved classifier and its extractor, None where it was fitted on features without a name."""
-    classifier = FewShotClassifier.load(path, device=device)
+    classifier = load_classifier(path, device)
     if classifier.extractor_ is None:
         return classifier, None
     name = classifier.extractor_.rpartition("@")[0]
@@ -95,7 +102,7 @@ def predict_with_model(
     What is wrong with the source is told before the classifier is loaded.
     """
     how = reading or Reading()
-    stamp = read_meta(model)["extractor"]
+    stamp = read_meta(Path(model))["extractor"]
     entry = None if stamp is None else find_entry(stamp.rpartition("@")[0])
     asked: StrPath | Items | FeatureSplit = source
     kind = kind_of(source, how.columns[0])
@@ -115,7 +122,7 @@ def predict_with_model(
 
 
 def predict_source(
-    classifier: FewShotClassifier,
+    classifier: TaskClassifier,
     extractor: Extractor | None,
     source: StrPath | Items | FeatureSplit,
     reject: float | None = None,
@@ -126,14 +133,14 @@ def predict_source(
 
 
 def _answered(
-    classifier: FewShotClassifier,
+    classifier: TaskClassifier,
     extractor: Extractor | None,
     source: StrPath | Items | FeatureSplit,
     reject: float | None,
     how: Reading,
 ) -> tuple[Columns, Items | None]:
     """Answers, and the items that could be read; None where these are rows of features."""
-    if reject is not None and classifier.bank is None:
+    if reject is not None and getattr(classifier, "prior_", None) is None:
         raise InputError("'none of these' is judged against base classes; fit the classifier with --bank")
     if not isinstance(source, Items | FeatureSplit) and (
         extractor is None or kind_of(source, how.columns[0]) == "features"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from numbers import Integral
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,34 +17,6 @@ from fewcal.gaussianize import Gaussianization
 from fewcal.power_choice import PowerChoice
 
 DTYPES = ("float32", "float16")
-
-
-class OneShotScale(NamedTuple):
-    """How sure one example a class makes in tasks of base classes (`fewcal.methods.base_tasks`).
-
-    `gamma` is the scale of the hierarchical model, `log_odds` those of an example without base classes; `new_gamma` and
-    `new_log_odds` are the same for new classes where the extractor learnt the base classes. `learnt` are the log-odds
-    that it did, `length` and `spread` mean and standard deviation of the log length of base rows, by which examples can
-    tell (`fewcal.learnt_classes`); a spread of 0 where that is not known.
-    """
-
-    gamma: float
-    log_odds: float
-    new_gamma: float
-    new_log_odds: float
-    learnt: float = 0.0
-    length: float = 0.0
-    spread: float = 0.0
-
-
-class UnitCentre(NamedTuple):
-    """Where the base classes lie when their rows have unit length.
-
-    `mean (D,)` is that of their class means, `variance` its mean squared distance from that of all such classes.
-    """
-
-    mean: Tensor
-    variance: float
 
 
 @dataclass(frozen=True)
@@ -81,10 +52,6 @@ class BankParts:
         Where the rows came from.
     power : PowerChoice or None
         How β of the transform was chosen, where it was.
-    one_shot : OneShotScale or None
-        Of a bank without rows, what these told when they were there.
-    unit_centre : UnitCentre or None
-        Of a bank behind a transform, where its rows were before it.
     """
 
     rank: int | None = None
@@ -96,9 +63,6 @@ class BankParts:
     factors: FactorStore | None = None
     source: str | None = None
     power: PowerChoice | None = None
-    one_shot: OneShotScale | None = None
-    unit_centre: UnitCentre | None = None
-    study: object = None
 
     def __post_init__(self) -> None:
         Storage(self.rank, self.dtype)
@@ -119,7 +83,6 @@ class BankParts:
             moments=self.moments.mapped(f),
             rows=self.rows and self.rows.mapped(f),
             factors=self.factors and self.factors.mapped(f),
-            unit_centre=self.unit_centre and self.unit_centre._replace(mean=f(self.unit_centre.mean)),
         )
 
     def require_rows(self) -> RowStore:
@@ -172,7 +135,7 @@ def join(own: BankParts, other: BankParts) -> BankParts:
     elif own.rows is not None and other.rows is not None:
         rows = own.rows.extended(other.rows, places, size)
     moments = own.moments.joined(other.moments, at, size)
-    return replace(own, classes=classes, moments=moments, rows=rows, factors=factors, one_shot=None, unit_centre=None)
+    return replace(own, classes=classes, moments=moments, rows=rows, factors=factors)
 
 
 def check_complete(parts: BankParts) -> None:

@@ -19,7 +19,7 @@ from fewcal._utils.memo import Memo, tensor_bytes
 from fewcal.bank.build import BankParts, check_complete, check_joinable, from_rows, join, same_memory, storage_dtype
 from fewcal.bank.io import fingerprint, read_bank, write_bank
 from fewcal.bank.moments import Moments
-from fewcal.bank.spaces import SpaceKey, least_used, transformed, whitened, whitening_matrix
+from fewcal.bank.spaces import SpaceKey, least_used, transformed
 from fewcal.errors import InputError
 from fewcal.gaussianize import DEFAULT_EPS, Gaussianization
 from fewcal.power_choice import GAUSSIAN_KURTOSIS, PowerChoice, choose_power
@@ -32,7 +32,7 @@ class BaseBank:
     ----------
     rank : int or None
         `None` keeps every row (all covariances, any transform later), `r > 0` the `r` strongest directions of each
-        class covariance, `0` only means and the pooled scatter, which is all that the `default` preset needs.
+        class covariance, `0` only means and the pooled scatter, which is all that HGDC needs.
     dtype : {"float32", "float16"} or None
         How rows and factors are stored; `None` keeps float16 rows as they are and everything else as float32.
         Arithmetic is in float32 throughout.
@@ -52,7 +52,6 @@ class BaseBank:
     parts : BankParts, all of this and what is kept of each class
     source : str or None, where the rows came from
     memo : Memo, what was derived from the bank so far; it is empty again when the bank grows
-    unwhitened : BaseBank or None, of a whitened bank the one that it was made from
 
     Examples
     --------
@@ -75,14 +74,14 @@ class BaseBank:
         self._set(BankParts(rank, dtype, transform, power=power))
 
     @classmethod
-    def from_parts(cls, parts: BankParts, unwhitened: BaseBank | None = None) -> BaseBank:
+    def from_parts(cls, parts: BankParts) -> BaseBank:
         """A bank of parts that were built, read or derived elsewhere."""
         out = cls.__new__(cls)
-        out._set(parts, unwhitened)
+        out._set(parts)
         return out
 
-    def _set(self, parts: BankParts, unwhitened: BaseBank | None = None) -> None:
-        self.parts, self._unwhitened = parts, unwhitened
+    def _set(self, parts: BankParts) -> None:
+        self.parts = parts
         self.memo = Memo()  # a new one: copies keep what they share
 
     # ---- building -------------------------------------------------------------------------------------------------
@@ -168,11 +167,6 @@ class BaseBank:
         return self.parts.moments.within_scatter
 
     @property
-    def unwhitened(self) -> BaseBank | None:
-        """Of a whitened bank: the one that it was made from."""
-        return self._unwhitened
-
-    @property
     def source(self) -> str | None:
         """Where the rows came from, for files and reports."""
         return self.parts.source
@@ -200,11 +194,6 @@ class BaseBank:
     def has_rows(self) -> bool:
         """Whether the rows themselves were kept."""
         return self.parts.rows is not None
-
-    @property
-    def is_whitened(self) -> bool:
-        """Whether this bank lives in the space whitened with its own pooled covariance."""
-        return self.transform is not None and self.transform.whitening is not None
 
     def __len__(self) -> int:
         return len(self.classes)
@@ -256,17 +245,11 @@ class BaseBank:
         parts = self.parts.mapped(f)
         if parts.transform is not None:
             parts = replace(parts, transform=parts.transform.to(parts.moments.means.device))
-        return BaseBank.from_parts(parts, self.unwhitened and self.unwhitened.mapped(f))
-
-    def detached(self) -> BaseBank:
-        """The same bank without the one that it was whitened from, whose rows need not travel with it."""
-        if self.unwhitened is None:
-            return self
-        return self.memo.get("detached", lambda: BaseBank.from_parts(self.parts.shared()))
+        return BaseBank.from_parts(parts)
 
     def __copy__(self) -> BaseBank:
         """Another bank on the same tensors, with all that was derived from them so far."""
-        out = BaseBank.from_parts(self.parts.shared(), self.unwhitened)
+        out = BaseBank.from_parts(self.parts.shared())
         out.memo = self.memo
         return out
 
@@ -354,10 +337,6 @@ class BaseBank:
         values, vectors = self.pooled_eigen()
         return values.sqrt()[:, None] * vectors.T
 
-    def whitening(self, shrink: float) -> Tensor:
-        """(S_w + λ·(tr S_w / D)·I)^(−1/2) up to a rotation, `(D, D)`, to be applied as `x @ whitening`."""
-        return whitening_matrix(*self.pooled_eigen(), shrink, self.n_rows)
-
     # ---- other spaces ---------------------------------------------------------------------------------------------
 
     def transformed(
@@ -368,21 +347,20 @@ class BaseBank:
         center: bool = False,
         l2: bool = False,
         eps: float = 1e-6,
-        max_spread: float | bool = False,
-        whiten: float | bool = False,
+        spread: float = float("inf"),
         moments: bool = False,
     ) -> BaseBank:
         """The bank as seen through a transform; derived once and remembered.
 
-        A raw bank with rows can go anywhere, one built with a transform only there (and whitened on top of it). With
-        `moments` rows need not be kept: means and the pooled covariance are all that is asked for.
+        A raw bank with rows can go anywhere, one built with a transform only there. With `moments` the result keeps
+        means and the pooled covariance alone.
 
         >>> import numpy as np
         >>> raw = BaseBank().fit(np.random.default_rng(0).random((20, 3)), [0, 1] * 10)
         >>> raw.transformed(beta=0.5, l2=True).transform.settings()["kind"]
         'tukey'
         """
-        key = SpaceKey(float(beta), kind, bool(center), bool(l2), float(eps), max_spread)
+        key = SpaceKey(float(beta), kind, bool(center), bool(l2), float(eps), float(spread))
         if moments and key not in self.memo:
             key = replace(key, moments=True)
 
@@ -390,10 +368,7 @@ class BaseBank:
             parts = transformed(self.parts, key)
             return self if parts is self.parts else BaseBank.from_parts(parts)
 
-        space = self.memo.get(key, make)
-        if whiten is False or space.is_whitened:
-            return space
-        return self.memo.get(replace(key, whiten=float(whiten)), lambda: space.whitened(float(whiten)))
+        return self.memo.get(key, make)
 
     def power_choice(
         self, kind: str = "auto", eps: float = DEFAULT_EPS, limit: float = GAUSSIAN_KURTOSIS
@@ -408,16 +383,6 @@ class BaseBank:
         if rows is None:
             return PowerChoice(1.0)
         return self.memo.get(("power", kind, eps, limit), lambda: choose_power(*rows.sample(), kind, eps, limit))
-
-    def whitened(self, shrink: float) -> BaseBank:
-        r"""The bank in the space whitened by its pooled covariance, where plain distance is the right distance.
-
-        With :math:`W = (S_w + \lambda\,(\mathrm{tr} S_w / D)\,I)^{-1/2}` a row x becomes Wx / ‖Wx‖ and a class mean
-        Wμ / ‖Wμ‖. Only moments are needed.
-        """
-        if not shrink >= 0:
-            raise InputError(f"whiten={shrink!r} must be ≥ 0, or False for no whitening; it is the shrinkage λ of S_w")
-        return BaseBank.from_parts(whitened(self.parts, self.whitening(shrink)), unwhitened=self)
 
     def forget_spaces(self, keep_bytes: int = 0) -> None:
         """Drop spaces derived by `transformed`, those not used for longest first, until the rest fits in `keep_bytes`.

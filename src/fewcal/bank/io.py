@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from fewcal._utils.safetensors_io import checksum, read_header, read_tensors, write_tensors
 from fewcal._version import __version__
-from fewcal.bank.build import BankParts, OneShotScale, UnitCentre
+from fewcal.bank.build import BankParts
 from fewcal.bank.moments import Moments
 from fewcal.bank.storage import FactorStore, RowCheck, RowStore
 from fewcal.errors import FileFormatError, InputError
@@ -59,10 +58,7 @@ def described(parts: BankParts, known_as: str) -> tuple[dict[str, object], dict[
         "source": parts.source,
         "transform": None,
         "power": None if parts.power is None else _power_to_json(parts.power),
-        "one_shot": None if parts.one_shot is None else list(parts.one_shot),
     }
-    if parts.unit_centre is not None:
-        tensors["unit_centre"], meta["unit_centre_variance"] = parts.unit_centre
     if parts.transform is not None:
         meta["transform"] = parts.transform.settings()
         tensors |= {f"transform.{name}": t for name, t in parts.transform.tensors().items()}
@@ -121,45 +117,18 @@ def restored(meta: Mapping[str, Any], tensors: Mapping[str, Tensor], check: RowC
     factors = FactorStore.from_tensors(tensors["factors"], tensors["factor_sizes"], rank) if rank else None
     transform, s = None, meta["transform"]
     if s is not None:
-        known = {name: tensors.get(f"transform.{name}") for name in ("mean", "whitening", "scale")}
-        transform = Gaussianization(
-            s["kind"], s["beta"], s["eps"], l2=s["l2"], max_spread=s.get("max_spread", False), **known
-        )
-    power = meta.get("power")  # banks of version 0.1 have none
-    if s is None and power is not None and len(power) == 2:
-        power = None  # chosen before there were powers of both signs and a cap: the rows are there to choose anew
-    chosen = None if power is None else _power_from_json(*power)
-    scale = meta.get("one_shot")  # banks of version 0.2 have none
-    one_shot = None if scale is None else _one_shot(*scale)
-    centre = None  # nor that
-    if "unit_centre" in tensors:
-        centre = _unit_centre(tensors["unit_centre"], meta["unit_centre_variance"], d)
-    return BankParts(
-        rank, meta["dtype"], transform, classes, moments, rows, factors, meta["source"], chosen, one_shot, centre
-    )
+        known = {name: tensors.get(f"transform.{name}") for name in ("mean", "scale", "whitening")}
+        transform = Gaussianization(s["kind"], s["beta"], s["eps"], l2=s["l2"], **known)
+    power = None if meta["power"] is None else _power_from_json(*meta["power"])
+    return BankParts(rank, meta["dtype"], transform, classes, moments, rows, factors, meta["source"], power)
 
 
 def _power_to_json(power: PowerChoice) -> list[object]:
     return [power.beta, list(power.kurtosis.items()), power.kind]
 
 
-def _power_from_json(beta: float, kurtosis: list[tuple[float, float]], kind: str = "auto") -> PowerChoice:
+def _power_from_json(beta: float, kurtosis: list[tuple[float, float]], kind: str) -> PowerChoice:
     return PowerChoice(float(beta), {float(b): float(k) for b, k in kurtosis}, str(kind))
-
-
-def _one_shot(*numbers: float) -> OneShotScale:
-    if len(numbers) == 2:  # written before new classes were told from base classes
-        numbers *= 2
-    scale = OneShotScale(*map(float, numbers))
-    if not (all(map(math.isfinite, scale)) and min(scale[:4]) > 0 and scale.spread >= 0):
-        raise ValueError(f"one_shot is {scale}")
-    return scale
-
-
-def _unit_centre(mean: Tensor, variance: float, dim: int) -> UnitCentre:
-    if mean.shape != (dim,) or not (math.isfinite(variance) and variance >= 0):
-        raise ValueError(f"unit_centre has shape {tuple(mean.shape)} and variance {variance}")
-    return UnitCentre(mean, float(variance))
 
 
 class _RowCheck:

@@ -1,5 +1,6 @@
 """`fewcal fit`, `fewcal model info`, `fewcal serve`: classifiers in files."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +17,7 @@ from fewcal.cli.extract import (
     TextColumn,
     UsualExtractor,
     Workers,
+    joined_extractors,
 )
 from fewcal.cli.options import Device, Json, KnownPreset, Quiet, Reject, Seed, Set, existing, readable_model
 from fewcal.cli.printing import cell, table, write_json
@@ -39,9 +41,6 @@ def fit(
     bank: Annotated[
         Path | None, typer.Option(help="Bank of base classes from the same extractor.", callback=existing)
     ] = None,
-    keep_bank: Annotated[
-        bool, typer.Option("--keep-bank", help="Keep all of the bank in the file, not only what the answers need.")
-    ] = False,
     text_column: TextColumn = "text",
     label_column: LabelColumn = "label",
     preset: KnownPreset = None,
@@ -58,27 +57,28 @@ def fit(
     """Fit a classifier on a few examples of each class and save it."""
     from fewcal._utils.terminal import ProgressBar
     from fewcal.apply.saved import Reading, fit_model
-    from fewcal.estimators.saved import fit_facts
+    from fewcal.estimators.saved import classifier_facts
     from fewcal.features.sources.find import find_pair
     from fewcal.features.sources.items import Items
     from fewcal.features.sources.kinds import kind_of
 
     columns = (text_column, label_column)
     examples: StrPath | Items = support
-    if extractor is not None or kind_of(support, text_column) != "features":
-        examples, _ = find_pair(support, None, extractor, columns, skip_bad)
+    name = joined_extractors(extractor)
+    if name is not None or kind_of(support, text_column) != "features":
+        examples, _ = find_pair(support, None, name, columns, skip_bad)
     with ProgressBar("examples", quiet) as report:
         classifier = fit_model(
             examples,
-            extractor=extractor,
+            extractor=name,
             bank=bank,
-            preset=preset or "default",
+            preset=preset,
             settings=set_ or [],
             seed=seed,
             reading=Reading(columns, batch, workers, skip_bad, device, allow_download, report),
         )
-    classifier.save(out, keep_bank=keep_bank)
-    facts = fit_facts(out)
+    classifier.save(out)
+    facts = classifier_facts(out)
     write_json(json_file, facts)
     if not quiet:
         table(None, [[k.replace("_", " "), cell(v)] for k, v in facts.items()])
@@ -87,9 +87,9 @@ def fit(
 @model.command("info")
 def model_info(file: ModelFile, json_file: Json = None, quiet: Quiet = False) -> None:
     """What a saved classifier is: classes, examples, extractor, base classes, size."""
-    from fewcal.estimators.saved import fit_facts
+    from fewcal.estimators.saved import classifier_facts
 
-    facts = fit_facts(file)
+    facts = classifier_facts(file)
     write_json(json_file, facts)
     if not quiet:
         table(None, [[k.replace("_", " "), cell(v)] for k, v in facts.items()])
@@ -100,14 +100,34 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port; 0 takes a free one.", min=0, max=65535)] = 8000,
     reject: Reject = None,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            help="Answer only requests with Authorization: Bearer TOKEN. FEWCAL_TOKEN in the environment does the "
+            "same, and no list of processes shows it."
+        ),
+    ] = None,
+    behind_proxy: Annotated[
+        str | None,
+        typer.Option(help="Scheme and name that browsers see, e.g. https://birds.example.org.", metavar="ORIGIN"),
+    ] = None,
     device: Device = "cpu",
     quiet: Quiet = False,
 ) -> None:
-    """Serve a saved classifier over HTTP, with a page of docs."""
+    """Serve a saved classifier over HTTP, with a page to try it."""
     from fewcal.apply.serve.server import serve_model
 
     def opened(address: str) -> None:
         if not quiet:
-            print(f"fewcal serve: {address} (interface: {address}/docs); Ctrl-C stops", flush=True)
+            print(f"fewcal serve: {address}; Ctrl-C stops", flush=True)
 
-    serve_model(file, host=host, port=port, reject=reject, device=device, opened=opened)
+    serve_model(
+        file,
+        host=host,
+        port=port,
+        reject=reject,
+        device=device,
+        token=os.environ.get("FEWCAL_TOKEN") if token is None else token,
+        behind_proxy=behind_proxy,
+        opened=opened,
+    )

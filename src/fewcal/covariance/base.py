@@ -83,18 +83,13 @@ class CovarianceMode(ABC):
     def rows(self) -> int:
         """P, the rows of each base class that count."""
 
-    @property
-    def isotropic(self) -> float:
-        """v where Σ' has a part v·I that `factor` leaves out."""
-        return 0.0
-
     @abstractmethod
     def totals(self) -> tuple[Tensor, Tensor]:
         """The trace of Σ' and the sum of all its entries, each `(T, S)`."""
 
     @abstractmethod
     def factor(self, half: bool) -> Tensor:
-        """F with FᵀF = Σ' less its isotropic part, `(T, S, P', D)`; with `half` it may come in bfloat16."""
+        """F with FᵀF = Σ', `(T, S, P', D)`; with `half` it may come in bfloat16."""
 
     def noise_source(self, n: int, half: bool) -> NoiseSource | None:
         """What `add_noise` draws n points for each support point with; None where `factor` is as fast.

@@ -76,10 +76,6 @@ class CalibratedCovariance:
     def __post_init__(self) -> None:
         if self.mode not in COVARIANCES:
             raise InputError(f"cov={self.mode!r} is unknown; use one of {', '.join(COVARIANCES)}")
-        if self.bank.is_whitened and COVARIANCES[self.mode].needs_class_covariances:
-            raise InputError(
-                f"cov={self.mode!r} needs class covariances, which a whitened bank replaces; use cov='pooled'"
-            )
 
     @classmethod
     def of_batch(
@@ -103,11 +99,6 @@ class CalibratedCovariance:
         """P, the rows of each base class that count."""
         return self.strategy.rows
 
-    @property
-    def isotropic(self) -> float:
-        """v with Σ' = v·I in a whitened bank; 0 elsewhere."""
-        return self.strategy.isotropic
-
     def moments(self, off_diagonal: str = "pairs") -> tuple[Tensor, Tensor]:
         """σ1, the mean variance, and σ2, the mean off-diagonal covariance of Σ', each `(T, S)`.
 
@@ -122,7 +113,7 @@ class CalibratedCovariance:
         return trace / d, (total - trace) / cells
 
     def factor(self, half: bool = False) -> Tensor:
-        """F with FᵀF = Σ' (less the isotropic part of a whitened bank), `(T, S, P', D)`.
+        """F with FᵀF = Σ', `(T, S, P', D)`.
 
         With `half` it may come in bfloat16, which is enough to draw points with.
         """

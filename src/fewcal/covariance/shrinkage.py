@@ -21,7 +21,7 @@ PSD = ("clip", "eigen")
 
 @dataclass(frozen=True, eq=False)
 class ShrunkCovariance:
-    """Σ'ₛ = Σ' + a·I + b·11ᵀ of every support point (eq. 9), a and b `(T, S)`; a whitened bank's v is part of a."""
+    """Σ'ₛ = Σ' + a·I + b·11ᵀ of every support point (eq. 9), a and b `(T, S)`."""
 
     covariance: CalibratedCovariance
     a: Tensor | None
@@ -32,7 +32,7 @@ class ShrunkCovariance:
     def axes(self) -> tuple[Tensor, Tensor] | None:
         """Main axes of the base classes, for `FactorGaussian.compressed`; None for all of Σ'ₛ."""
         bank = self.covariance.bank
-        if self.a is None or self.psd == "eigen" or self.a.is_cuda or bank.is_whitened or keeps_float32():
+        if self.a is None or self.psd == "eigen" or self.a.is_cuda or keeps_float32():
             return None
         return bank.memo.get("main axes", lambda: main_axes(bank.pooled_covariance()))
 
@@ -113,8 +113,8 @@ def shrink_covariance(
         raise InputError(f"psd={psd!r} is unknown; use one of {', '.join(PSD)}")
     if not constant >= 0:
         raise InputError(f"alpha={constant!r} must be ≥ 0; DC adds it to every entry of the covariance")
-    if constant and not alpha1 and not covariance.isotropic:  # DC: no noise of equal variance to draw
+    if constant and not alpha1:  # DC: no noise of equal variance to draw
         return ShrunkCovariance(covariance, None, torch.full_like(covariance.c[..., 0], float(constant)), psd)
     sigma1, sigma2 = covariance.moments(off_diagonal)
     a, b = shrink(sigma1, sigma2, covariance.bank.dim, alpha1, alpha2_ratio, clip=psd == "clip")
-    return ShrunkCovariance(covariance, a + covariance.isotropic, b + constant, psd)
+    return ShrunkCovariance(covariance, a, b + constant, psd)

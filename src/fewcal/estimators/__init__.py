@@ -1,6 +1,7 @@
-"""GDC for scikit-learn users."""
+"""Estimators for scikit-learn users."""
 
-from fewcal.estimators.classifier import GDCClassifier
+from fewcal.estimators.few_shot import FewShotClassifier
 from fewcal.estimators.gaussianizer import Gaussianizer
+from fewcal.estimators.gdc import GDCClassifier
 
-__all__ = ["GDCClassifier", "Gaussianizer"]
+__all__ = ["FewShotClassifier", "GDCClassifier", "Gaussianizer"]

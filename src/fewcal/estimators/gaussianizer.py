@@ -96,7 +96,7 @@ class Gaussianizer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
 
     def _map(self, dtype: torch.dtype) -> Gaussianization:
         mean = None if self.mean_ is None else torch.from_numpy(self.mean_).to(dtype)
-        return Gaussianization(self.kind_, float(self.beta), float(self.eps), mean, bool(self.l2))
+        return Gaussianization(self.kind_, float(self.beta), float(self.eps), mean=mean, l2=bool(self.l2))
 
     def transform(self, X: ArrayLike) -> np.ndarray:
         """Map rows `X (R, D)`; float32 stays float32, everything else becomes float64."""

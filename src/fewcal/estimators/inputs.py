@@ -7,7 +7,6 @@ scikit-learn's own validation, which is loaded when it is first needed.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import fields
 from functools import lru_cache
 from numbers import Integral
@@ -21,17 +20,13 @@ import torch
 from fewcal._utils.arrays import check_finite, pick_device
 from fewcal.bank import BaseBank
 from fewcal.errors import FewcalWarning, InputError
-from fewcal.params import RENAMED, GDCParams
-from fewcal.presets import get_preset, with_settings
+from fewcal.params import GDCParams
+from fewcal.presets import get_preset
 
-# The value of a parameter under its old name that nobody gave, as in scikit-learn.
-DEPRECATED = "deprecated"
 # What rows may be held in; anything else becomes the first.
 _FLOATS = (np.dtype(np.float64), np.dtype(np.float32))
 _HALF = np.dtype(np.float16)
 FIELDS = tuple(f.name for f in fields(GDCParams))
-# Parameters of the transform, which count without a bank, too.
-PLAIN = ("beta", "kind", "eps", "center", "l2")
 
 
 def check_fitted(estimator: object) -> None:
@@ -170,32 +165,39 @@ def _short(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}… ({type(value).__name__})"
 
 
-def given_params(estimator: object, names: Sequence[str] = FIELDS) -> dict[str, object]:
-    """Parameters of GDC that an estimator has and was given: those that are not None, and old names in use."""
-    has = vars(estimator)
-    given = {name: value for name in names if (value := has.get(name)) is not None}
-    old = {name: has.get(name, DEPRECATED) for name in RENAMED}
-    return given | {k: v for k, v in old.items() if not (isinstance(v, str) and v == DEPRECATED)}
+def join_labels(old: np.ndarray, new: np.ndarray) -> np.ndarray:
+    """Labels of two fits in one array; texts and numbers are not mixed.
+
+    >>> join_labels(np.array(["cat"]), np.array(["mouse"])).tolist()
+    ['cat', 'mouse']
+    """
+    text = {a.dtype.kind in "US" for a in (old, new) if a.dtype.kind != "O"}
+    if len(text) == 2:
+        raise InputError(f"the classes so far are {old.dtype} and the new ones {new.dtype}; use labels of one type")
+    return np.concatenate([old, new])
+
+
+def given_params(estimator: object) -> dict[str, object]:
+    """Parameters of GDC that an estimator has and was given: those that are not None."""
+    return {name: value for name in FIELDS if (value := vars(estimator).get(name)) is not None}
 
 
 def resolve_params(preset: object, given: dict[str, object]) -> GDCParams:
     """The preset's parameters with those that were given in their place."""
     if not isinstance(preset, str | os.PathLike | GDCParams):
         raise InputError(f"preset={_short(preset)} is not a preset; use a name, a preset file or GDCParams(...)")
-    base = preset if isinstance(preset, GDCParams) else get_preset(preset)
-    if not given:
-        return base
+    params = preset if isinstance(preset, GDCParams) else get_preset(preset)
     # Grids made with NumPy hold its scalars, which are not Python's.
-    return with_settings(base, {f: v.item() if isinstance(v, np.generic) else v for f, v in given.items()})
+    return params.with_changes(**{f: v.item() if isinstance(v, np.generic) else v for f, v in given.items()})
 
 
-def capped(params: GDCParams, n_classes: int, *, quiet: bool, preset: object) -> GDCParams:
-    """k of a preset brought down to the number of base classes: a preset knows nothing of the bank."""
+def cap_k(params: GDCParams, n_classes: int, *, quiet: bool) -> GDCParams:
+    """Limit k of a preset to the number of base classes: a preset is for any bank."""
     if params.k <= n_classes:
         return params
     if not quiet:
         warn(
-            f"preset {preset!r} asks for k={params.k} base classes and the bank has {n_classes}; k={n_classes} is used",
+            f"the preset has k={params.k} base classes and the bank {n_classes}; k={n_classes} is used",
             FewcalWarning,
             stacklevel=3,
         )

@@ -25,7 +25,7 @@ from fewcal.bank import BaseBank
 from fewcal.calibrate import Calibration
 from fewcal.covariance import CalibratedCovariance, shares, shrink_covariance
 from fewcal.errors import InputError
-from fewcal.estimators.inputs import DEPRECATED, capped, given_params, resolve_bank, resolve_params, seed_from
+from fewcal.estimators.inputs import cap_k, given_params, resolve_bank, resolve_params, seed_from
 from fewcal.heads.base import TaskBatch
 from fewcal.methods.gdc import GDC
 from fewcal.params import GDCParams
@@ -63,7 +63,7 @@ class GDCSampler(BaseOverSampler):
         Where parameters come from that are not given here. `None` is a setting for over-sampling: β = 0.5 where all
         features are ≥ 0 and 1 otherwise, the mean of the covariances of the k = 2 nearest base classes, α1 = 0; with
         embeddings, whose features share one scale, and few base rows, a small α1 fills the directions they leave
-        empty. Presets that normalise or whiten are refused,
+        empty. Presets that normalise are refused,
         because points cannot be mapped back from there.
     shift : float or None, default=None
         How much of the way from a row to its calibrated mean the new points go, 0 to 1. `None` is 1 with a bank and 0
@@ -73,8 +73,6 @@ class GDCSampler(BaseOverSampler):
     device : str, torch.device or None, default=None
         Where to compute: None for the CPU, "cuda", or "auto".
     random_state : int, RandomState instance or None, default=None
-    unit : default="deprecated"
-        The old name of distance_scale, for this release.
 
     Attributes
     ----------
@@ -128,7 +126,6 @@ class GDCSampler(BaseOverSampler):
         alpha2_ratio: float | None = None,
         device: str | torch.device | None = None,
         random_state: int | np.random.RandomState | None = None,
-        unit: float | bool | str = DEPRECATED,
     ) -> None:
         # Every argument as it is, which is what scikit-learn asks of a constructor; the parent has no others.
         arguments = dict(locals())
@@ -180,9 +177,8 @@ class GDCSampler(BaseOverSampler):
             # Yeo-Johnson at β ≠ 1 stretches one sign and squeezes the other, and a borrowed spread with it.
             given.setdefault("beta", 1.0)
         params = resolve_params(OVERSAMPLING if self.preset is None else self.preset, given)
-        if params.l2 or params.whiten is not False or not params.transform_base:
-            what = [f"{f}={getattr(params, f)!r}" for f in ("l2", "whiten") if getattr(params, f) is not False]
-            what += [] if params.transform_base else ["transform_base=False"]
+        if params.l2 or not params.transform_base:
+            what = ["l2=True"] * params.l2 + ["transform_base=False"] * (not params.transform_base)
             raise InputError(
                 f"preset={self.preset!r} has {', '.join(what)}, and points cannot be mapped back to features from "
                 "there; use preset=None or GDCParams without it"
@@ -201,7 +197,7 @@ class GDCSampler(BaseOverSampler):
     def _fitting(self, params: GDCParams, bank: BaseBank, shift: float) -> GDCParams:
         """Parameters that this bank allows."""
         if self.k is None:
-            params = capped(params, len(bank), quiet=self.preset is None, preset=self.preset)
+            params = cap_k(params, len(bank), quiet=self.preset is None)
         weightless = shift == 0 and (params.cov == "pooled" or params.cov_weights == "average")
         if len(bank) == 1 and weightless and "distance_scale" not in given_params(self):
             return params.with_changes(distance_scale=False)  # one class has no scale, and no weight is used here

@@ -1,151 +1,131 @@
-"""A fitted classifier in one safetensors file, and classes or examples that come later.
+"""A fitted classifier in one safetensors file.
 
-The file holds what a fit starts from: the support as it was given, the classes, the parameters, and of the bank the
-moments that prediction needs. Loading fits again, which takes milliseconds and gives the same classifier whatever head
-it has; adding examples is a fit on all of them. No pickle, no code.
+The file of a `FewShotClassifier` holds the support as it was given and the prior: loading fits again, which takes
+milliseconds, and later examples are a fit on all of them. That of a `GDCClassifier` holds the support and the fitted
+head; for later examples it must be given its bank again. No pickle, no code.
 """
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
-from warnings import catch_warnings, simplefilter
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fewcal._utils.safetensors_io import read_arrays, read_header, read_tensors, write_tensors
 from fewcal._utils.types import JSON, StrPath
 from fewcal._version import __version__
-from fewcal.bank import BaseBank
-from fewcal.bank.build import OneShotScale
-from fewcal.bank.io import described, label_from_json, label_to_json, restored
-from fewcal.errors import FewcalError, FewcalWarning, FileFormatError, InputError
-from fewcal.methods.bankless import base_centre
-from fewcal.methods.hierarchical import HierarchicalGDC
-from fewcal.params import GDCParams, current_values
+from fewcal.bank.io import label_from_json, label_to_json
+from fewcal.errors import FewcalError, FileFormatError, InputError
+from fewcal.estimators.few_shot import FewShotClassifier
+from fewcal.estimators.gdc import GDCClassifier
+from fewcal.estimators.inputs import as_tensor
+from fewcal.gaussianize import Gaussianization
+from fewcal.heads.linear import LinearHead
+from fewcal.hgdc.prior import TENSORS, Prior
+from fewcal.params import GDCParams
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from fewcal.estimators.base import TaskClassifier
 
-FORMAT = "fewcal-classifier"
-FORMAT_VERSION = 1
-_BANK = "bank."
-
-
-@dataclass(frozen=True, eq=False)
-class SavedFit:
-    """What a file holds.
-
-    Attributes
-    ----------
-    support : Tensor (S, D), as it was given
-    labels : ndarray (S,)
-    params : the parameters in force; None without a bank
-    plain : parameters of the transform without a bank
-    bank : the base classes, moments alone unless all was asked for; None without
-    preset, extractor, random_state : as they were given
-    about : further facts for people
-    """
-
-    support: Tensor
-    labels: np.ndarray
-    params: GDCParams | None
-    plain: dict[str, JSON]
-    bank: BaseBank | None
-    preset: str | None
-    extractor: str | None
-    random_state: int | None
-    about: dict[str, JSON]
+FORMAT, FORMAT_VERSION = "fewcal-classifier", 1
+KINDS = {"hgdc": FewShotClassifier, "gdc": GDCClassifier}
+Classifier = TypeVar("Classifier", bound="TaskClassifier")
 
 
-def moments_only(bank: BaseBank, params: GDCParams) -> BaseBank:
-    """What is left of a bank when it has been seen through the transform of `params`: means and pooled covariance.
-
-    And what its rows tell of one example a class, and where they lay before.
-    """
-    space = bank.transformed(**params.space, moments=True)
-    parts = replace(space.parts, rank=0, rows=None, factors=None)
-    if params.model == "hierarchical":
-        parts = replace(parts, one_shot=_one_shot(bank, params), unit_centre=base_centre(bank))
-    return BaseBank.from_parts(parts)
-
-
-def _one_shot(bank: BaseBank, params: GDCParams) -> OneShotScale | None:
-    method = HierarchicalGDC(params)
-    with catch_warnings():
-        simplefilter("ignore", FewcalWarning)  # told by `fit`
-        method.prepare(bank)
-    return method.one_shot
-
-
-def write_fit(fit: SavedFit, path: StrPath) -> Path:
-    """Write a fit; the file appears under its name only when it is complete."""
-    classes, codes = np.unique(fit.labels, return_inverse=True)
-    if fit.labels.dtype.kind not in "OUSiufb":
-        raise InputError(f"labels of type {fit.labels.dtype} cannot be saved; use texts or integers")
+def write_classifier(classifier: TaskClassifier, target: Path, extractor: str | None) -> Path:
+    """Write a fitted classifier; the file appears under its name only when it is complete."""
+    X, y = classifier.support_
+    if y.dtype.kind not in "OUSiufb":
+        raise InputError(f"labels of type {y.dtype} cannot be saved; use texts or integers")
+    classes, codes = np.unique(y, return_inverse=True)
+    names = getattr(classifier, "feature_names_in_", None)
     meta: dict[str, object] = {
         "format": FORMAT,
         "version": FORMAT_VERSION,
         "fewcal": __version__,
         "made_with": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
         "classes": [label_to_json(c) for c in classes.tolist()],
-        "label_type": fit.labels.dtype.str if fit.labels.dtype.kind != "O" else "|O",
-        "params": None if fit.params is None else _params_to_json(fit.params),
-        "plain": fit.plain,
-        "preset": fit.preset,
-        "extractor": fit.extractor,
-        "random_state": fit.random_state,
-        "about": fit.about,
-        "bank": None,
+        "label_type": y.dtype.str if y.dtype.kind != "O" else "|O",
+        "feature_names": None if names is None else [str(n) for n in names],
+        "extractor": extractor,
     }
-    tensors = {"support": fit.support, "labels": torch.from_numpy(codes.astype(np.int64))}
-    if fit.bank is not None:
-        meta["bank"], parts = described(fit.bank.parts, fit.bank.fingerprint)
-        tensors |= {f"{_BANK}{name}": tensor for name, tensor in parts.items()}
-    target = Path(path)
-    write_tensors(target, tensors, meta)
+    tensors = {"support": as_tensor(X), "labels": torch.from_numpy(codes.astype(np.int64))}
+    if isinstance(classifier, FewShotClassifier):
+        settings = {k: v for k, v in classifier.get_params().items() if k not in ("bank", "device")}
+        meta |= {"kind": "hgdc", "settings": settings, "temperature": classifier.temperature_, "prior": None}
+        if classifier.prior_ is not None:
+            own, parts = prior_to_file(classifier.prior_)
+            meta["prior"], tensors = own, tensors | parts
+    elif isinstance(classifier, GDCClassifier):
+        head, row_map = classifier._head, classifier._row_map
+        if not isinstance(head, LinearHead) or not isinstance(row_map, Gaussianization):
+            raise InputError("a classifier with a scikit-learn head cannot be saved; use a named head")
+        meta |= {"kind": "gdc", "settings": classifier.params_.as_dict(), "transform": row_map.settings()}
+        tensors |= {"weight": head.weight, "bias": head.bias}
+        tensors |= {f"transform.{name}": t for name, t in row_map.tensors().items()}
+    write_tensors(target, {k: v.detach().cpu().contiguous() for k, v in tensors.items()}, meta)
     return target
 
 
-def read_fit(path: StrPath) -> SavedFit:
-    """Read a fit; files of another kind, damaged and newer ones are refused."""
-    meta = read_meta(path)
-    _, tensors = read_tensors(Path(path))
-    with _damage_told(path):
-        return _restored(meta, tensors)
+def read_classifier(cls: type[Classifier], file: Path, device: str | torch.device | None) -> Classifier:
+    """Read a classifier; files of another kind, damaged and newer ones are refused."""
+    meta = read_meta(file)
+    own = KINDS.get(str(meta.get("kind")))
+    if own is not cls:
+        raise FileFormatError(f"{file} has a {own.__name__ if own else 'model of no kind'}, not a {cls.__name__}")
+    _, tensors = read_tensors(file)
+    with _damage(file):
+        support, labels = _support(meta, tensors)
+        made: Any = _few_shot(meta, tensors) if meta["kind"] == "hgdc" else _gdc(meta)
+        made.device = device
+        if meta["feature_names"] is not None:
+            made.feature_names_in_ = np.array(meta["feature_names"], dtype=object)
+        made.n_features_in_ = support.shape[1]
+        made.extractor_ = meta["extractor"]
+        if isinstance(made, FewShotClassifier):
+            return made._fit_rows(support, labels).set_temperature(float(meta["temperature"]))
+        made.support_, made.classes_ = (support, labels), np.unique(labels)
+        made._row_map, made._head = _transform(meta["transform"], tensors), _head(tensors, made)
+        made._contributions = None
+        return made
 
 
-def fit_facts(path: StrPath) -> dict[str, JSON]:
-    """What a file holds, for people; files are refused as by `read_fit`, but for parts that do not fit together."""
-    meta = read_meta(path)
-    _, arrays = read_arrays(Path(path))
-    with _damage_told(path):
-        counts = np.bincount(arrays["labels"], minlength=len(meta["classes"])).tolist()
+def load_classifier(path: StrPath, device: str | torch.device | None = None) -> TaskClassifier:
+    """Read a classifier of either kind."""
+    file = Path(path)
+    return read_classifier(KINDS.get(str(read_meta(file).get("kind")), FewShotClassifier), file, device)
+
+
+def classifier_facts(file: Path) -> dict[str, JSON]:
+    """What a file holds, for people; files are refused as by `read_classifier`, but for parts that do not fit."""
+    meta = read_meta(file)
+    _, arrays = read_arrays(file)
+    with _damage(file):
         names = [str(label_from_json(name)) for name in meta["classes"]]
-        bank = meta["bank"]
+        counts = np.bincount(arrays["labels"], minlength=len(names)).tolist()
+        prior = meta.get("prior")
         return {
-            "file": str(path),
-            "bytes": Path(path).stat().st_size,
+            "file": str(file),
+            "bytes": file.stat().st_size,
+            "model": "GDC" if meta["kind"] == "gdc" else "HGDC" if prior else "support-only",
             "classes": len(names),
             "examples": dict(zip(names, counts, strict=True)),
             "features": arrays["support"].shape[1],
             "extractor": meta["extractor"],
-            "preset": None if bank is None else meta["preset"],
-            "base_classes": None if bank is None else len(bank["classes"]),
-            "bank": None if bank is None else "all" if bank["rank"] != 0 else "moments",
+            "base_classes": len(prior["classes"]) if prior else None,
         }
 
 
-def read_meta(path: StrPath) -> dict[str, Any]:
-    """The header of a fit, without torch; files of another kind and newer ones are refused."""
-    file = Path(path)
+def read_meta(file: Path) -> dict[str, Any]:
+    """The header of a classifier; files of another kind and newer ones are refused."""
     if not file.is_file():
-        raise InputError(f"no classifier at {file}; make one with GDCClassifier.save(path) or `fewcal fit`")
+        raise InputError(f"no classifier at {file}; make one with FewShotClassifier.save(path) or `fewcal fit`")
     meta = read_header(file)
     if not isinstance(meta, dict) or meta.get("format") != FORMAT:
         bank = isinstance(meta, dict) and meta.get("format") == "fewcal-bank"
@@ -162,15 +142,41 @@ def read_meta(path: StrPath) -> dict[str, Any]:
     return meta
 
 
-@contextmanager
-def _damage_told(file: StrPath) -> Iterator[None]:
-    try:
-        yield
-    except (AttributeError, IndexError, FewcalError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        raise FileFormatError(f"{file} is damaged: its parts do not fit together ({error})") from error
+def prior_to_file(prior: Prior) -> tuple[dict[str, object], dict[str, Tensor]]:
+    """A prior as what JSON can hold and tensors by name."""
+    meta: dict[str, object] = {
+        "classes": [label_to_json(c) for c in prior.classes],
+        "transform": prior.transform.settings(),
+        **{name: getattr(prior, name) for name in ("sharpness", "share", "gamma", "weight")},
+    }
+    tensors = {name: getattr(prior, name) for name in TENSORS}
+    return meta, tensors | {f"transform.{name}": t for name, t in prior.transform.tensors().items()}
 
 
-def _restored(meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> SavedFit:
+def prior_from_file(meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Prior:
+    """What `prior_to_file` wrote; parts that do not fit together raise `KeyError`, `TypeError` or `ValueError`."""
+    classes = tuple(label_from_json(c) for c in meta["classes"])
+    sizes = {"C": len(classes), "D": tensors["origin"].shape[-1]}
+    for name, axes in TENSORS.items():
+        expected = tuple(sizes[axis] for axis in axes)
+        if tensors[name].shape != expected or tensors[name].dtype != torch.float32:
+            raise ValueError(f"{name} is {tensors[name].dtype} of shape {tuple(tensors[name].shape)}, not {expected}")
+        if not bool(torch.isfinite(tensors[name]).all()):
+            raise ValueError(f"{name} has NaN or infinity")
+    own: dict[str, Any] = {name: float(meta[name]) for name in ("sharpness", "share", "gamma", "weight")}
+    own |= {name: tensors[name] for name in TENSORS}
+    transform = _transform(meta["transform"], tensors)
+    if transform.whitening is None or transform.whitening.shape != (sizes["D"], sizes["D"]):
+        raise ValueError(f"the whitening is not {sizes['D']} × {sizes['D']}")
+    return Prior(transform, **own, classes=classes)
+
+
+def _transform(s: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Gaussianization:
+    parts = {name: tensors.get(f"transform.{name}") for name in ("mean", "scale", "whitening")}
+    return Gaussianization(s["kind"], float(s["beta"]), float(s["eps"]), l2=bool(s["l2"]), **parts)
+
+
+def _support(meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tuple[np.ndarray, np.ndarray]:
     support, codes = tensors["support"], tensors["labels"]
     classes = [label_from_json(c) for c in meta["classes"]]
     if support.ndim != 2 or codes.shape != support.shape[:1] or not len(codes) or codes.dtype != torch.int64:
@@ -178,50 +184,35 @@ def _restored(meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> SavedFi
     if not 0 <= int(codes.min()) <= int(codes.max()) < len(classes):
         raise ValueError(f"labels beyond {len(classes)} classes")
     if not bool(torch.isfinite(support).all()):
-        raise ValueError("support holds NaN or infinity")
+        raise ValueError("support has NaN or infinity")
     kind = np.dtype(meta["label_type"])
-    bank = None
-    if meta["bank"] is not None:
-        parts = {k.removeprefix(_BANK): t for k, t in tensors.items() if k.startswith(_BANK)}
-        bank = BaseBank.from_parts(restored(meta["bank"], parts)).check()
-        if bank.dim != support.shape[1]:
-            raise ValueError(f"the bank has {bank.dim} features and the support {support.shape[1]}")
-    labels = np.array([classes[c] for c in codes.tolist()], dtype=object if kind.kind == "O" else kind)
-    params = None if meta["params"] is None else GDCParams().with_changes(**current_values(meta["params"]))
-    seed = meta["random_state"]
-    return SavedFit(
-        support, labels, params, meta["plain"], bank, meta["preset"], meta["extractor"], seed, meta["about"]
-    )
+    return support.numpy(), np.array([classes[c] for c in codes.tolist()], dtype=object if kind.kind == "O" else kind)
 
 
-def _params_to_json(params: GDCParams) -> dict[str, JSON]:
-    values = asdict(replace(params, head=params.head if isinstance(params.head, str) else "closed_form"))
-    if not isinstance(params.head, str):
-        raise InputError(f"head={params.head!r} is an object; a classifier with a named head can be saved")
-    return values
+def _few_shot(meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> FewShotClassifier:
+    prior = None if meta["prior"] is None else prior_from_file(meta["prior"], tensors)
+    if prior is not None and len(prior.origin) != tensors["support"].shape[1]:
+        raise ValueError(f"the prior has {len(prior.origin)} features and the support {tensors['support'].shape[1]}")
+    return FewShotClassifier(prior, **meta["settings"])
 
 
-def joined_labels(old: np.ndarray, new: np.ndarray) -> np.ndarray:
-    """Labels of two fits in one array; texts and numbers are not mixed.
-
-    >>> joined_labels(np.array(["cat"]), np.array(["mouse"])).tolist()
-    ['cat', 'mouse']
-    """
-    text = {a.dtype.kind in "US" for a in (old, new) if a.dtype.kind != "O"}
-    if len(text) == 2:
-        raise InputError(f"the classes so far are {old.dtype} and the new ones {new.dtype}; use labels of one type")
-    return np.concatenate([old, new])
+def _gdc(meta: Mapping[str, Any]) -> GDCClassifier:
+    made = GDCClassifier(preset=GDCParams().with_changes(**meta["settings"]))
+    made.params_ = made.preset
+    return made
 
 
-class Answering(Protocol):
-    """What can be asked for probabilities."""
+def _head(tensors: Mapping[str, Tensor], made: GDCClassifier) -> LinearHead:
+    weight, bias = tensors["weight"], tensors["bias"]
+    expected = (1, len(made.classes_), made.n_features_in_)
+    if weight.shape != expected or bias.shape != expected[:2]:
+        raise ValueError(f"the head is {tuple(weight.shape)}, not {expected}")
+    return LinearHead(weight, bias)
 
-    def predict_proba(self, X: np.ndarray) -> np.ndarray: ...
 
-
-def same_answers(one: Answering, other: Callable[[], Answering], x: np.ndarray) -> bool:
-    """Whether a second classifier can be made and gives rows the same probabilities as the first."""
+@contextmanager
+def _damage(file: Path) -> Iterator[None]:
     try:
-        return bool(np.allclose(one.predict_proba(x), other().predict_proba(x), rtol=0, atol=1e-4))
-    except FewcalError:
-        return False
+        yield
+    except (AttributeError, IndexError, FewcalError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise FileFormatError(f"{file} is damaged: its parts do not fit together ({error})") from error

@@ -132,10 +132,7 @@ class Engine:
         for method in self.methods.values():
             if method.space not in self.features:
                 self.features[method.space] = method.transform(self._raw, "features")
-        self.precomputed = {
-            name: method.precompute(self.features[method.space]) if self.job.rows_recur else None
-            for name, method in self.methods.items()
-        }
+        self.precomputed = dict.fromkeys(self.methods)
 
     def with_methods(self, methods: dict[str, Method]) -> Engine:
         """An engine for other methods on the same tasks; bank, raw features and threads are shared with this one."""

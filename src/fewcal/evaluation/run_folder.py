@@ -40,7 +40,6 @@ from fewcal.evaluation.protocol import Protocol
 from fewcal.evaluation.results import Results
 from fewcal.evaluation.stats import CalibrationBins
 from fewcal.evaluation.summary import Summary
-from fewcal.params import current_values
 
 FORMAT = "fewcal-run"
 FORMAT_VERSION = 1
@@ -357,13 +356,7 @@ def _current(identity: JSONObject) -> JSONObject:
     methods = identity.get("methods")
     if not isinstance(methods, dict) or not all(isinstance(values, dict) for values in methods.values()):
         return identity
-    of_gdc = ("alpha1", "metric")  # which no other method has
-    return identity | {
-        "methods": {
-            name: current_values(values) if all(key in values for key in of_gdc) else values
-            for name, values in methods.items()
-        }
-    }
+    return identity
 
 
 def task_identity(results: Results) -> JSONObject:

@@ -12,7 +12,7 @@ from torch import Tensor
 from fewcal.bank import BaseBank
 from fewcal.covariance import ShrunkCovariance
 from fewcal.heads.base import TaskBatch
-from fewcal.heads.linear import class_means, class_sizes
+from fewcal.heads.linear import class_sizes
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,11 +41,6 @@ class Calibrated:
     n: int
     n_per: str
     key: Hashable
-
-    @property
-    def prototypes(self) -> Tensor:
-        """Mean of the calibrated means of each class, `(T, N, D)`."""
-        return class_means(self.mean, self.batch.labels, self.batch.n_classes)
 
     @property
     def covariance(self) -> ShrunkCovariance:

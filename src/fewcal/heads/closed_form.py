@@ -16,17 +16,14 @@ import torch
 from torch import Tensor
 
 from fewcal.covariance import ShrunkCovariance
-from fewcal.domain_match import confidence_scale
 from fewcal.errors import InputError
 from fewcal.heads.calibrated import Calibrated
-from fewcal.heads.linear import LinearHead, class_means, nearest_mean_head
+from fewcal.heads.linear import LinearHead, class_means
 from fewcal.heads.registry import HeadTrainer, register_head
 
 # Of the residual, relative to the right-hand side; scores are then good to about four digits.
 TOLERANCE = 1e-4
 MAX_ITERATIONS = 200
-# Probabilities sharpen with the number of shots by this power, because prototypes become more certain.
-SHOT_CONFIDENCE = 0.4
 
 
 @register_head("closed_form")
@@ -37,11 +34,8 @@ class ClosedForm(HeadTrainer):
     samples: ClassVar[bool] = False
 
     def train(self, task: Calibrated) -> LinearHead:
-        """In a whitened space the shared covariance is the unit matrix, and the nearest calibrated mean answers."""
+        """Solve for the weights by conjugate gradients."""
         batch = task.batch
-        if task.bank.is_whitened:
-            scale = confidence_scale(task.bank) * batch.shots**SHOT_CONFIDENCE
-            return nearest_mean_head(task.prototypes, 1 / scale)
         return closed_form_head(task.mean, batch.labels, batch.n_classes, task.covariance)
 
 
@@ -78,18 +72,11 @@ def solve_average(covariance: ShrunkCovariance, v: Tensor) -> Tensor:
         )
     a = covariance.a.mean(dim=1)[:, None, None]
     b = covariance.b.mean(dim=1)[:, None, None]
-    d = v.shape[-1]
     if bool((a <= 0).any()):
         raise InputError(
             "the closed form needs an invertible covariance; use alpha1 > 0 and a smaller alpha2_ratio (its clip can "
             "take all of a), or a head that trains on samples"
         )
-
-    def isotropic_inverse(x: Tensor) -> Tensor:
-        return (x - b / (a + b * d) * x.sum(dim=-1, keepdim=True)) / a
-
-    if parts.bank.is_whitened:
-        return isotropic_inverse(v)
 
     values, vectors = parts.bank.pooled_eigen()
     sigma1 = parts.moments()[0].mean(dim=1)[:, None, None]

@@ -3,35 +3,32 @@ r"""A linear discriminant whose covariance the support helps to estimate.
     score_n(x) = γ (2 xᵀPμ_n − μ_nᵀPμ_n),     P = (V⁻¹ + RᵀR/ν)⁻¹
 
 R are the deviations of support rows from the mean of their class, V is a diagonal metric (the precision of a prior, or
-the unit matrix), μ_n are class means (posterior, or their own). ν is `ridge` times the ridge of the oracle approximating
-shrinkage estimator (Chen, Wiesel, Eldar, Hero, IEEE TSP 2010): with one shot R is empty, and the more rows there are,
-the more their covariance counts. P is never built: with S rows and D features everything is solved in the smaller of the
-two dimensions. γ comes from `fewcal.hgdc.temperature`.
+the unit matrix), μ_n are class means (posterior, or their own). ν is `ridge` times the ridge of the OAS estimator
+(`fewcal.covariance.oas`): with one shot R is empty, and the more rows there are, the more their covariance counts. P is
+never built: with S rows and D features everything is solved in the smaller of the two dimensions. γ comes from
+`fewcal.hgdc.temperature`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
+from fewcal.covariance.oas import oas_share
 from fewcal.heads.linear import ClassShots, LinearHead, class_shots, membership
 from fewcal.hgdc.temperature import fit_gamma
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 # 1 − leverage is at least this: a numerical guard for a row that alone carries its direction.
 MIN_ONE_MINUS_LEVERAGE = 0.05
 
 
-def oas_ridge(trace: Tensor, square: Tensor, rows: Tensor, dim: int) -> Tensor:
+def oas_ridge(trace: Tensor, square: Tensor, freedom: Tensor, dim: int) -> Tensor:
     """ν `(T,)` with RᵀR + ν·I proportional to the OAS covariance; `trace` and `square` are tr RᵀR and tr (RᵀR)²."""
-    t1, t2 = trace / rows, square / rows.square()
-    share = ((1 - 2 / dim) * t2 + t1.square()) / ((rows + 1 - 2 / dim) * (t2 - t1.square() / dim)).clamp(min=1e-12)
-    share = share.clamp(1e-3, 0.999)
-    return share / (1 - share) * rows * t1 / dim
+    share = oas_share(trace / freedom, square / freedom.square(), freedom, dim).clamp(min=1e-3)
+    return share / (1 - share) * trace / dim
 
 
 class Fitted(NamedTuple):
@@ -238,5 +235,3 @@ def _squares(a: Tensor) -> Tensor:
 
 def _diagonal(a: Tensor) -> Tensor:
     return a.diagonal(dim1=1, dim2=2)[..., None]
-
-

@@ -1,20 +1,21 @@
-r"""The prior of a class mean: what base classes know of a class before its examples are seen.
+r"""The prior of a class mean: what base classes tell of a class before its examples are seen.
 
-Base rows are Gaussianized, centred and scaled to unit length (`fewcal.power_choice`, `fewcal.gaussianize`). With the
-within-class covariance S_w = V diag(e) Vᵀ they are whitened with one ridge λ, scaled to unit length again and rotated
-by R into the eigenbasis of the base means:
+Base rows are Gaussianized, centred and scaled to unit length (`fewcal.gaussianize`). With the within-class covariance
+S_w = V diag(e) Vᵀ, shrunk by OAS, they are whitened with one ridge λ, scaled to unit length again and rotated by R into
+the eigenbasis of the base means:
 
     y = z V diag((e + λ ē)^(−1/2)) R / ‖·‖,    ē = tr S_w / D
 
 There the model is a two-covariance model (probabilistic linear discriminant analysis) whose prior mean is local:
 
-    x | μ ~ N(μ, s I)                               s = tr S_w / D
-    μ     ~ N(p, s ψ_j)     in direction j          ψ_j: `between_ratio`
-    p     = Σ_c w_c M_c,    w = softmax(−τ ‖x̄ − M_c‖² / u),   u = mean ‖M_c‖²
+    x | μ ~ N(μ, s I)                                  s = tr S_w / D
+    μ     ~ N(o + p, s ψ_j)     in direction j         ψ_j: `between_ratio`
+    p     = c Σ_b w_b M_b,      w = softmax(−τ ‖x̄ − M_b‖² / u),   u = mean ‖M_b‖²
 
-With K examples of mean x̄ and κ_j = 1/ψ_j
+M are the C base means, o is an offset that all classes of a task share (`task_offset`), and c = C/(C + h) the weight of
+the base classes. With K examples of mean x̄ and κ_j = 1/ψ_j
 
-    E[μ | x̄] = (K x̄ + κ_j p) / (K + κ_j),     var[x | x̄] = s (K + κ_j + 1) / (K + κ_j).
+    E[μ | x̄] = (K x̄ + κ_j (o + p)) / (K + κ_j),     var[x | x̄] = s (K + κ_j + 1) / (K + κ_j).
 
 This is eq. 5 of GDC with two changes: the weights are posterior probabilities of the base classes, and the share of the
 base classes falls with the number of examples.
@@ -22,28 +23,30 @@ base classes falls with the number of examples.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
+from fewcal.bank import BaseBank
+from fewcal.covariance.oas import oas_share
 from fewcal.gaussianize import Gaussianization
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from torch import Tensor
-
-    from fewcal.bank import BaseBank
+# Smallest variance ratio, mean variance and squared length that is divided by: numerical guards.
+MIN_PSI, MIN_VARIANCE = 1e-6, 1e-30
+# Fields of `Prior` that are tensors, with their axes.
+TENSORS = {"origin": "D", "base_means": "CD", "psi": "D", "within": "D"}
 
 
 class Eigen(NamedTuple):
-    """Base classes in the eigenbasis of their within-class covariance, all in float64.
+    """Base classes in the eigenbasis of their within-class covariance, in float64.
 
     Attributes
     ----------
     values : Tensor (D,)
-        e, the eigenvalues of S_w.
+        e, the eigenvalues of S_w, shrunk.
     means : Tensor (C, D)
         Class means times V.
     counts : Tensor (C,)
@@ -53,6 +56,13 @@ class Eigen(NamedTuple):
     values: Tensor
     means: Tensor
     counts: Tensor
+
+    @classmethod
+    def make(cls, values: Tensor, means: Tensor, counts: Tensor) -> Eigen:
+        """Shrink `values`, the eigenvalues of S_w as it was measured."""
+        own = cls(values, means, counts)
+        share = oas_share(values.sum(), values.square().sum(), own.freedom, len(values))
+        return own._replace(values=torch.lerp(values, values.mean(), share))
 
     @property
     def freedom(self) -> float:
@@ -87,6 +97,16 @@ class Prior:
         ψ, the variance of class means in units of s.
     within : Tensor (D,)
         Variance within classes along each direction; its mean is s.
+    sharpness : float
+        τ.
+    share : float
+        c.
+    gamma : float
+        γ of one-shot tasks, the scale of their scores.
+    weight : float
+        ω, the weight of this model beside the support-only classifier.
+    classes : tuple of hashable
+        Names of the base classes.
     """
 
     transform: Gaussianization
@@ -94,81 +114,80 @@ class Prior:
     base_means: Tensor
     psi: Tensor
     within: Tensor
-    share: float = 1.0
+    sharpness: float
+    share: float
+    gamma: float = 1.0
+    weight: float = 1.0
+    classes: tuple[Hashable, ...] = ()
 
     def __post_init__(self) -> None:
         # Kept beside the state: a fit of few rows would spend its time on these.
         squares = self.base_means.square().sum(dim=1)
-        unit = squares.mean().clamp(min=1e-12)
-        object.__setattr__(self, "_scaled_means", (2 / unit * self.base_means.T).contiguous())
-        object.__setattr__(self, "_scaled_squares", squares / unit)
-
-    def weights(self, x: Tensor, sharpness: float) -> Tensor:
-        """Neighbour weights w `(..., C)` of points `x (..., D)`; `sharpness` is τ."""
-        scores = torch.addmm(-self._scaled_squares, x.flatten(0, -2), self._scaled_means)
-        return torch.softmax(sharpness * scores, dim=-1).unflatten(0, x.shape[:-1])
-
-    def posterior(self, means: Tensor, shots: Tensor | float, sharpness: float) -> Posterior:
-        """The posterior of class means, given those of their examples, `means (T, N, D)`, and K, `(T, N)` or one."""
-        kappa = 1 / self.psi
-        near = self.share * (self.weights(means, sharpness) @ self.base_means)
-        if isinstance(shots, float):
-            average, share = shots, shots / (shots + kappa)
-        else:
-            each = shots[..., None].to(means.dtype)
-            average, share = float(each.mean()), each / (each + kappa)
-        return Posterior(torch.lerp(near, means, share), (average + kappa) / (average + kappa + 1), kappa)
+        unit = self.sharpness / squares.mean().clamp(min=MIN_VARIANCE)
+        object.__setattr__(self, "_scaled_means", (2 * unit * self.base_means.T).contiguous())
+        object.__setattr__(self, "_scaled_squares", squares * unit)
+        object.__setattr__(self, "_kappa", 1 / self.psi)
 
     @property
-    def gamma(self) -> float:
-        r"""w / √(2a): the scale of log-probabilities of new classes up to a constant.
+    def kappa(self) -> Tensor:
+        """κ `(D,)`, the number of examples that the prior counts as."""
+        return self._kappa  # type: ignore[attr-defined]
+
+    def neighbour_weights(self, x: Tensor) -> Tensor:
+        """Weights w `(..., C)` of the base classes at points `x (..., D)`."""
+        scores = torch.addmm(-self._scaled_squares, x.flatten(0, -2), self._scaled_means)  # type: ignore[attr-defined]
+        return torch.softmax(scores, dim=-1).unflatten(0, x.shape[:-1])
+
+    def offset(self, means: Tensor, shots: float) -> Tensor:
+        """o `(T, 1, D)` of tasks with class means `(T, N, D)` of `shots` examples each."""
+        return task_offset(means, self.psi + 1 / shots)
+
+    def posterior(self, means: Tensor, shots: Tensor | float) -> Posterior:
+        """The posterior of class means, given those of their examples, `means (T, N, D)`, and K, `(T, N)` or one.
+
+        `means` are less the offset of their task.
+        """
+        near = self.share * (self.neighbour_weights(means) @ self.base_means)
+        if isinstance(shots, float):
+            average, weight = shots, shots / (shots + self.kappa)
+        else:
+            each = shots[..., None].to(means.dtype)
+            average, weight = float(each.mean()), each / (each + self.kappa)
+        precision = (average + self.kappa) / (average + self.kappa + 1)
+        return Posterior(torch.lerp(near, means, weight), precision, self.kappa)
+
+    @property
+    def gaussian_gamma(self) -> float:
+        r"""γ₀ = w / √(2a), a scale of log-probabilities of new classes.
 
         w is the variance within classes, a that along the directions in which base means differ. In a Gaussian world
-        the scale is 1/(2a). Novel classes scatter more than base classes that the extractor was trained on, and the
-        geometric mean with the square of w follows that (`fewcal.hgdc.temperature`).
+        the scale is 1/(2a). New classes vary more than base classes that the extractor was trained on, and the
+        geometric mean with the square of w follows that.
         """
         between = self.base_means.square().sum(dim=0)
-        along = float((self.within * between).sum() / between.sum().clamp(min=1e-30))
+        along = float((self.within * between).sum() / between.sum().clamp(min=MIN_VARIANCE))
         return float(self.within.sum()) / (2 * max(along, 1e-12)) ** 0.5
 
     def to(self, device: torch.device | str) -> Prior:
         """The same on another device."""
-        return replace(self, **{f.name: getattr(self, f.name).to(device) for f in fields(self) if f.name != 'share'})
+        moved = {name: getattr(self, name).to(device) for name in ("transform", *TENSORS)}
+        return replace(self, **moved)
 
-    def tensors(self) -> dict[str, Tensor]:
-        """The tensors of the state by name, for files."""
-        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "transform"}
-        return own | {f"transform.{name}": t for name, t in self.transform.tensors().items()}
-
-    @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor], settings: Mapping[str, object]) -> Prior:
-        """What `tensors` gave, with the settings of the transform; shapes that do not fit raise `ValueError`."""
-        own = {f.name: tensors[f.name] for f in fields(cls) if f.name != "transform"}
-        maps = {name: tensors.get(f"transform.{name}") for name in ("mean", "whitening")}
-        d = own["base_means"].shape[-1]
-        shapes = {"origin": (d,), "psi": (d,), "within": (d,), "base_means": (len(own["base_means"]), d)}
-        for name, shape in shapes.items():
-            if own[name].shape != shape or own[name].dtype != torch.float32:
-                raise ValueError(f"{name} has shape {tuple(own[name].shape)}, expected {shape}")
-        if maps["mean"] is None or maps["mean"].shape != (d,) or maps["whitening"] is None:
-            raise ValueError("the transform has no mean or no whitening")
-        if maps["whitening"].shape != (d, d):
-            raise ValueError(f"whitening has shape {tuple(maps['whitening'].shape)}, expected {(d, d)}")
-        kind, beta, eps = str(settings["kind"]), float(str(settings["beta"])), float(str(settings["eps"]))
-        return cls(transform=Gaussianization(kind, beta, eps, l2=True, **maps), **own)  # type: ignore[arg-type]
+    def __sklearn_clone__(self) -> Prior:
+        return self
 
 
 class Posterior(NamedTuple):
-    """What is known of the classes of a batch of tasks once their examples are seen.
+    """The classes of a batch of tasks once their examples are seen.
 
     Attributes
     ----------
     mean : Tensor (T, N, D)
-        E[μ | x̄].
+        E[μ | x̄], less the offset of the task.
     precision : Tensor (D,)
         s / var[x | x̄] of a class with the average number of examples, so that scores are linear in x.
     kappa : Tensor (D,)
-        κ, the number of examples that the prior counts as.
+        κ.
     """
 
     mean: Tensor
@@ -176,16 +195,46 @@ class Posterior(NamedTuple):
     kappa: Tensor
 
 
-def eigen(bank: BaseBank) -> tuple[Eigen, Tensor]:
+def base_weight(classes: int, half: float) -> float:
+    """c = C/(C + h): the weight of C base classes.
+
+    >>> base_weight(10, half=40.0), base_weight(160, half=40.0)
+    (0.2, 0.8)
+    """
+    return classes / (classes + half)
+
+
+def task_offset(means: Tensor, variance: Tensor | float = 1.0) -> Tensor:
+    r"""The offset o `(T, 1, D)` that the N class means `(T, N, D)` of a task share, shrunk to nothing by chance.
+
+    With the mean m of the class means, which vary by `variance (D,)` up to a factor,
+
+        o = (1 − 1/F)₊ m,    F = N Σ_j m_j²/v_j  /  Σ_j Σ_n (x̄_nj − m_j)²/v_j / (N − 1).
+
+    This is the best linear unbiased prediction of a random effect of the task, with its variance by the method of
+    moments (F is that of an analysis of variance). F is 1 where the task is of the domain of the base classes.
+
+    >>> task_offset(torch.eye(2)[None]).abs().max(), task_offset(torch.ones(1, 3, 2))[0, 0]
+    (tensor(0.), tensor([1., 1.]))
+    """
+    n, mean = means.shape[1], means.mean(dim=1, keepdim=True)
+    scaled = mean / variance
+    shared = n * torch.linalg.vecdot(scaled, mean)  # (T, 1)
+    total = (means.square() / variance).sum(dim=(1, 2))[:, None]
+    apart = (total - shared).clamp(min=0) / max(n - 1, 1)
+    return (1 - apart / shared.clamp(min=MIN_VARIANCE)).clamp(min=0)[..., None] * mean
+
+
+def pooled_eigen(bank: BaseBank) -> tuple[Eigen, Tensor]:
     """Base classes in the eigenbasis of S_w, and that basis V `(D, D)`."""
     values, vectors = (t.double() for t in bank.pooled_eigen())
-    return Eigen(values, bank.means.double() @ vectors, bank.counts.double()), vectors
+    return Eigen.make(values, bank.means.double() @ vectors, bank.counts.double()), vectors
 
 
 def between_ratio(between: Tensor, within: Tensor, classes: int, floor: float) -> Tensor:
     r"""ψ `(D,)`: the variance of the means of new classes over that within them, from that of base classes.
 
-        ψ_j = (λ_j − λ̄)₊ / (w_j + λ̄) + floor · min(1, F / floor),    F = Σλ / Σw,    λ̄ = Σλ / (C − 1)
+        ψ_j = (λ_j − λ̄)₊ / (w_j + λ̄) + min(floor, F),    F = Σλ / Σw,    λ̄ = Σλ / (C − 1)
 
     Training drives base classes apart until their means are the corners of a regular simplex, with equal eigenvalues
     λ_j (neural collapse: Papyan, Han, Donoho, PNAS 2020). A regular simplex tells nothing of new classes, whose rows
@@ -198,35 +247,38 @@ def between_ratio(between: Tensor, within: Tensor, classes: int, floor: float) -
     >>> between_ratio(torch.tensor([4.0, 1.0, 1.0, 0.0]), w, classes=4, floor=0.15)
     tensor([0.8167, 0.1500, 0.1500, 0.1500])
     """
-    ratio = float(between.sum() / within.sum().clamp(min=1e-30))
+    ratio = float(between.sum() / within.sum().clamp(min=MIN_VARIANCE))
     noise = between.sum() / max(classes - 1, 1)
-    return (between - noise).clamp(min=0) / (within + noise).clamp(min=1e-30) + max(min(floor, ratio), 1e-6)
+    ahead = (between - noise).clamp(min=0) / (within + noise).clamp(min=MIN_VARIANCE)
+    return ahead + max(min(floor, ratio), MIN_PSI)
 
 
-HALF_P, HALF_PSI = 10.0, 10.0
-
-
-def fit_prior(own: Eigen, ridge: float, floor: float) -> tuple[Prior, Whitening]:
+def fit_prior(own: Eigen, ridge: float, floor: float, sharpness: float, share: float) -> tuple[Prior, Whitening]:
     """The prior of base classes with ridge λ, its transform still to come, and the map into its space.
 
     The moments suffice. Rows become unit vectors one by one; what that does to their moments is known on average.
     """
     values, counts, classes = own.values, own.counts, len(own.counts)
-    scale = (values + ridge * values.mean()).clamp(min=1e-30).rsqrt()
+    scale = (values + ridge * values.mean()).clamp(min=MIN_VARIANCE).rsqrt()
     moved, scattered = own.means * scale, values * scale.square()
-    share = counts / counts.sum()
-    length2 = scattered.sum() * own.freedom / counts.sum() + share @ moved.square().sum(dim=1)
-    moved, scattered = moved / length2.clamp(min=1e-30).sqrt(), scattered / length2.clamp(min=1e-30)
+    length2 = scattered.sum() * own.freedom / counts.sum() + counts @ moved.square().sum(dim=1) / counts.sum()
+    length2 = length2.clamp(min=MIN_VARIANCE)
+    moved, scattered = moved / length2.sqrt(), scattered / length2
     mean = moved.mean(dim=0)
     _, spectrum, rotation = torch.linalg.svd(moved - mean, full_matrices=True)
     rotation = rotation.T
-    means = (moved - mean) @ rotation
     within = scattered @ rotation.square()
     between = torch.zeros_like(values)
     between[: len(spectrum)] = spectrum.square() / max(classes - 1, 1)
-    noise = float(scattered.sum()) * float((1 / counts).mean()) / len(values)
+    noise = float(scattered.mean()) * float((1 / counts).mean())
     psi = between_ratio((between - noise).clamp(min=0), within, classes, floor)
-    psi = torch.lerp(psi.min(), psi, classes / (classes + HALF_PSI))
-    tensors = {"origin": mean @ rotation, "base_means": means, "psi": psi, "within": within}
-    prior = Prior(Gaussianization("none"), **{name: t.float() for name, t in tensors.items()}, share=classes / (classes + HALF_P))
+    prior = Prior(
+        transform=Gaussianization("none"),
+        origin=(mean @ rotation).float(),
+        base_means=((moved - mean) @ rotation).float(),
+        psi=psi.float(),
+        within=within.float(),
+        sharpness=sharpness,
+        share=share,
+    )
     return prior, Whitening(scale, rotation)

@@ -3,14 +3,15 @@ r"""The temperature of HGDC and its ridge, from tasks of base classes; then from
 With one example a class nothing of a task can be left out. The base classes are split in two halves, and each half is
 the bank of one-shot tasks of the other (`cross_validate`). That gives three numbers:
 
-- the ridge λ of the whitening: its posterior mean on a logarithmic scale, where the log-likelihood of the left-out rows
-  counts each example once, with a uniform prior over `RIDGES`;
-- γ, for which the mean confidence in these tasks is their accuracy;
+- the ridge λ of the whitening: half of its posterior mean on a logarithmic scale, with a uniform prior over `RIDGES`.
+  A half has half of the rows, and the noise of a covariance, which the ridge is against, is inverse to its rows;
+- γ/γ₀, the scale of the scores for which the mean confidence in these tasks is their accuracy;
 - the stacking weight ω between HGDC and the support-only classifier, likewise a posterior mean.
 
-An extractor that was trained on the base classes tells them apart better than new classes, so γ is limited:
+In both posteriors each example counts once: the log-likelihood of a task is the mean over its queries, times its
+examples. An extractor that was trained on the base classes tells them apart better than new classes, so γ is limited:
 
-    γ ≤ confidence · w / √(2a)                                              (`Prior.gamma`)
+    γ ≤ confidence · γ₀,    γ₀ = w / √(2a)                                  (`Prior.gaussian_gamma`)
 
 From three examples a class on, each support row is scored without itself, and γ is updated (`fit_gamma`).
 """
@@ -19,96 +20,99 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
+from torch import Tensor
 
-from fewcal.hgdc.prior import Eigen, Prior, fit_prior
+from fewcal.hgdc.prior import Eigen, fit_prior
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-# Resolution of the posterior means: nodes of λ and of ω.
-RIDGES = (0.1, 0.3, 1.0, 3.0, 10.0)
+# Nodes of the posterior means of λ, from a full whitening to none, and of ω.
+RIDGES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)
-# Size of the study, which bounds its time: rows of the covariance, classes, and of each task classes and rows.
+# Size of the study, which bounds its time: rows of the covariances, classes, and of each task classes and rows.
 STUDY_ROWS, STUDY_CLASSES, TASK_CLASSES, TASK_ROWS = 4096, 128, 5, 6
-# Resolution of γ: halvings of the interval of log₂ γ, and the grid of `fit_gamma` (powers of ten from, to, nodes).
+# Resolution of γ: range of log₂ γ and halvings of it, and the grid of `fit_gamma` (powers of ten from, to, nodes).
 LOG2_RANGE, HALVINGS = 12.0, 16
 GAMMA_GRID = (-1.2, 1.5, 28)
 # Numbers in memory while the grid is evaluated.
 GRID_MEMORY = 1 << 20
 
-PER = 6.0
-PlainScores = Callable[["Tensor", "Tensor"], "Tensor"]
+PlainScores: TypeAlias = "Callable[[Tensor, Tensor], Tensor]"
 
 
 class Study(NamedTuple):
-    """What tasks of base classes give: the ridge λ, the scale γ and the stacking weight ω."""
+    """What tasks of base classes give: the ridge λ, the scale γ in units of γ₀, and the stacking weight ω.
 
-    ridge: float
-    gamma: float
-    weight: float
-    outside: float = 0.0
+    The defaults are for banks that allow no such tasks: no evidence of λ and ω, and γ at its limit.
+    """
+
+    ridge: float = 1.0
+    gamma: float = float("inf")
+    weight: float = 0.0
 
 
 def cross_validate(
     rows: list[Tensor],
     plain: list[Tensor],
-    scores: PlainScores,
+    plain_scores: PlainScores,
     ridge: float | None,
     *,
     floor: float,
     sharpness: float,
-) -> Study | None:
-    """Study one-shot tasks of left-out base classes; None of fewer than four classes.
+    share: float,
+) -> Study:
+    """Study one-shot tasks of left-out base classes.
 
     Parameters
     ----------
     rows : list of C tensors (P_c, D)
         Gaussianized rows of each base class, before whitening.
     plain : list of C tensors (P_c, D')
-        The same rows as the support-only classifier sees them.
-    scores : callable
+        The same rows as the support-only classifier has them.
+    plain_scores : callable
         Log-probabilities `(T, Q, N)` of that classifier for queries `(T, Q, D')`, from examples `(T, N, D')`.
     ridge : float or None
         λ, where it is given and not to be estimated.
-    floor, sharpness : float
-        As in `fit_prior` and `Prior.weights`.
+    floor, sharpness, share : float
+        As in `fit_prior`.
     """
-    folds = [f for f in (_Fold.make(rows, plain, k) for k in range(2)) if f is not None]
+    folds = [fold for k in range(2) if (fold := Fold.make(rows, plain, k)) is not None]
     if not folds:
-        return None
+        return Study() if ridge is None else Study(ridge)
     ridges = RIDGES if ridge is None else (ridge,)
-    found = [[fold.scores(one, floor, sharpness) for one in ridges] for fold in folds]
-    gammas = [[calibrated_gamma(s, fold.truth) for s in own] for fold, own in zip(folds, found, strict=True)]
-    loss = torch.tensor(
-        [
-            [fold.loss(g * s) for s, g in zip(own, scales, strict=True)]
-            for fold, own, scales in zip(folds, found, gammas, strict=True)
-        ]
-    ).sum(dim=0)
-    share = torch.softmax(-loss / PER, dim=0)
-    at = share @ torch.tensor(ridges, dtype=share.dtype).log()
-    log_gamma = share @ torch.tensor(gammas, dtype=share.dtype).log().mean(dim=0)
-    # Of the node with most of the posterior: ω hardly differs between nodes that are close to each other.
-    best = int(share.argmax())
-    weight = _stacking_weight(folds, [own[best] for own in found], [own[best] for own in gammas], scores)
-    outside = sum(fold.outside(ridges[best], floor) for fold in folds) / len(folds)
-    return Study(float(at.exp()), float(log_gamma.exp()), weight, outside)
+    scores = [[fold.scores(node, floor, sharpness, share) for node in ridges] for fold in folds]
+    gammas = [[calibrated_gamma(s, fold.truth) for s in own] for fold, own in zip(folds, scores, strict=True)]
+    losses = [
+        [fold.loss(g * s) for s, g in zip(own, scales, strict=True)]
+        for fold, own, scales in zip(folds, scores, gammas, strict=True)
+    ]
+    posterior = torch.softmax(-torch.tensor(losses).sum(dim=0), dim=0)
+    log_ridge = posterior @ torch.tensor(ridges, dtype=posterior.dtype).log()
+    log_gamma = posterior @ torch.tensor(gammas, dtype=posterior.dtype).log().mean(dim=0)
+    # At the node of highest posterior: ω hardly differs between neighbours.
+    best = int(posterior.argmax())
+    mixed = torch.zeros(len(WEIGHTS), dtype=torch.float64)
+    for fold, own, gamma in zip(folds, scores, gammas, strict=True):
+        model = torch.log_softmax(gamma[best] * own[best], dim=-1)
+        support_only = plain_scores(fold.plain_examples, fold.plain_queries)
+        mixed += torch.tensor([fold.loss(torch.lerp(support_only, model, w)) for w in WEIGHTS])
+    weight = torch.softmax(-mixed, dim=0) @ torch.tensor(WEIGHTS, dtype=torch.float64)
+    own_ridge = float(log_ridge.exp()) / 2 if ridge is None else ridge
+    return Study(own_ridge, float(log_gamma.exp()), float(weight))
 
 
-def _stacking_weight(folds: list[_Fold], found: list[Tensor], gammas: list[float], scores: PlainScores) -> float:
-    losses = torch.zeros(len(WEIGHTS), dtype=torch.float64)
-    for fold, own, gamma in zip(folds, found, gammas, strict=True):
-        model = torch.log_softmax(gamma * own, dim=-1)
-        plain = scores(fold.plain_examples, fold.plain_queries)
-        losses += torch.tensor([fold.loss(torch.lerp(plain, model, w)) for w in WEIGHTS])
-    return float(torch.softmax(-losses / PER, dim=0) @ torch.tensor(WEIGHTS, dtype=torch.float64))
+class Fold(NamedTuple):
+    """One half of the base classes as a bank, and one-shot tasks of the other: every row in turn is the example.
 
-
-class _Fold(NamedTuple):
-    """One half of the base classes as a bank, and one-shot tasks of the other: every row in turn is the example."""
+    Attributes
+    ----------
+    own : Eigen
+    examples : Tensor (T, N, D)
+        In the eigenbasis of `own`, like `queries (T, Q, D)`.
+    plain_examples, plain_queries : Tensor (T, N, D') and (T, Q, D')
+    truth : Tensor (T, Q)
+    """
 
     own: Eigen
     examples: Tensor
@@ -118,8 +122,9 @@ class _Fold(NamedTuple):
     truth: Tensor
 
     @classmethod
-    def make(cls, rows: list[Tensor], plain: list[Tensor], fold: int) -> _Fold | None:
-        bank, held = rows[fold::2], range(1 - fold, len(rows), 2)
+    def make(cls, rows: list[Tensor], plain: list[Tensor], k: int) -> Fold | None:
+        """Half number k, 0 or 1; None of too few classes or rows for tasks."""
+        bank, held = rows[k::2], range(1 - k, len(rows), 2)
         n = min(TASK_CLASSES, len(held))
         p = min([TASK_ROWS, *(len(rows[i]) for i in held)])
         if len(bank) < 2 or n < 2 or p < 2:
@@ -128,47 +133,36 @@ class _Fold(NamedTuple):
         means = torch.stack([r.mean(dim=0) for r in bank]).double()
         centred = torch.cat([r - r.mean(dim=0) for r in bank])
         values, vectors = torch.linalg.eigh(centred.T @ centred / max(float(counts.sum()) - len(bank), 1.0))
-        own = Eigen(values.clamp(min=0).double(), means @ vectors.double(), counts)
-        count = len(held) // n
-        groups = [held[g::count][:n] for g in range(count)]
+        own = Eigen.make(values.clamp(min=0).double(), means @ vectors.double(), counts)
+        groups = [held[g :: len(held) // n][:n] for g in range(len(held) // n)]
+        others = torch.tensor([[j for j in range(p) if j != i] for i in range(p)])
 
         def tasks(of: list[Tensor]) -> tuple[Tensor, Tensor]:
             every = torch.stack([torch.stack([of[i][:p] for i in group]) for group in groups])  # (G, N, P, D)
             examples = every.permute(2, 0, 1, 3).flatten(0, 1)  # (P·G, N, D)
-            others = torch.stack([torch.cat([every[:, :, :i], every[:, :, i + 1 :]], dim=2) for i in range(p)])
-            return examples, others.flatten(0, 1).flatten(1, 2)  # (P·G, N·(P − 1), D)
+            queries = every[:, :, others].permute(2, 0, 1, 3, 4)  # (P, G, N, P − 1, D)
+            return examples, queries.flatten(0, 1).flatten(1, 2)
 
-        examples, queries = tasks(rows)
+        examples, queries = tasks([r[:p] @ vectors for r in rows])
         truth = torch.arange(n, device=examples.device).repeat_interleave(p - 1).expand(len(examples), -1)
-        return cls(own, examples @ vectors, queries @ vectors, *tasks(plain), truth)
+        return cls(own, examples, queries, *tasks(plain), truth)
 
-    def scores(self, ridge: float, floor: float, sharpness: float) -> Tensor:
-        """Scores of HGDC with γ = 1, `(T, Q, N)`."""
-        prior, whitening = fit_prior(self.own, ridge, floor)
-        map_rows = type(whitening)(whitening.scale.float(), whitening.rotation.float())
-        examples = map_rows(self.examples) - prior.origin
-        found = prior.posterior(examples, 1.0, sharpness)
+    def scores(self, ridge: float, floor: float, sharpness: float, share: float) -> Tensor:
+        """Scores of HGDC with γ = γ₀, `(T, Q, N)`."""
+        prior, (scale, rotation) = fit_prior(self.own, ridge, floor, sharpness, share)
+        normalize = torch.nn.functional.normalize
+        whitened, rotation = scale.float(), rotation.float()
+        examples = normalize(self.examples * whitened, dim=-1) @ rotation - prior.origin
+        found = prior.posterior(examples, 1.0)
         directions = found.mean * found.precision
         bias = torch.linalg.vecdot(directions, found.mean) + 2 * directions @ prior.origin
-        return 2 * map_rows(self.queries) @ directions.mT - bias[:, None]
-
-    def outside(self, ridge: float, floor: float) -> float:
-        """ψ⊥: the variance of left-out class means outside of the span of the others, in units of that within."""
-        prior, whitening = fit_prior(self.own, ridge, floor)
-        rank = len(prior.base_means) - 1
-        t, n, _ = self.examples.shape
-        p = self.truth.shape[1] // n + 1
-        rows = whitening(self.examples.double()) - prior.origin
-        means = rows.unflatten(0, (p, t // p)).mean(dim=0)[..., rank:]
-        if not means.shape[-1]:
-            return 0.0
-        return max(float(means.square().mean() / prior.within.mean()) - 1 / p, 0.0)
+        queries = normalize(self.queries * whitened, dim=-1)
+        return prior.gaussian_gamma * (2 * queries @ (directions @ rotation.T).mT - bias[:, None])
 
     def loss(self, scores: Tensor) -> float:
         """Minus the log-likelihood of the answers, each example counted once."""
         losses = -torch.log_softmax(scores, dim=-1).gather(2, self.truth[..., None])
-        n = scores.shape[2]
-        return float(losses.double().mean()) * n * len(scores)
+        return float(losses.double().mean()) * scores.shape[0] * scores.shape[2]
 
 
 def calibrated_gamma(scores: Tensor, truth: Tensor) -> float:

@@ -13,17 +13,16 @@ from fewcal.methods.logistic import GaussianizedLogisticRegression, LogisticRegr
 from fewcal.methods.cosine import CosineClassifier
 from fewcal.methods.lda import PooledLDA
 from fewcal.methods.dc import DC
-from fewcal.methods.bankless import Bankless
 from fewcal.methods.gdc import GDC
-from fewcal.methods.support_only import SupportOnly
 from fewcal.methods.hgdc import HGDC
+from fewcal.methods.support_only import SupportOnly
 # isort: on
 
 __all__ = [
     "DC",
     "GDC",
+    "HGDC",
     "METHODS",
-    "Bankless",
     "CosineClassifier",
     "GaussianizedLogisticRegression",
     "Head",
@@ -32,6 +31,7 @@ __all__ = [
     "NearestCentroid",
     "PooledLDA",
     "SimpleShot",
+    "SupportOnly",
     "TaskBatch",
     "UnitLogisticRegression",
     "make_method",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 import torch
@@ -17,7 +18,7 @@ from fewcal.errors import InputError
 from fewcal.gaussianize import Gaussianization
 from fewcal.heads.base import Head, Shared, TaskBatch
 
-__all__ = ["Head", "Method", "RowMap", "Shared", "TaskBatch", "require_raw"]
+__all__ = ["Contributions", "Head", "Method", "RowMap", "Shared", "TaskBatch", "require_raw"]
 
 
 class RowMap(Protocol):
@@ -28,6 +29,35 @@ class RowMap(Protocol):
 
     def to(self, device: torch.device | str) -> RowMap:
         """The same on `device`."""
+
+
+@dataclass(frozen=True, eq=False)
+class Contributions:
+    """What base classes contributed to the class means of a batch of tasks.
+
+    Attributes
+    ----------
+    bases : sequence of hashable, length C
+        Names of the base classes.
+    shares : Tensor (T, N, C)
+        Share of each in the calibrated mean of a class; the rest is that of its own examples.
+    before, after : Tensor (T, N, D)
+        Class means without and with calibration.
+    moved : Tensor (T, N)
+        Distance between these; 1 is the typical distance between neighbouring base classes.
+    weight : float
+        Weight of the base classes in the answers.
+    offset : Tensor (T,)
+        Share of the mean of all classes that lies outside of the domain of the base classes.
+    """
+
+    bases: Sequence[Hashable]
+    shares: Tensor
+    before: Tensor
+    after: Tensor
+    moved: Tensor
+    weight: float
+    offset: Tensor
 
 
 class Method(ABC):
@@ -65,7 +95,7 @@ class Method(ABC):
         except InputError as error:
             raise InputError(f"method {cls.name!r}: {error}") from error
 
-    def set_parameters(self, **values: float) -> None:
+    def set_parameters(self, **values: float | str) -> None:
         """Set parameters of `accepts`; raises `InputError` for a value out of range."""
         for name, value in values.items():
             setattr(self, name, self.accepts[name].checked(name, value))
@@ -96,12 +126,8 @@ class Method(ABC):
         For whoever has many tasks and wants to know what each of them takes; a single one is not to pay for all.
         """
 
-    def precompute(self, z: Tensor) -> Tensor | None:
-        """What the method can say of each row `z (R, D)` whatever task it is in, `(R, K)`; None for nothing.
-
-        Worth asking for where the same rows play a part in many tasks: `fit` then takes it as `batch.precomputed`, and
-        the head beside the queries.
-        """
+    def contributions(self, batch: TaskBatch) -> Contributions | None:
+        """What base classes contributed to the class means; None for methods whose means they do not move."""
         return None
 
     @property
@@ -129,6 +155,19 @@ class Method(ABC):
     def task_bytes(self, n_support: int, n_classes: int, dim: int) -> int:
         """Working memory for one task, in bytes, by which the engine sizes its batches."""
         return 16 * n_support * dim * 4
+
+
+def typical_distance(means: Tensor) -> float:
+    """Median distance of a base class from the nearest other one, for `means (C, D)`.
+
+    >>> typical_distance(torch.tensor([[0.0], [1.0], [3.0]]))
+    1.0
+    """
+    if len(means) < 2:
+        return float(means.norm(dim=1).mean().clamp(min=1e-12))
+    distances = torch.cdist(means.double(), means.double())
+    distances.fill_diagonal_(torch.inf)
+    return float(distances.amin(dim=1).median().clamp(min=1e-12))
 
 
 def require_raw(bank: BaseBank, what: str) -> None:

@@ -1,13 +1,13 @@
 """HGDC: a hierarchical Gaussian model of class means, the method that fewcal recommends.
 
 What it needs of the base classes follows from the bank (`fewcal.hgdc.prior`, `fewcal.hgdc.temperature`). The posterior
-of the class means classifies, together with the scatter of the support (`fewcal.hgdc.discriminant`), and is mixed with
-the support-only classifier where base classes are few, unreliable or of another domain (`fewcal.hgdc.mixture`).
+of the class means classifies, together with the scatter of the support (`fewcal.hgdc.discriminant`), in a mixture with
+the support-only classifier (`fewcal.hgdc.mixture`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 from warnings import warn
@@ -16,46 +16,19 @@ import torch
 from torch import Tensor
 
 from fewcal._utils.parameters import Parameter, SearchRange
-from fewcal._utils.types import JSON
 from fewcal.bank import BaseBank
 from fewcal.errors import FewcalWarning
 from fewcal.gaussianize import Gaussianization
-from fewcal.heads.base import Head
-from fewcal.heads.linear import class_shots
+from fewcal.heads.linear import LinearHead, class_shots
 from fewcal.hgdc.discriminant import Discriminant
-from fewcal.hgdc.mixture import MixtureHead, bank_weight, domain_shift, mean_reliability
-from fewcal.hgdc.prior import Prior, eigen, fit_prior
+from fewcal.hgdc.mixture import MIN_RELIABILITY, fit_support_only, mean_reliability, mixture, unit_rows
+from fewcal.hgdc.prior import MIN_VARIANCE, Posterior, Prior, base_weight, fit_prior, pooled_eigen
 from fewcal.hgdc.temperature import STUDY_CLASSES, STUDY_ROWS, Study, cross_validate
-from fewcal.methods.base import Method, RowMap, TaskBatch
+from fewcal.methods.base import Contributions, Method, RowMap, TaskBatch, typical_distance
 from fewcal.methods.registry import register_method
-from fewcal.methods.support_only import UnitRows, fit_support_only
 
-# Weight of the base classes below which a fit warns.
-LOW_WEIGHT = 0.5
-
-
-@dataclass(frozen=True, eq=False)
-class State:
-    """What HGDC keeps of a bank.
-
-    Attributes
-    ----------
-    prior : Prior
-    study : Study
-    weight : float
-        ω of a task in the domain of the base classes.
-    classes : tuple of hashable
-        Names of the base classes.
-    """
-
-    prior: Prior
-    study: Study
-    weight: float
-    classes: tuple[Hashable, ...]
-
-    def to(self, device: torch.device | str) -> State:
-        """The same on another device."""
-        return replace(self, prior=self.prior.to(device))
+# Name of the mean of all base classes among those that contribute.
+CENTRE = "(mean of all)"
 
 
 @register_method
@@ -69,13 +42,19 @@ class HGDC(Method):
             "λ, ridge of the whitening in units of the mean variance; auto: from tasks of left-out base classes",
             low=1e-6,
             also=("auto",),
-            search=SearchRange(0.03, 30.0, log=True),
+            search=SearchRange(0.01, 100.0, log=True),
         ),
         "kurtosis": Parameter(
             "the power transform is the gentlest that brings the within-class kurtosis below this; inf: none",
             low=1.0,
             infinite=True,
             search=SearchRange(3.5, 14.0, log=True),
+        ),
+        "spread": Parameter(
+            "limit of the standard deviation of a feature, in units of the median; inf: none",
+            low=1.0,
+            infinite=True,
+            search=SearchRange(1.0, 16.0, log=True),
         ),
         "floor": Parameter(
             "variance of new class means where base means do not differ, in units of that within classes",
@@ -87,58 +66,52 @@ class HGDC(Method):
             low=0,
             search=SearchRange(0.5, 8.0, log=True),
         ),
+        "classes": Parameter(
+            "h: number of base classes at which these weigh one half",
+            low=0,
+            search=SearchRange(5.0, 200.0, log=True),
+        ),
         "scatter": Parameter(
             "ridge of the scatter of the support, in OAS ridges; large: it does not count",
             low=1e-3,
             search=SearchRange(1.0, 100.0, log=True),
         ),
         "confidence": Parameter(
-            "limit of γ, the scale of log-probabilities, in units of w/√(2a)",
+            "limit of γ, the scale of log-probabilities, in units of γ₀",
             low=1e-3,
             search=SearchRange(1.0, 16.0, log=True),
-        ),
-        "classes": Parameter(
-            "h: number of base classes at which these weigh as much as the examples alone", low=0,
-            search=SearchRange(1.0, 100.0, log=True),
-        ),
-        "shift": Parameter(
-            "δ₀²: distance from the domain of the base classes at which their weight halves, in their variance",
-            low=1e-6,
-            infinite=True,
-            search=SearchRange(0.05, 1.0, log=True),
         ),
     }
     ridge: float | str
     kurtosis: float
+    spread: float
     floor: float
     sharpness: float
+    classes: float
     scatter: float
     confidence: float
-    classes: float
-    shift: float
-    state: State
-    _bank: BaseBank | None = None
+    prior: Prior
 
     def __init__(
         self,
         ridge: float | str = "auto",
         kurtosis: float = 7.0,
+        spread: float = 4.0,
         floor: float = 0.15,
         sharpness: float = 1.75,
+        classes: float = 40.0,
         scatter: float = 10.0,
         confidence: float = 4.0,
-        classes: float = 10.0,
-        shift: float = 0.2,
     ) -> None:
         self.set_parameters(
             ridge=ridge,
             kurtosis=kurtosis,
+            spread=spread,
             floor=floor,
             sharpness=sharpness,
+            classes=classes,
             scatter=scatter,
             confidence=confidence,
-            classes=classes,
-            shift=shift,
         )
 
     # ---- the bank ---------------------------------------------------------------------------------------------------
@@ -147,108 +120,129 @@ class HGDC(Method):
         super().prepare(bank)
         assert bank is not None
         bank.check()
-        key = ("hgdc", self.ridge, self.kurtosis, self.floor, self.sharpness, self.classes)
-        self.state = bank.memo.get(key, lambda: self._fit_state(bank))
-        self._bank = bank
-        self.set_space(self.state.prior.transform, bank, *key)
-        if self.state.weight < LOW_WEIGHT:
+        key = ("hgdc", *(self.settings[name] for name in self.accepts if name != "scatter"))
+        self.prior = bank.memo.get(key, lambda: self._fit_prior(bank))
+        self.set_space(self.prior.transform, bank, *key)
+        if self.prior.weight == 0:
             warn(
-                f"the base classes get weight {self.state.weight:.2f}: they are few or their means hardly differ; "
-                "answers rely on your examples",
+                "the base classes do not differ beyond chance and are not used; check their labels",
                 FewcalWarning,
                 stacklevel=2,
             )
         return self
 
-    def _fit_state(self, bank: BaseBank) -> State:
-        power = bank.power_choice(limit=self.kurtosis)
-        space = bank.transformed(beta=power.beta, kind=power.kind, center=True, l2=True, moments=True)
-        base = space.transform or Gaussianization("none")
-        study = self._study(bank, base)
-        own, vectors = eigen(space)
-        ridge = study.ridge if study is not None else 1.0 if isinstance(self.ridge, str) else float(self.ridge)
-        prior, whitening = fit_prior(own, ridge, self.floor)
-        matrix = ((vectors * whitening.scale) @ whitening.rotation).float()
-        prior = replace(prior, transform=replace(base, whitening=matrix))
-        if study is None:
-            study = Study(ridge, float("inf"), 0.0)
-        weight = bank_weight(len(bank), mean_reliability(space), study.weight, self.classes)
-        return State(prior, study, weight, tuple(bank.classes))
+    @classmethod
+    def from_prior(cls, prior: Prior, **settings: float) -> HGDC:
+        """The method with a prior that was fitted before; of its parameters `scatter` alone has an effect."""
+        out = cls(**settings)
+        out.prior = prior
+        return out
 
-    def _study(self, bank: BaseBank, base: Gaussianization) -> Study | None:
+    def _fit_prior(self, bank: BaseBank) -> Prior:
+        power = bank.power_choice(limit=self.kurtosis)
+        space = bank.transformed(
+            beta=power.beta, kind=power.kind, center=True, spread=self.spread, l2=True, moments=True
+        )
+        base = space.transform or Gaussianization("none")
+        share = base_weight(len(bank), self.classes)
+        study = self._study(bank, base, share)
+        own, vectors = pooled_eigen(space)
+        prior, whitening = fit_prior(own, study.ridge, self.floor, self.sharpness, share)
+        matrix = ((vectors * whitening.scale) @ whitening.rotation).float()
+        reliable = mean_reliability(space) >= MIN_RELIABILITY
+        return replace(
+            prior,
+            transform=replace(base, whitening=matrix),
+            gamma=min(study.gamma, self.confidence) * prior.gaussian_gamma,
+            weight=1 - (1 - study.weight) * (1 - share) if reliable else 0.0,
+            classes=tuple(bank.classes),
+        )
+
+    def _study(self, bank: BaseBank, base: Gaussianization, share: float) -> Study:
+        ridge = None if isinstance(self.ridge, str) else float(self.ridge)
         if not bank.has_rows:
-            return bank.parts.study
-        rows = [r.float() for r in ordered_rows(bank)]
+            return Study() if ridge is None else Study(ridge)
+        rows = [r.float() for r in study_rows(bank)]
         return cross_validate(
             [base(r) if bank.transform is None else r for r in rows],
-            [UnitRows()(r) for r in rows],
-            support_only_scores,
-            None if isinstance(self.ridge, str) else float(self.ridge),
+            [unit_rows(r) for r in rows],
+            self._plain_scores,
+            ridge,
             floor=self.floor,
             sharpness=self.sharpness,
+            share=share,
         )
+
+    def _plain_scores(self, examples: Tensor, queries: Tensor) -> Tensor:
+        """Log-probabilities `(T, Q, N)` of the support-only classifier, from one example a class, `(T, N, D)`."""
+        t, n, _ = examples.shape
+        labels = torch.arange(n, device=examples.device).expand(t, n)
+        return torch.log_softmax(fit_support_only(examples, labels, n, self.scatter).logits(queries), dim=-1)
 
     @property
     def row_map(self) -> RowMap:
-        return PairedRows(self.state.prior.transform, self.state.prior.origin)
+        return TwoViews(self.prior.transform, self.prior.origin)
 
     # ---- a batch of tasks -------------------------------------------------------------------------------------------
 
-    def weight(self, batch: TaskBatch) -> Tensor:
-        """ω of each task, `(T,)`."""
-        x = batch.support[..., : len(self.state.prior.origin)]
-        shots = class_shots(batch.labels, batch.n_classes, x.dtype)
-        return self._weight(shots.means(x), shots.average)
+    def posterior(self, batch: TaskBatch) -> tuple[Posterior, Tensor]:
+        """The posterior of the class means, and the offset of each task, `(T, 1, D)`."""
+        prior = self.prior
+        support = batch.support[..., : len(prior.origin)]
+        shots = class_shots(batch.labels, batch.n_classes, support.dtype)
+        means = shots.means(support)
+        offset = prior.offset(means, shots.average)
+        return prior.posterior(means - offset, shots.each), offset
 
-    def _weight(self, means: Tensor, shots: float) -> Tensor:
-        shift = domain_shift(self.state.prior, means, shots, max(self.state.study.outside, self.floor))
-        return self.state.weight / (1 + (shift / self.shift).square())
-
-    def fit(self, batch: TaskBatch) -> MixtureHead:
+    def fit(self, batch: TaskBatch) -> LinearHead:
         with torch.inference_mode():
-            prior = self.state.prior
-            d = len(prior.origin)
+            d = len(self.prior.origin)
             support, plain = batch.support[..., :d], batch.support[..., d:]
             shots = class_shots(batch.labels, batch.n_classes, support.dtype)
-            means = shots.means(support)
-            found = prior.posterior(means, shots.each, self.sharpness)
-            parts = Discriminant(support, batch.labels, found.mean, found.precision, found.kappa, self.scatter)
-            gamma = min(self.state.study.gamma, self.confidence * prior.gamma)
-            return MixtureHead(
-                parts.fit(gamma, shots).head,
-                fit_support_only(plain, batch.labels, batch.n_classes),
-                self._weight(means, shots.average),
+            found, offset = self.posterior(batch)
+            parts = Discriminant(support - offset, batch.labels, found.mean, found.precision, found.kappa, self.scatter)
+            head = parts.fit(self.prior.gamma, shots).head.shifted(offset)
+            return mixture(
+                head, fit_support_only(plain, batch.labels, batch.n_classes, self.scatter), self.prior.weight
             )
 
+    def contributions(self, batch: TaskBatch) -> Contributions:
+        with torch.inference_mode():
+            prior, d = self.prior, len(self.prior.origin)
+            shots = class_shots(batch.labels, batch.n_classes, batch.support.dtype)
+            before = shots.means(batch.support[..., :d])
+            found, offset = self.posterior(batch)
+            after = found.mean + offset
+            own = (shots.counts[..., None] / (shots.counts[..., None] + prior.kappa)).mean(dim=-1, keepdim=True)
+            near = prior.share * prior.neighbour_weights(before - offset)
+            shares = (1 - own) * torch.cat([near, torch.full_like(own, 1 - prior.share)], dim=-1)
+            moved = (after - before).norm(dim=-1) / typical_distance(prior.base_means)
+            common = before.mean(dim=1).norm(dim=-1).clamp(min=MIN_VARIANCE)
+            outside = offset[:, 0].norm(dim=-1) / common
+            return Contributions([*prior.classes, CENTRE], shares, before, after, moved, prior.weight, outside)
+
     def task_bytes(self, n_support: int, n_classes: int, dim: int) -> int:
-        neighbours = n_classes * len(self.state.classes)
+        neighbours = n_classes * len(self.prior.classes)
         return 4 * (12 * n_support * dim + 4 * n_support * min(n_support, dim) + neighbours)
 
 
 @dataclass(frozen=True, eq=False)
-class PairedRows:
-    """Rows in the space of the prior, less its origin, beside rows of `UnitRows`: `(R, 2D)`."""
+class TwoViews:
+    """Rows in the space of the prior, less its origin, beside rows of unit length: `(R, 2D)`."""
 
     model: Gaussianization
     origin: Tensor
 
     def __call__(self, x: Tensor, name: str = "X") -> Tensor:
         """Map rows `(R, D)`."""
-        return torch.cat([self.model(x, name).sub_(self.origin), UnitRows()(x)], dim=-1)
+        return torch.cat([self.model(x, name).sub_(self.origin), unit_rows(x)], dim=-1)
 
-    def to(self, device: torch.device | str) -> PairedRows:
+    def to(self, device: torch.device | str) -> TwoViews:
         """The same on `device`."""
-        return PairedRows(self.model.to(device), self.origin.to(device))
+        return TwoViews(self.model.to(device), self.origin.to(device))
 
 
-def support_only_scores(examples: Tensor, queries: Tensor) -> Tensor:
-    """Log-probabilities `(T, Q, N)` of the support-only classifier, from one example a class, `(T, N, D)`."""
-    t, n, _ = examples.shape
-    labels = torch.arange(n, device=examples.device).expand(t, n)
-    return torch.log_softmax(fit_support_only(examples, labels, n).logits(queries), dim=-1)
-
-
-def ordered_rows(bank: BaseBank) -> list[Tensor]:
+def study_rows(bank: BaseBank) -> list[Tensor]:
     """A few rows of some base classes, in an order that depends on their values alone.
 
     Tasks of base classes are then the same whatever the order of the bank. Rows are ordered by their sum of absolute

@@ -4,7 +4,7 @@ Fisher's discriminant with class means from the support and the within-class cov
 
     score_c(x) = xᵀ Σ⁻¹ μ_c − ½ μ_cᵀ Σ⁻¹ μ_c,   Σ = (1 − ρ) S_w + ρ (tr S_w / D) I
 
-on centred unit-length rows. ρ is the oracle approximating shrinkage of Chen, Wiesel, Eldar, Hero (IEEE TSP 2010).
+on centred unit-length rows. ρ is the share of the OAS estimator (`fewcal.covariance.oas`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 
 from fewcal.bank import BaseBank
-from fewcal.domain_match import oas_share
+from fewcal.covariance.oas import oas_share
 from fewcal.heads.linear import LinearHead, class_means
 from fewcal.methods.base import Method, TaskBatch
 from fewcal.methods.registry import register_method
@@ -31,7 +31,8 @@ class PooledLDA(Method):
         bank.check()
         space = bank.transformed(beta=1.0, center=True, l2=True, moments=True)
         values, vectors = space.pooled_eigen()
-        share = oas_share(values, space.moments.degrees_of_freedom)
+        exact, freedom = values.double(), float(space.moments.degrees_of_freedom)
+        share = float(oas_share(exact.sum(), exact.square().sum(), freedom, len(exact)))
         shrunk = ((1 - share) * values + share * values.mean()).clamp(min=1e-30)
         self.precision = (vectors / shrunk) @ vectors.T
         self.set_space(space.transform, bank)

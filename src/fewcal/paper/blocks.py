@@ -93,7 +93,7 @@ class Counts(TypedDict):
 def count_by_group(verdicts: Sequence[Verdict]) -> dict[Group, Counts]:
     """Verdicts counted for each group on its own.
 
-    >>> count_by_group([Verdict("x", "here", "+1", True, "default")])["default"]
+    >>> count_by_group([Verdict("x", "here", "+1", True, "HGDC")])["HGDC"]
     {'holds': 1, 'does_not_hold': 0, 'cannot_tell': 0}
     """
     out: dict[Group, Counts] = {}

@@ -44,8 +44,7 @@ class SupportOnly(NearestCentroid):
     def prepare(self, bank: BaseBank | None) -> Method:
         super().prepare(bank)
         assert bank is not None
-        p = self.params.for_bank(bank)
-        seen = bank.transformed(**p.space, moments=True)
+        seen = bank.transformed(**self.params.space, moments=True)
         self.set_space(seen.transform, bank)
         return self
 

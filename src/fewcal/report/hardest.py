@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TypedDict
 
 import numpy as np
@@ -14,11 +14,10 @@ from fewcal._utils.randomness import TaskRandom
 from fewcal.bank import BaseBank
 from fewcal.episodes import sample_episodes
 from fewcal.errors import InputError
-from fewcal.estimators.explain import Explanation, explain_calibration
+from fewcal.estimators.explain import Explanation, explain_contributions
 from fewcal.heads.base import TaskBatch
-from fewcal.heads.linear import class_means
-from fewcal.methods.gdc import Explainable, gdc_method
-from fewcal.params import RENAMED, GDCParams
+from fewcal.methods import METHODS, Method
+from fewcal.methods.base import Contributions
 from fewcal.render import figures
 from fewcal.render.figures import TaskView
 from fewcal.render.page import Cell, Page, Value
@@ -43,12 +42,8 @@ class ExplainedTask:
     view: TaskView
 
 
-class NothingToExplain(InputError):
-    """A method that did without the base classes."""
-
-
 def explain_tasks(group: Group, name: str, tasks: Sequence[int]) -> list[ExplainedTask]:
-    """Compute tasks of a run again with one of its methods, which must be GDC, and explain them."""
+    """Compute tasks of a run again with one of its methods, which must calibrate, and explain them."""
     features, results = group.features, group.results
     assert features is not None
     base = features.split("base")
@@ -61,9 +56,7 @@ def explain_tasks(group: Group, name: str, tasks: Sequence[int]) -> list[Explain
     method = _rebuilt(results.settings[name])
     assert method is not None
     bank = BaseBank().fit(base.features, np.array(base.classes, dtype=object)[base.require_labels()])
-    method.prepare(bank)
-    if method.unused is not None:
-        raise NothingToExplain(f"{name} did not use the base classes ({method.unused}); there is nothing to explain")
+    method = method.prepare(bank)
     spec = results.protocol.spec
     order = torch.arange(spec.way)
     out = []
@@ -79,20 +72,20 @@ def explain_tasks(group: Group, name: str, tasks: Sequence[int]) -> list[Explain
         head = method.fit(batch)
         with torch.no_grad():
             answer = head.logits(query[None])[0].argmax(dim=-1)
-            calibrated = method.calibration(batch).mean[0]
+            found = method.contributions(batch)
+        assert found is not None
         truth = order.repeat_interleave(spec.query)
         confusion = np.zeros((spec.way, spec.way), int)
         np.add.at(confusion, (truth.numpy(), answer.numpy()), 1)
-        plane = _plane(method.in_bank(support), labels, method.in_bank(query), calibrated)
+        plane = _plane(support, query, found)
         view: TaskView = {
             **plane,
             "labels": labels.tolist(),
             "truth": truth.tolist(),
             "right": (answer == truth).tolist(),
         }
-        out.append(
-            ExplainedTask(task, explain_calibration(method, support[None], labels[None], names), confusion, view)
-        )
+        explanation = explain_contributions(found, names, [spec.shot] * spec.way, "")
+        out.append(ExplainedTask(task, explanation, confusion, view))
     return out
 
 
@@ -105,10 +98,10 @@ class _Plane(TypedDict):
     after: list[list[float]]
 
 
-def _plane(support: Tensor, labels: Tensor, query: Tensor, calibrated: Tensor) -> _Plane:
+def _plane(support: Tensor, query: Tensor, found: Contributions) -> _Plane:
     """Points of a task in the plane of the two directions in which its calibrated class means differ most."""
-    way = int(labels.max()) + 1
-    before, after = (class_means(x[None], labels[None], way)[0] for x in (support, calibrated))
+    before, after = found.before[0], found.after[0]
+    support, query = (x[:, : after.shape[1]] for x in (support, query))
     centre = after.mean(dim=0)
     directions = torch.linalg.svd(after - centre, full_matrices=False)[2][:2]
 
@@ -126,13 +119,14 @@ def best_explainable(group: Group) -> str | None:
     return max(able, key=lambda name: methods[name].accuracy, default=None)
 
 
-def _rebuilt(settings: Mapping[str, object]) -> Explainable | None:
-    """GDC as it was used, or `None` for another method or a head that is known by its description alone."""
-    if settings.get("method") != "gdc":
+def _rebuilt(settings: Mapping[str, object]) -> Method | None:
+    """A method that calibrates, as it was used, or `None` for another or a head that is known by its repr alone."""
+    name = str(settings.get("method"))
+    if name not in ("gdc", "hgdc"):
         return None
-    known = {f.name for f in fields(GDCParams)} | set(RENAMED)
+    own = {k: v for k, v in settings.items() if k != "method"}
     try:
-        return gdc_method(GDCParams().with_changes(**{k: v for k, v in settings.items() if k in known}))
+        return METHODS[name].make(None, own)  # type: ignore[arg-type]
     except InputError:
         return None
 
@@ -155,11 +149,7 @@ def show_hardest(page: Page, group: Group, level: int, hardest: int) -> None:
             "The tasks of this run come from a list of their own, which the run does not keep; they cannot be redrawn."
         )
         return
-    try:
-        tasks = explain_tasks(group, name, group.hardest(hardest, name).tolist())
-    except NothingToExplain as error:
-        page.text(f"{error}.")
-        return
+    tasks = explain_tasks(group, name, group.hardest(hardest, name).tolist())
     page.text(
         f"The hardest tasks for {name}, computed again. Shares say what the calibrated mean of a class is made of: "
         "its own examples and its nearest base classes. Moved is how far that took it, 1 being the typical distance "
@@ -173,8 +163,8 @@ def _show_task(page: Page, group: Group, level: int, method: str, explained: Exp
     task, explanation, confusion = explained.task, explained.explanation, explained.confusion
     names = [group.results.class_names[c] for c in group.results.classes[task]]
     page.heading(f"Task {task}: {100 * float(group.results.accuracy(method)[task]):.1f}%", level + 1, listed=False)
-    for warning in explanation.warnings:
-        page.note(warning, "warning")
+    for note in explanation.notes:
+        page.note(note, "warning")
     page.figure(
         figures.task_map(explained.view, names),
         f"Task {task} in the plane: examples, calibrated means and queries of {', '.join(names)}.",
@@ -191,10 +181,10 @@ def _show_task(page: Page, group: Group, level: int, method: str, explained: Exp
                 names[i],
                 Cell(f"{right}/{total}", sort=right / max(total, 1)),
                 ", ".join(f"{n}\u00a0×\u00a0{other}" for n, other in wrong[:3]) or "nothing",
-                Cell(f"{c.support_share:.0%}", sort=c.support_share),
+                Cell(f"{c.own_share:.0%}", sort=c.own_share),
                 bases or "none",
-                Cell(f"{c.moved_relative:.2f}", sort=c.moved_relative),
+                Cell(f"{c.moved:.2f}", sort=c.moved),
             ]
         )
     header = ["class", "right", "mistaken for", "itself", "nearest base classes (share)", "moved"]
-    page.table(header, rows, f"Task {task} with {method}; trust in the base classes {explanation.trust:.2f}")
+    page.table(header, rows, f"Task {task} with {method}; weight of the base classes {explanation.weight:.2f}")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fewcal.errors import FewcalError, InputError
-from fewcal.tuning.spaces import Picks, Space, current_picks
+from fewcal.tuning.spaces import Picks, Space
 from fewcal.tuning.storage import complete_trials
 
 # Names of protocols must be there at once: what loads torch or NumPy is here for its types.
@@ -114,15 +114,15 @@ def rerun_finalists(
     """The contenders, at most `most`, and presets, measured on the fresh tasks of `runner`; the best first."""
     found = []
     trials = contenders(study, most)
-    known = [current_picks(t.params) for t in trials]
+    known = [t.params for t in trials]
     for trial in trials:
         params = space.params(trial.params)
-        found.append(Finalist(trial.number, current_picks(trial.params), params, trial.value, runner.accuracy(params)))
+        found.append(Finalist(trial.number, trial.params, params, trial.value, runner.accuracy(params)))
     for values in presets:
         if values not in known:
             params = space.params(values)
             # Not of a pruned trial: its value is that of its last step alone.
-            score = next((t.value for t in ranked(study) if current_picks(t.params) == values), None)
+            score = next((t.value for t in ranked(study) if t.params == values), None)
             found.append(Finalist(-1, values, params, score, runner.accuracy(params)))
     return sorted(found, key=lambda f: (-f.mean, f.number))
 
@@ -143,7 +143,7 @@ def top(study: optuna.Study, space: Space, most: int = 3) -> list[Finalist]:
     """The best complete trials as they are: the paper's candidates."""
     out: list[Finalist] = []
     for t in ranked(study):
-        if all(current_picks(t.params) != f.values for f in out):
+        if all(t.params != f.values for f in out):
             out.append(from_trial(t, space))
         if len(out) == most:
             break
@@ -154,5 +154,5 @@ def from_trial(trial: FrozenTrial, space: Space) -> Finalist:
     """A complete trial that was not measured again."""
     import numpy as np
 
-    values = current_picks(trial.params)
+    values = trial.params
     return Finalist(trial.number, values, space.params(values), trial.value, np.array([trial.value]))

@@ -100,8 +100,7 @@ class Space:
         return self.fixed.with_changes(**picked, **self.implied(picked))
 
     def params(self, values: Mapping[str, Value]) -> GDCParams:
-        """Parameters from the values of a finished trial, whose axes may have had other names."""
-        values = current_picks(values)
+        """Parameters from the values of a finished trial."""
         return self.build(lambda axis: values[axis.name])
 
     def values(self, params: GDCParams) -> Picks | None:
@@ -213,25 +212,13 @@ def field_axes(*names: str) -> tuple[Axis, ...]:
     return tuple(axes)
 
 
-def current_picks(values: Mapping[str, Value]) -> Picks:
-    """The values of a trial under today's names of the parameters."""
-    from fewcal._utils.parameters import current_names
-    from fewcal.params import RENAMED
-
-    return current_names(values, RENAMED)
-
-
 def default_space(
     n_classes: int, heads: Sequence[str] = ("closed_form", "lbfgs"), covariances: Sequence[str] = COVARIANCES
 ) -> Space:
-    """β from 0 to 2, centring, L2, the scale of distances, α on log scales, whitening or class covariances.
+    """β from 0 to 2, centring, L2, the scale of distances, α on log scales, covariances to choose from.
 
-    `covariances` are the modes to choose from; `pooled` stands for whitening.
-
-    >>> from fewcal.presets import get_preset
-    >>> space = default_space(100)
-    >>> space.values(get_preset("whitened").with_changes(whiten=3.0))["k"]
-    16
+    >>> [axis.name for axis in default_space(100).axes({})][:3]
+    ['beta', 'center', 'l2']
     """
     from fewcal.heads import HEADS
     from fewcal.presets import get_preset
@@ -247,34 +234,17 @@ def default_space(
         *field_axes("distance_scale", "strength"),
         *((Axis("head", choices=tuple(heads)),) if len(heads) > 1 else ()),
     )
-    pooled = (*field_axes("whiten"), Axis("trust", choices=("auto", 1.0)), *field_axes("query_strength"))
-    by_class = field_axes("alpha1", "alpha2_ratio")
-    fixed = get_preset("whitened").with_changes(cov_weights="bases-only", head=heads[0])
+    shrinkage = field_axes("alpha1", "alpha2_ratio")
+    fixed = get_preset("paper").with_changes(cov_weights="bases-only", head=heads[0])
 
     def axes(picked: Picks) -> Sequence[Axis]:
-        more: tuple[Axis, ...] = ()
-        if "cov" in picked:
-            more += pooled if picked["cov"] == "pooled" else by_class
         head = str(picked.get("head", heads[0]))
-        return always + more + field_axes(*HEADS[head].searched)
+        return always + shrinkage + field_axes(*HEADS[head].searched)
 
-    def implied(picked: Picks) -> Picks:
-        # Whitening is for the pooled covariance, and needs no shrinkage by α.
-        if "whiten" in picked:
-            return {"alpha1": 0.0, "alpha2_ratio": 0.0}
-        return {"whiten": False, "trust": 1.0, "query_strength": 0.0}
-
-    name = "default" if len(covariances) > 1 else "whitened"
-    return Space(name, fixed, axes, implied, prefer_default=True)
+    return Space("default", fixed, axes)
 
 
 search_space("default", "what makes sense on any features", ("closed_form", "lbfgs"), one_head=False)(default_space)
-
-
-@search_space("whitened", "the part of default with whitening: faster", ("closed_form",), one_head=False)
-def whitened_space(n_classes: int, heads: Sequence[str] = ("closed_form",)) -> Space:
-    """The part of `default` with whitening: no class covariances, and so faster."""
-    return default_space(n_classes, heads, COVARIANCES[:1])
 
 
 # ---- the paper's ----------------------------------------------------------------------------------------------------

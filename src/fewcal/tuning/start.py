@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from fewcal.bank import BaseBank
-from fewcal.domain_match import whitening_shrinkage
 from fewcal.errors import InputError
 from fewcal.presets import get_preset, list_presets
 from fewcal.tuning.search import Search
@@ -22,19 +19,11 @@ def first_trials(search: Search, space: Space, bank: BaseBank) -> list[Picks]:
 
 def start_points(space: Space, bank: BaseBank) -> list[Picks]:
     """Presets that lie in the space, so that a search which begins with them cannot end below them on its tasks."""
-    default = get_preset("whitened")
-    seen = bank.transformed(beta=float(default.beta), center=default.center, l2=default.l2, moments=True)
-    k = min(default.k, len(bank))
-    whiten = float(np.clip(whitening_shrinkage(seen, k), 0.05, 1000.0))
-    shrunk = default.with_changes(
-        cov="independent", whiten=False, trust=1.0, query_strength=0.0, strength=1.0, k=min(4, k)
-    )
-    candidates = [
-        default.with_changes(k=k, whiten=whiten),
-        # The setting found first on validation classes, with class covariances (see docs/method.md).
-        shrunk.with_changes(m=2.0, alpha1=100.0, alpha2_ratio=10.0, distance_scale_of="one", distance_scale=1.0),
-    ]
-    found = [space.values(p) for p in candidates]
+    default = get_preset("paper").with_changes(
+        head="closed_form", cov_weights="bases-only", cov="independent", center=True, l2=True, beta=1.0,
+        k=min(4, len(bank)), m=2.0, alpha1=100.0, alpha2_ratio=10.0, distance_scale_of="one", distance_scale=1.0,
+    )  # fmt: skip
+    found = [space.values(default)]
     return [values for values in found if values is not None]
 
 

@@ -13,7 +13,7 @@ from fewcal.episodes import EpisodeSpec, sample_episodes
 from fewcal.errors import FewcalWarning
 from fewcal.evaluation.engine import Engine, Job
 from fewcal.methods import Method
-from fewcal.methods.gdc import gdc_method
+from fewcal.methods.gdc import GDC
 from fewcal.params import GDCParams
 
 # Memory for spaces of the bank that may be asked for again.
@@ -56,7 +56,7 @@ class TrialRunner:
 
         On a GPU all tasks are computed at once in any case, since a few take as long as all.
         """
-        ready = method if isinstance(method, Method) else gdc_method(method, cap_k=True)
+        ready = method if isinstance(method, Method) else GDC(method, cap_k=True)
         first = self.tasks if first is None or self.engine.device.type == "cuda" else min(first, self.tasks)
         borders = [0, *range(first, self.tasks, then or self.tasks), self.tasks]
         per_task = self.engine.job.spec.way * self.engine.job.spec.query

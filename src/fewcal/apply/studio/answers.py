@@ -20,7 +20,7 @@ import numpy as np
 from fewcal.bank import BaseBank
 
 if TYPE_CHECKING:
-    from fewcal.estimators.few_shot import FewShotClassifier
+    from fewcal.estimators.base import TaskClassifier
 
 # The gain is a sum over pairs; beyond this many items, pairs are taken from an even sample.
 MOST_PAIRED = 2000
@@ -30,19 +30,17 @@ MOST_LEFT_OUT = 100
 
 @dataclass(frozen=True, eq=False)
 class Recipe:
-    """How a classifier is made: base classes or none, preset, and the power for features without a bank."""
+    """How a classifier is made: base classes or none, a preset of the paper's GDC or HGDC, and the power for `beta`."""
 
     bank: BaseBank | None = None
-    preset: str = "default"
+    preset: str | None = None
     beta: float = 1.0
 
-    def make(self) -> FewShotClassifier:
+    def make(self) -> TaskClassifier:
         """A new classifier, not fitted."""
-        from fewcal.estimators.few_shot import FewShotClassifier
+        from fewcal.apply.predict import make_classifier
 
-        if self.bank is not None:
-            return FewShotClassifier(bank=self.bank, preset=self.preset)
-        return FewShotClassifier(preset="whitened", beta=self.beta, l2=True)
+        return make_classifier(self.bank, self.preset)
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ class Expected:
     high: float
 
 
-def fitted(recipe: Recipe, x: np.ndarray, labels: np.ndarray) -> FewShotClassifier | None:
+def fitted(recipe: Recipe, x: np.ndarray, labels: np.ndarray) -> TaskClassifier | None:
     """A classifier fitted on labelled rows, or None where there are fewer than two classes."""
     return None if len(np.unique(labels)) < 2 else recipe.make().fit(x, labels)
 

@@ -278,5 +278,5 @@ def _snippet(studio: Studio) -> Response:
     if stamp is None or answered.classifier is None:
         raise InputError(NO_CLASSIFIER)
     rows, _ = views.export_rows(answered)
-    text = exports.python_snippet(rows, stamp.partition("@")[0], recipe.beta, studio.settings.bank_path, recipe.preset)
+    text = exports.python_snippet(rows, stamp.partition("@")[0], studio.settings.bank_path, recipe.preset)
     return PlainTextResponse(text, headers=_attached("classifier.py"))

@@ -87,7 +87,7 @@ def write_folders(target: Path, folder: Path, rows: Sequence[Row]) -> None:
             archive.writestr(f"{place}/texts.txt", "\n".join(lines) + "\n")
 
 
-def python_snippet(rows: Sequence[Row], extractor: str, beta: float, bank: str | None, preset: str) -> str:
+def python_snippet(rows: Sequence[Row], extractor: str, bank: str | None, preset: str | None) -> str:
     """A script that fits the same classifier from the same examples, run from inside the folder.
 
     An example that could not be read has no probabilities and is no part of the classifier.
@@ -96,17 +96,13 @@ def python_snippet(rows: Sequence[Row], extractor: str, beta: float, bank: str |
     support = [(row.text if row.text is not None else row.name, row.answer) for row in used]
     texts = any(row.text is not None for row in rows)
     listed = "\n".join(f"    ({item!r}, {name!r})," for item, name in support)
-    given = f"preset='whitened', beta={beta!r}, l2=True" if bank is None else f"bank={bank!r}, preset={preset!r}"
-    if texts:
-        load = "extractor(items)"
-        more = ""
-    else:
-        load = "extractor([decode_fitted(p, extractor.size, extractor.crop) for p in items])"
-        more = "\nfrom fewcal.features.sources.pictures import decode_fitted"
-    return f'''"""The classifier of a fewcal studio project, fitted anew: run it inside the project's folder."""
+    model = "FewShotClassifier" if preset is None else "GDCClassifier"
+    given = f"{bank!r}" if preset is None else f"{bank!r}, preset={preset!r}"
+    load = "extractor(items)" if texts else "extractor([extractor.decode(p) for p in items])"
+    return f'''"""The classifier of a fewcal studio project, fitted again: run it inside the project's folder."""
 
-from fewcal import GDCClassifier
-from fewcal.features.extractors import get_extractor{more}
+from fewcal import {model}
+from fewcal.features.extractors import get_extractor
 
 examples = [
 {listed}
@@ -120,6 +116,6 @@ def features(items):
 
 
 items, names = zip(*examples)
-classifier = GDCClassifier({given}).fit(features(items), list(names))
+classifier = {model}({given}).fit(features(items), list(names))
 print(classifier.predict(features(items)))
 '''

@@ -24,7 +24,7 @@ from fewcal.apply.studio.embedder import Progress
 from fewcal.apply.studio.store import NONE_CLASS, Item
 
 if TYPE_CHECKING:
-    from fewcal.estimators.few_shot import FewShotClassifier
+    from fewcal.estimators.base import TaskClassifier
 
 MOST_SUGGESTED = 6
 
@@ -86,7 +86,7 @@ class Answered:
     """The answers to a moment, a row for each item that has features."""
 
     moment: Moment
-    classifier: FewShotClassifier | None
+    classifier: TaskClassifier | None
     columns: list[int]  # class id of each column of probabilities
     probabilities: np.ndarray | None  # (R, N)
     outliers: np.ndarray | None  # (R,) p-values of "none of these", with a bank

@@ -36,7 +36,8 @@ def project_settings(
         return demo_settings(folder)
     if base_pictures is not None and bank is None:
         raise InputError("--base-pictures shows the base classes of a bank: give --bank, too")
-    get_preset(preset or "default")
+    if preset is not None:
+        get_preset(preset)
     if extractor is not None:
         require_extractor(extractor)
     shown = None if base_pictures is None else pictures_of_classes(base_pictures)
@@ -44,7 +45,7 @@ def project_settings(
         extractor,
         None if bank is None else BaseBank.load(bank),
         None if bank is None else str(bank.resolve()),
-        preset or "default",
+        preset,
         device,
         shown,
     )

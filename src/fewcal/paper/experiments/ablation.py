@@ -24,7 +24,7 @@ from fewcal.paper.measured import (
 )
 from fewcal.paper.published import dataset_title, published
 from fewcal.paper.registry import Experiment, Records
-from fewcal.paper.settings import DEFAULT, LBFGS, PRINTED, UNIT, UNIT_SCALE, Variant, gdc, paper_params, setting_text
+from fewcal.paper.settings import HGDC, LBFGS, PRINTED, UNIT, UNIT_SCALE, Variant, gdc, paper_params, setting_text
 from fewcal.params import GDCParams
 from fewcal.presets import get_preset
 from fewcal.render import Cell
@@ -99,7 +99,7 @@ def ablation(case: Case) -> AblationRecord:
         DC_TUNED: make_method("dc", **dc_arguments(chosen[DC_TUNED]["chosen"])),
     }
     parts.append(measure(sampled, case, case.budget.sampled))
-    parts.append(measure({DEFAULT.name: DEFAULT.method(row), ALONE: SupportOnly(DEFAULT.params(row))}, case))
+    parts.append(measure({HGDC.name: HGDC.method(row), ALONE: SupportOnly(HGDC.params(row))}, case))
     return {**join(*parts), "chosen": chosen}
 
 
@@ -186,9 +186,9 @@ def show_ablation(records: Records[AblationRecord]) -> Section:
             rows += _reference_rows(record, panel)
             section.verdicts += verdicts
             section.blocks.append(Table(header, rows, _caption(record, panel, where)))
-        gain = difference(record, DEFAULT.name, ALONE)
+        gain = difference(record, HGDC.name, ALONE)
         claim = "calibration adds accuracy to the support alone"
-        section.verdicts.append(Verdict.of(claim, f"{where}, {DEFAULT.name}", gain, "default", gain))
+        section.verdicts.append(Verdict.of(claim, f"{where}, {HGDC.name}", gain, "HGDC", gain))
     section.blocks.append(
         "Gaussianization is the support alone, in the space and with the head of its panel: the control for "
         "normalisation of every step. 64.33% is the last step with m = 1.5 here, and the squared Euclidean distance "
@@ -253,7 +253,7 @@ def _reference_rows(record: AblationRecord, panel: Panel) -> list[list[Value]]:
     cells = {
         "All tuned, but k = all base classes": (without, cited(source["accuracy"], None, source["source"])),
         dc: (dc, Cell(None)),
-        f"GDC, {DEFAULT.name}": (DEFAULT.name, Cell(None)),
+        f"GDC, {HGDC.name}": (HGDC.name, Cell(None)),
     }
     rows: list[list[Value]] = []
     for title, (key, cite) in cells.items():
@@ -277,6 +277,6 @@ EXPERIMENTS = (
         ("base", "val", "novel"),
         elsewhere=True,
         cost="3 min",
-        variants=(PRINTED, UNIT_SCALE, LBFGS, DEFAULT),
+        variants=(PRINTED, UNIT_SCALE, LBFGS, HGDC),
     ),
 )

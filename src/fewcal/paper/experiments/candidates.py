@@ -15,7 +15,7 @@ from fewcal.paper.published import DATASETS, Candidate, candidate, dataset_title
 from fewcal.paper.registry import Experiment, Records
 from fewcal.paper.settings import (
     CLOSED_FORM,
-    DEFAULT,
+    HGDC,
     PRINTED,
     UNIT_CLOSED,
     UNIT_SCALE,
@@ -51,7 +51,7 @@ def candidates(case: Case) -> CandidatesRecord:
         made: dict[str, Method] = {_key(n, v): v.method(row) for v in variants for n, row in own.items()}
         made |= {f"{ALONE}, {v.name}": SupportOnly(v.params(own[1])) for v in variants}
         parts.append(measure(made, case, tasks))
-    parts.append(measure({DEFAULT.name: DEFAULT.method(own[1])}, case, case.study_tasks))
+    parts.append(measure({HGDC.name: HGDC.method(own[1])}, case, case.study_tasks))
     val = None
     if case.features.val is not None:
         val = [val_accuracy(UNIT_CLOSED.method(row), case) for row in own.values()]
@@ -73,7 +73,7 @@ def show_candidates(records: Records[CandidatesRecord]) -> Section:
                 cells = [accuracy_cell(record, _key(number, v), title=_tasks(record, number, v)) for v in VARIANTS]
                 paper = cited(cite["accuracy"], cite["plus_minus"], "Appendix F")
                 rows.append([f"{where}, {number}", Cell(_parameters(cite), mark="cited"), paper, *cells])
-        rows.append([f"{where}, `default`", "", None, accuracy_cell(record, DEFAULT.name), *[None] * 3])
+        rows.append([f"{where}, `default`", "", None, accuracy_cell(record, HGDC.name), *[None] * 3])
         for v in VARIANTS:
             gain = difference(record, _key(1, v), _key(3, v))
             control = difference(record, _key(1, v), f"{ALONE}, {v.name}")
@@ -126,6 +126,6 @@ EXPERIMENTS = (
         show_candidates,
         tuple(DATASETS),
         cost="3 min",
-        variants=(*VARIANTS, DEFAULT),
+        variants=(*VARIANTS, HGDC),
     ),
 )

@@ -24,7 +24,7 @@ from fewcal.paper.measured import (
 from fewcal.paper.published import dataset_title, published
 from fewcal.paper.registry import Experiment, Records
 from fewcal.paper.settings import (
-    DEFAULT,
+    HGDC,
     PRINTED,
     UNIT_CLOSED,
     gdc,
@@ -74,7 +74,7 @@ def distances(case: Case) -> DistancesRecord:
     tuned = _tuned(case, chosen)
     chosen[DC_TUNED] = tune_dc(case)
     dc = measure({DC_TUNED: make_method("dc", **dc_arguments(chosen[DC_TUNED]["chosen"]))}, case, case.budget.sampled)
-    default = measure({DEFAULT.name: DEFAULT.method(paper_params(case.dataset, case.shot))}, case)
+    default = measure({HGDC.name: HGDC.method(paper_params(case.dataset, case.shot))}, case)
     return {**join(*printed, tuned, dc, default), "chosen": chosen, "left_out": left_out}
 
 
@@ -170,7 +170,7 @@ def _rows(record: DistancesRecord, panel: str) -> list[list[Value]]:
             gain = None if name == "sqeuclidean" else difference(record, key, f"{panel}: sqeuclidean")
             values = setting_text(record["chosen"][key]["chosen"]) if key in record["chosen"] else ""
             rows.append([title, values, accuracy_cell(record, key), gain_cell(gain), cited(cites.get(name))])
-    for key in (DC_TUNED, DEFAULT.name):
+    for key in (DC_TUNED, HGDC.name):
         values = setting_text(record["chosen"][key]["chosen"]) if key in record["chosen"] else ""
         gain = difference(record, key, f"{panel}: sqeuclidean")
         rows.append([key, values, accuracy_cell(record, key), gain_cell(gain), Cell(None)])
@@ -206,6 +206,6 @@ EXPERIMENTS = (
         ("base", "val", "novel"),
         elsewhere=True,
         cost="1 min",
-        variants=(PRINTED, UNIT_CLOSED, DEFAULT),
+        variants=(PRINTED, UNIT_CLOSED, HGDC),
     ),
 )
