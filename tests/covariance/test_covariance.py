@@ -114,24 +114,6 @@ def test_independent_from_a_low_rank_bank(signed_world: SmallData, rank: int) ->
         CalibratedCovariance(bank, "joint", found.index, c).factor()
 
 
-def test_whitened_pooled(world: SmallData) -> None:
-    bank = world.bank().whitened(2.0)
-    assert bank.transform is not None
-    found = Calibrator(bank, k=3).calibrate(bank.transform(torch.from_numpy(world.support)))
-    covariance = CalibratedCovariance(bank, "pooled", found.index, shares(found))
-    bases = [r.astype(np.float64) for r in world.base]
-    variance = reference.whitened_variance(bases, reference.whitening(bases, 2.0))
-    assert covariance.isotropic == pytest.approx(variance, rel=1e-4)
-    assert covariance.factor().shape[-2] == 0
-    sigma1, sigma2 = covariance.moments()
-    torch.testing.assert_close(sigma1, torch.full_like(sigma1, variance), rtol=1e-4, atol=0)
-    assert not sigma2.any()
-    v = torch.randn(3, 2, bank.dim)
-    torch.testing.assert_close(covariance.average_times(v), v * variance, rtol=1e-4, atol=1e-6)
-    dense = shrink_covariance(covariance, 2.0, 1.0).gaussian(found.mean).dense()
-    torch.testing.assert_close(dense, (3 * variance * torch.eye(bank.dim)).expand_as(dense), rtol=1e-4, atol=1e-8)
-
-
 @pytest.mark.parametrize(
     ("mode", "off_diagonal", "psd", "ratio"),
     list(itertools.product(COVARIANCES, ["pairs", "all"], ["clip", "eigen"], [0.0, 0.5, 100.0])),
@@ -198,8 +180,6 @@ def test_refusals(relu_world: SmallData) -> None:
     found = found_in(relu_world, bank)
     with pytest.raises(InputError, match="cov='diagonal' is unknown; use one of joint"):
         CalibratedCovariance(bank, "diagonal", found.index, found.weights)
-    with pytest.raises(InputError, match="cov='joint' needs class covariances, which a whitened bank"):
-        CalibratedCovariance(bank.whitened(1.0), "joint", found.index, found.weights)
     with pytest.raises(InputError, match="cov_weights='some' is unknown"):
         shares(found, "some")
     covariance = CalibratedCovariance(bank, "joint", found.index, shares(found))

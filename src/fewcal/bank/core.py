@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fewcal._utils.arrays import as_features, encode_labels
 from fewcal._utils.memo import Memo, tensor_bytes
+from fewcal._utils.threads import single_thread
 from fewcal.bank.build import BankParts, check_complete, check_joinable, from_rows, join, same_memory, storage_dtype
 from fewcal.bank.io import fingerprint, read_bank, write_bank
 from fewcal.bank.moments import Moments
@@ -327,7 +328,8 @@ class BaseBank:
         """Eigenvalues `(D,)` (≥ 0) and eigenvectors `(D, D)`, in columns, of S_w; computed once."""
 
         def make() -> tuple[Tensor, Tensor]:
-            values, vectors = torch.linalg.eigh(self.pooled_covariance().double())
+            with single_thread():
+                values, vectors = torch.linalg.eigh(self.pooled_covariance().double())
             return values.clamp(min=0).float(), vectors.float()
 
         return self.memo.get("eigen", make)

@@ -9,6 +9,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from fewcal._utils.threads import single_thread
 from fewcal.bank.moments import Moments
 from fewcal.power_choice import SAMPLED_CLASSES, SAMPLED_ROWS
 
@@ -200,16 +201,11 @@ def top_directions(x: Tensor, rank: int) -> Tensor:
     return values[..., -rank:].clamp(min=0).sqrt()[..., None] * vectors[..., -rank:].mT
 
 
+@single_thread()
 def _eigh(a: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues and eigenvectors of small matrices `(c, p, p)`."""
-    if a.shape[-1] > _SMALL:
-        return torch.linalg.eigh(a)
-    if a.is_cuda:  # where each takes four times as long as on a CPU
-        values, vectors = _eigh(a.cpu())
+    if a.is_cuda and a.shape[-1] <= _SMALL:  # where each takes four times as long as on a CPU
+        values, vectors = torch.linalg.eigh(a.cpu())
         return values.to(a.device), vectors.to(a.device)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # threads that share a small decomposition make it several times slower
-    try:
-        return torch.linalg.eigh(a)
-    finally:
-        torch.set_num_threads(threads)
+    values, vectors = torch.linalg.eigh(a)
+    return values, vectors

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fewcal._utils.bfloat16 import half_pays, keeps_float32
 from fewcal._utils.randomness import TaskRandom
+from fewcal._utils.threads import single_thread
 from fewcal.covariance.base import NoiseSource
 from fewcal.covariance.calibrated import CalibratedCovariance
 from fewcal.errors import InputError
@@ -80,6 +81,7 @@ class ShrunkCovariance:
                 part.sample(n, random.part(own), out=out[own])
 
 
+@single_thread()
 def main_axes(covariance: Tensor, count: int = 128, passes: int = 4) -> tuple[Tensor, Tensor]:
     """The directions in which a covariance `(D, D)` is largest, by orthogonal iteration from a fixed start.
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fewcal._utils.parameters import Parameter, parameters_of
+from fewcal._utils.threads import single_thread
 from fewcal.bank import BaseBank
 from fewcal.calibrate import Calibrator
 from fewcal.covariance import CalibratedCovariance, ShrunkCovariance, shares, shrink_covariance
@@ -91,6 +92,7 @@ class DC(Method):
     def _needs_metric(self, points: int) -> bool:
         return points >= _POINTS_OF_METRIC * self.bank.dim
 
+    @single_thread()
     def _metric(self) -> Tensor:
         """About the inverse curvature of the loss, `(D, D)`: without noise of equal variance, points lie along axes."""
 
