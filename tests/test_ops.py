@@ -6,7 +6,8 @@ import os
 import subprocess
 import sys
 from importlib.util import find_spec
-from types import ModuleType
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from scipy import stats
 
 from fewcal import ops
 from fewcal._utils.randomness import TaskRandom, fill_normal
+from fewcal.errors import FewcalWarning
 from fewcal.heads import lbfgs_head, sgd_head
 from fewcal.heads.linear import LinearHead
 from fewcal.ops import reference
@@ -192,6 +194,35 @@ class TestNumba(Operations):
         monkeypatch.setenv("FEWCAL_OPS", "torch")
         plain = fill_normal(torch.empty(size), torch.Generator().manual_seed(5))
         torch.testing.assert_close(compiled, plain, rtol=1e-5, atol=1e-6)
+
+    def test_damaged_machine_code_is_compiled_again(self, tmp_path: Path) -> None:
+        code = """
+import torch
+from fewcal._utils.randomness import fill_normal
+print(fill_normal(torch.empty(1 << 15), torch.Generator().manual_seed(0)).sum().item())
+"""
+        env = {k: v for k, v in os.environ.items() if k != "FEWCAL_OPS"} | {"NUMBA_CACHE_DIR": str(tmp_path)}
+        said = set()
+        for damage in (
+            lambda whole: whole + b" ",
+            lambda whole: whole[:-9],
+            lambda whole: whole[:99] + bytes(len(whole) - 99),
+        ):
+            files = {file: file.read_bytes() for file in tmp_path.rglob("*.nbi-*")}
+            for file, whole in files.items():
+                file.write_bytes(damage(whole))
+            done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+            said.add(done.stdout)
+            assert all(file.read_bytes() != damage(whole) for file, whole in files.items())
+        assert len(said) == 1
+
+
+@pytest.mark.parametrize("name", ["cpu", "cuda"])
+def test_a_library_that_fails_leaves_the_work_to_torch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, f"fewcal.ops.{name}", SimpleNamespace(check=lambda: 1 // 0))
+    with pytest.warns(FewcalWarning, match=r"json does not work here, .*division.* by zero; mend or uninstall json"):
+        assert ops._compiled.__wrapped__(name, "json") is reference
+    assert ops._compiled.__wrapped__(name, "a library that is not here") is reference
 
 
 INTERPRETED = """

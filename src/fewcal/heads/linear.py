@@ -34,7 +34,7 @@ class LinearHead(Head):
     weight: Tensor
     bias: Tensor
 
-    def logits(self, x: Tensor, precomputed: Tensor | None = None) -> Tensor:
+    def logits(self, x: Tensor) -> Tensor:
         """Scores of rows `x (T, Q, D)`, `(T, Q, N)`; their softmax are the class probabilities."""
         if len(x) == 1:  # threads share the rows
             # As a copy: a product with a few transposed rows takes half as long again.

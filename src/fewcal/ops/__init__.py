@@ -8,6 +8,7 @@ the reference.
 from __future__ import annotations
 
 import os
+import warnings
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -17,6 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fewcal._utils.text import one_line
+from fewcal.errors import FewcalWarning
 from fewcal.ops import reference
 
 __all__ = ["gradient", "line_search", "logits", "normal", "sgd_epochs", "works_in_float32"]
@@ -94,4 +97,18 @@ def _module(x: Tensor, cpu: bool, cuda: bool = False) -> ModuleType:
 
 @cache
 def _compiled(name: str, library: str) -> ModuleType:
-    return import_module(f"fewcal.ops.{name}") if find_spec(library) else reference
+    """The module for a CPU or a GPU; the reference where its library is missing, or does not work."""
+    if find_spec(library) is None:
+        return reference
+    try:
+        module = import_module(f"fewcal.ops.{name}")
+        module.check()
+    except Exception as error:  # of a library that does not fit NumPy, the driver or the machine: anything at all
+        warnings.warn(
+            f"{library} does not work here, and torch computes more slowly in its place: {one_line(error)}; mend or "
+            f"uninstall {library}, or set FEWCAL_OPS=torch",
+            FewcalWarning,
+            stacklevel=4,
+        )
+        return reference
+    return module

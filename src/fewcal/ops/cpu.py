@@ -2,23 +2,31 @@
 
 Plain products with the weights of a few classes run far below the speed of a processor, and SGD copies every batch
 before it reads it. Points are taken `ROWS` at a time. The loops are compiled at the first use, in a few seconds, and
-kept in Numba's cache beside this file, or in the user's where that is read-only (`NUMBA_CACHE_DIR`).
+kept in the folder of Numba's cache: beside this file, or the user's where that is read-only (`NUMBA_CACHE_DIR`).
 """
 
 from __future__ import annotations
 
 import math
+import pickle
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numba import njit
+from numba.core.caching import IndexDataCacheFile
 from torch import Tensor
 
+from fewcal._utils.atomic import atomic_path
+from fewcal.errors import InputError
 from fewcal.ops.reference import MAX_EVALUATIONS, MAX_UNIFORM, ROUNDING, with_last
 
 ROWS = 64
+DIGEST_BYTES = 32
 F32 = np.float32
 
 
@@ -43,10 +51,40 @@ TAIL = _singles(
 )
 
 
+class SealedFiles(IndexDataCacheFile):
+    """Numba's files of machine code with a checksum each: what is damaged, or of other source, is compiled again."""
+
+    def load(self, key: object) -> Any:
+        with suppress(OSError):
+            file = self._file(key).read_bytes()
+            if file[:DIGEST_BYTES] == self._seal(file[DIGEST_BYTES:]):
+                return pickle.loads(file[DIGEST_BYTES:])
+        return None
+
+    def save(self, key: object, data: object) -> None:
+        packed: bytes = self._dump(data)
+        with suppress(InputError), atomic_path(self._file(key)) as temporary:  # a full disk
+            temporary.write_bytes(self._seal(packed) + packed)
+
+    def _file(self, key: object) -> Path:
+        return Path(self._cache_path, f"{self._index_name}-{sha256(repr(key).encode()).hexdigest()[:16]}")
+
+    def _seal(self, packed: bytes) -> bytes:
+        return sha256(repr((self._version, self._source_stamp)).encode() + packed).digest()
+
+
 def kernel(loop: Callable[..., object]) -> Any:
     """Compile a loop; sums may be taken in any order, which is what lets them run in wide registers."""
-    orders = {"reassoc", "contract", "arcp", "nsz"}
-    return njit(nogil=True, cache=True, error_model="numpy", fastmath=orders)(loop)
+    compiled: Any = njit(nogil=True, error_model="numpy", fastmath={"reassoc", "contract", "arcp", "nsz"})(loop)
+    with suppress(AttributeError, RuntimeError):  # another version of Numba; no folder to write to
+        compiled.enable_caching()
+        compiled._cache._cache_file.__class__ = SealedFiles  # private of Numba, which has no public name for it
+    return compiled
+
+
+def check() -> None:
+    """Compile one of the loops: raises where that is not possible."""
+    _exp(F32(-1))
 
 
 def logits(x: Tensor, labels: Tensor, w: Tensor) -> Tensor:

@@ -19,6 +19,12 @@ from fewcal.ops.reference import MAX_EVALUATIONS, ROUNDING
 SEARCH_POINTS = 256  # of a tile of a line search
 
 
+def check() -> None:
+    """Run one of the kernels: raises where that is not possible, as without what Triton makes its launchers with."""
+    z, loss = torch.zeros(1, 2, 4, device="cuda"), torch.zeros(1, dtype=torch.float64, device="cuda")
+    line_search(z, z, loss, torch.zeros(3, 1, dtype=torch.float64, device="cuda"), 0.5)
+
+
 def line_search(z: Tensor, along: Tensor, loss: Tensor, slopes: Tensor, curvature: float) -> tuple[Tensor, Tensor]:
     """As `reference.line_search`."""
     t, n, m = z.shape
