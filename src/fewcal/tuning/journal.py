@@ -7,7 +7,6 @@ line, and a line that did not fit is taken back.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Generator, Iterator
@@ -16,6 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from optuna.storages.journal import BaseJournalBackend
+
+try:
+    import fcntl
+except ImportError:  # Windows: one worker alone
+    fcntl = None  # type: ignore[assignment]
 
 from fewcal.errors import FewcalError, InputError
 
@@ -43,7 +47,7 @@ class JournalFile(BaseJournalBackend):
         """Add lines; all of them, or none and an error."""
         lines = "".join(json.dumps(log, separators=(",", ":")) + "\n" for log in logs).encode()
         try:
-            with self._locked("r+b", fcntl.LOCK_EX) as file:
+            with self._locked("r+b", exclusive=True) as file:
                 end = _whole_lines(file)
                 file.truncate(end)
                 try:
@@ -61,7 +65,7 @@ class JournalFile(BaseJournalBackend):
     def read_logs(self, log_number_from: int) -> Generator[Log, None, None]:
         """The lines from a number on; what has no end yet, or never will, is no line."""
         known = min(log_number_from, len(self._offsets) - 1)
-        with self._locked("rb", fcntl.LOCK_SH) as file:
+        with self._locked("rb", exclusive=False) as file:
             file.seek(self._offsets[known])
             lines = file.read().split(b"\n")[:-1]
         for number, line in enumerate(lines, known):
@@ -72,14 +76,17 @@ class JournalFile(BaseJournalBackend):
             yield _record(line, f"line {number + 1} of {self.path}")
 
     @contextmanager
-    def _locked(self, mode: str, kind: int) -> Iterator[Any]:
+    def _locked(self, mode: str, exclusive: bool) -> Iterator[Any]:
         try:
             # Without a buffer: what could not be written must not come again when the file is closed.
             opened = self.path.open(mode, buffering=0)
         except FileNotFoundError as error:
             raise FewcalError(f"{self.path} was deleted while the study went on; start it again") from error
         with opened as file:
-            fcntl.flock(file.fileno(), kind)  # until it is closed, or its process ends
+            if fcntl is not None:
+                fcntl.flock(
+                    file.fileno(), fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
+                )  # until it is closed, or its process ends
             yield file
 
 

@@ -35,6 +35,8 @@ def alive(worker: Worker) -> bool | None:
     pid, born = int(worker["pid"]), worker.get("born")
     if born is not None and _born(pid) not in (born, None):
         return False  # another one with the same number
+    if os.name != "posix":  # where that cannot be asked without ending it
+        return True
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
