@@ -32,7 +32,7 @@ OS = """
     fstatvfs mkfifo mknod chown lchown fchown fchmod chroot fchdir sysconf confstr sendfile splice wait wait3
     wait4 waitid openpty ttyname tcgetpgrp lockf memfd_create getrandom sync fdatasync ctermid O_NONBLOCK
     O_NOFOLLOW O_DIRECTORY O_CLOEXEC O_SYNC O_DSYNC O_NOCTTY WNOHANG WIFSIGNALED WIFEXITED WEXITSTATUS WTERMSIG
-""".split()
+""".split()  # noqa: SIM905
 HIDDEN: dict[str, Callable[[str], bool]] = {
     "os": OS.__contains__,
     "signal": lambda name: (
