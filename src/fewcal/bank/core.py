@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fewcal._utils.arrays import as_features, common_shift, encode_labels
 from fewcal._utils.memo import Memo, tensor_bytes
+from fewcal._utils.threads import single_thread
 from fewcal.bank.io import fingerprint, read_bank, write_bank
 from fewcal.bank.moments import Moments
 from fewcal.bank.rows import RowStore, pooled_eigen
@@ -344,10 +345,11 @@ class BaseBank:
         """Eigenvalues `(D,)` (≥ 0) and eigenvectors `(D, D)`, in columns, of S_w; computed once."""
 
         def make() -> tuple[Tensor, Tensor]:
-            if self.row_store is not None and self.n_rows < self.dim:
-                values, vectors = pooled_eigen(self.all_rows(), self.counts, self.moments.degrees_of_freedom)
-            else:
-                values, vectors = torch.linalg.eigh(self.pooled_covariance().double())
+            with single_thread():
+                if self.row_store is not None and self.n_rows < self.dim:
+                    values, vectors = pooled_eigen(self.all_rows(), self.counts, self.moments.degrees_of_freedom)
+                else:
+                    values, vectors = torch.linalg.eigh(self.pooled_covariance().double())
             return values.clamp(min=0).float(), vectors.float()
 
         return self.memo.get("eigen", make)
