@@ -32,6 +32,7 @@ COMMANDS = {
     "model": ("model", "Saved classifiers."),
     "export": ("model", "Write a saved classifier as ONNX, for other languages."),
     "serve": ("model", "Serve a saved classifier over HTTP, with a page to try it."),
+    "hub": ("hub", "Banks and classifiers on the Hugging Face Hub."),
     "predict": ("predict", "Classify with a saved classifier, or from labelled rows."),
     "explain": ("predict", "Which base classes shape yours, how much, and whether it helps."),
     "features": ("features", "Look at feature sets."),

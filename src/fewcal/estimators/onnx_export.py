@@ -10,17 +10,19 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fewcal._utils.atomic import atomic_path
 from fewcal._version import __version__
 from fewcal.errors import InputError
-from fewcal.estimators.base import TaskClassifier
 from fewcal.gaussianize import MIN_LENGTH, Gaussianization
 from fewcal.heads.linear import LinearHead
 from fewcal.methods.hgdc import TwoViews
+
+if TYPE_CHECKING:
+    from fewcal.estimators.base import TaskClassifier
 
 # Read by every ONNX Runtime since 1.15.
 OPSET, IR_VERSION = 18, 8
