@@ -29,6 +29,7 @@ from common import (
 )
 
 from fewcal.evaluation import Protocol, evaluate
+from fewcal.evaluation.stats import calibration_error
 from fewcal.features import FeatureSet
 
 BASELINES = ("ncm", "simpleshot", "cosine", "lr_l2", "lda", "dc")
@@ -82,7 +83,7 @@ def run_cell(
     if "dc" in methods:
         some = Protocol(**{**protocol.to_dict(), "tasks": min(dc_tasks, protocol.tasks)})
         accuracy["dc"] = evaluate(["dc"], features, some, device).accuracy("dc")
-    return CellResult("", Cell(protocol.way, protocol.shot), accuracy, results.bins[OURS].error())
+    return CellResult("", Cell(protocol.way, protocol.shot), accuracy, calibration_error(results.bins[OURS]))
 
 
 def summary(results: Sequence[CellResult]) -> str:

@@ -23,6 +23,7 @@ from fewcal.bank import BaseBank
 from fewcal.episodes import sample_episodes
 from fewcal.errors import FewcalWarning
 from fewcal.evaluation import Protocol, evaluate
+from fewcal.evaluation.stats import calibration_error
 from fewcal.features import FeatureSet, FeatureSplit
 from fewcal.methods import TaskBatch, make_method
 from fewcal.methods.hierarchical import HierarchicalGDC
@@ -121,7 +122,7 @@ def main() -> None:
                 results = evaluate(["bankless", "gdc"], changed, protocol, options.device)
                 gap = difference(results.accuracy("gdc"), results.accuracy("bankless"))
                 found.append((gap, f"{folder.name} {cell}, {words}"))
-                errors = " / ".join(f"{results.bins[m].error():.3f}" for m in ("bankless", "gdc"))
+                errors = " / ".join(f"{calibration_error(results.bins[m]):.3f}" for m in ("bankless", "gdc"))
                 plain = f"{100 * results.accuracy('bankless').mean():.2f}"
                 trust = f"{mean_trust(base, split, protocol):.2f}"
                 table.add(folder.name, cell, protocol.tasks, words, plain, gap, errors, trust)
