@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Hashable
 from dataclasses import replace
+from html import escape
 from pathlib import Path
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from fewcal._utils.arrays import as_features, encode_labels
 from fewcal._utils.memo import Memo, tensor_bytes
+from fewcal._utils.tables import html_table
 from fewcal.bank.build import BankParts, check_complete, check_joinable, from_rows, join, same_memory, storage_dtype
 from fewcal.bank.io import fingerprint, read_bank, write_bank
 from fewcal.bank.moments import Moments
@@ -23,6 +25,9 @@ from fewcal.bank.spaces import SpaceKey, least_used, transformed
 from fewcal.errors import InputError
 from fewcal.gaussianize import DEFAULT_EPS, Gaussianization
 from fewcal.power_choice import GAUSSIAN_KURTOSIS, PowerChoice, choose_power
+
+# Classes in the table of a notebook.
+MAX_SHOWN = 8
 
 
 class BaseBank:
@@ -206,6 +211,14 @@ class BaseBank:
             kept = f"rows kept as {str(self.parts.rows.dtype).removeprefix('torch.')}"
         space = "raw" if self.transform is None else "transformed"
         return f"BaseBank({len(self)} classes, {self.n_rows} rows, {self.dim} features, {kept}, {space})"
+
+    def _repr_html_(self) -> str:
+        """The same for notebooks, with the first classes."""
+        pairs = zip(self.classes[:MAX_SHOWN], self.counts.tolist(), strict=False)
+        rows = [[str(name), str(count)] for name, count in pairs]
+        if (more := len(self) - MAX_SHOWN) > 0:
+            rows.append([f"… and {more} more", str(int(self.counts[MAX_SHOWN:].sum()))])
+        return f"<p>{escape(repr(self))}</p>" + html_table(["base class", "rows"], rows)
 
     @property
     def explained(self) -> Tensor:
