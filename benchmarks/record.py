@@ -6,7 +6,8 @@
 Each file of benchmarks/results is a section: a title, and tables by name with title, date, machine, commit, command,
 columns, rows and notes. `shown` restricts what RESULTS.md has of a table: columns, and rows by the values of a column;
 false leaves the table to its file.
-To measure a table anew replaces its date, machine, commit, command, columns and rows, and nothing that people wrote.
+Measuring a table again replaces its date, machine, commit, command, columns, rows, and notes where the script makes
+them. What people wrote stays.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ class Table:
         self.rows.append(tuple(str(cell) for cell in cells))
         print(table_row(self.rows[-1]), flush=True)
 
-    def keep(self, where: str | None) -> None:
-        """Write to `SECTION/NAME` of benchmarks/results; nothing for None."""
+    def keep(self, where: str | None, notes: str = "") -> None:
+        """Write to `SECTION/NAME` of benchmarks/results, with lines of notes; nothing for None."""
         if where is None:
             return
         section, slash, name = where.partition("/")
@@ -63,6 +64,8 @@ class Table:
         content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"title": section, "tables": {}}
         old = content["tables"].get(name, {"title": name})
         measured = {**origin(), "columns": list(self.columns), "rows": [list(row) for row in self.rows]}
+        if notes:
+            measured["notes"] = notes.splitlines()
         content["tables"][name] = {**old, **measured}
         path.write_text(encode(content), encoding="utf-8")
 
@@ -163,7 +166,7 @@ def show_table(table: dict[str, Any]) -> str:
         *map(table_row, rows),
     ]
     notes = table.get("notes", [])
-    return "\n".join([*lines, "", " ".join(notes)] if notes else lines)
+    return "\n".join([*lines, "", *notes] if notes else lines)
 
 
 def show_section(path: Path) -> list[str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from common import Table, add_record_option, feature_folders
 
-from fewcal import BaseBank, FeatureSet, GDCClassifier
+from fewcal import BaseBank, FeatureSet, FewShotClassifier
 from fewcal.errors import FewcalWarning
 from fewcal.features import FeatureSplit
 
@@ -61,8 +61,8 @@ def shares(
         support = np.concatenate([r[:shot] for r in rows])
         own = np.concatenate([r[shot:] for r in rows])
         outside = rng.permutation(np.flatnonzero(~np.isin(y, classes)))[:75]
-        fitted = GDCClassifier(bank=bank).fit(x[support], y[support])
-        if fitted.explain().trust == 0 and not fitted.explain().points:
+        fitted = FewShotClassifier(bank).fit(x[support], y[support])
+        if fitted.explain().weight == 0:
             return [], []
         kept.append(float((fitted.outlier_pvalue(x[own]) < limit).mean()))
         passed.append(float((fitted.outlier_pvalue(x[outside]) < limit).mean()))

@@ -1,6 +1,6 @@
 """Classes with different numbers of examples and no bank: python benchmarks/accuracy/uneven.py FEATURES [--split val]
 
-Tasks of five classes with 15 queries each; accuracy of `GDCClassifier()` and of the nearest class mean on rows of unit
+Tasks of five classes with 15 queries each; accuracy of `FewShotClassifier()` and of the nearest class mean on rows of unit
 length, and the share of answers that go to the class with most examples (0.2 would be even).
 """
 
@@ -11,7 +11,7 @@ import argparse
 import numpy as np
 from common import Table, add_record_option
 
-from fewcal import FeatureSet, GDCClassifier
+from fewcal import FeatureSet, FewShotClassifier
 
 SHOTS = ((1, 1, 1, 1, 1), (1, 1, 5, 1, 1), (2, 2, 3, 1, 2), (1, 2, 3, 4, 5), (3, 3, 3, 3, 3))
 
@@ -35,7 +35,7 @@ def main() -> None:
             rows = [rng.permutation(np.flatnonzero(y == c))[: k + 15] for c, k in zip(classes, shots, strict=True)]
             few = np.concatenate([r[:k] for r, k in zip(rows, shots, strict=True)])
             asked = np.concatenate([r[k:] for r, k in zip(rows, shots, strict=True)])
-            answers = GDCClassifier().fit(x[few], y[few]).predict(x[asked])
+            answers = FewShotClassifier().fit(x[few], y[few]).predict(x[asked])
             means = np.stack([unit[few][y[few] == c].mean(axis=0) for c in classes])
             distance = ((unit[asked][:, None] - means) ** 2).sum(axis=2)
             nearest = classes[distance.argmin(axis=1)]
