@@ -100,9 +100,10 @@ def machine() -> str:
 
 
 def commit() -> str:
-    """The short hash of HEAD, with a plus where files are changed; nothing outside a repository."""
+    """The short hash of HEAD, with a plus where files but the results are changed; nothing outside a repository."""
     short = subprocess.run(["git", "rev-parse", "--short=8", "HEAD"], cwd=HERE, capture_output=True, text=True)
-    changed = subprocess.run(["git", "diff", "--quiet", "HEAD"], cwd=HERE, capture_output=True)
+    others = ["git", "diff", "--quiet", "HEAD", "--", ":/", ":(exclude,top)benchmarks/results"]
+    changed = subprocess.run(others, cwd=HERE, capture_output=True)
     return short.stdout.strip() + ("+" if changed.returncode == 1 else "")
 
 
