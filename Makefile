@@ -13,7 +13,7 @@ NUMERIC := $(addprefix tests/,bank covariance heads methods test_calibrate.py te
 	estimators/test_estimators.py estimators/test_estimator_checks.py estimators/test_sampler.py \
 	features/test_backbones.py features/test_extractors.py \
 	$(addprefix evaluation/test_evaluation.py::,test_batch_size_does_not_change_a_task \
-	test_a_method_alone_gives_what_it_gives_in_company) \
+	test_methods_alone_or_in_another_order_give_the_same) \
 	$(addprefix training/test_training.py::,test_training_learns_and_writes_all_its_files \
 	test_features_at_several_sizes_are_their_mean) test_docs.py::test_the_readme_prints_what_it_says) \
 	$(wildcard src/fewcal/*.py) $(addprefix src/fewcal/,bank covariance estimators evaluation heads methods)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from fewcal.domain_match import simulated_rows
 
 from fewcal.bank import BaseBank
-from fewcal.domain_match import simulated_rows
 from fewcal.errors import InputError
 from fewcal.estimators import GDCClassifier
 from fewcal.features.synthetic import make_features

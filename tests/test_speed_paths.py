@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from fewcal.heads.composite import FallbackHead, QueryCalibratedHead
 
 from fewcal import BaseBank, GDCClassifier
 from fewcal._utils import bfloat16 as precision
@@ -17,7 +18,6 @@ from fewcal.factor_gaussian import FactorGaussian
 from fewcal.gaussianize import Gaussianization
 from fewcal.heads import sgd as sgd_module
 from fewcal.heads.base import Shared
-from fewcal.heads.composite import FallbackHead, QueryCalibratedHead
 from fewcal.heads.lbfgs import lbfgs_head
 from fewcal.heads.linear import class_means, class_sizes
 from fewcal.heads.sgd import Shuffles, sgd_head
@@ -241,21 +241,6 @@ def test_out_of_domain_tasks_are_answered_plainly_whatever_is_precomputed() -> N
     assert isinstance(plain, FallbackHead)
     quick = method.fit(replace(batch, shared=Shared(), precomputed=rows_[at[:, :4]]))
     torch.testing.assert_close(quick.logits(z[at], rows_[at]), plain.logits(z[at]), rtol=1e-4, atol=1e-4)
-
-
-def test_evaluation_gives_the_same_answers_whether_rows_recur_or_not() -> None:
-    from fewcal.episodes import EpisodeSpec
-    from fewcal.evaluation.engine import Engine, Job
-
-    x, y = rows(60, 12, 12)
-    novel, labels = rows(8, 30, 12)
-    blocks = []
-    for recur in (False, True):
-        job = Job(
-            (x, y), novel, labels, {"gdc": make_method("gdc", k=4)}, EpisodeSpec(5, 1, 8), None, "cpu", "t", {}, recur
-        )
-        blocks.append(Engine(job).run(0, 40))
-    assert np.array_equal(blocks[0].correct["gdc"], blocks[1].correct["gdc"])
 
 
 def test_evenly_spaced_classes() -> None:

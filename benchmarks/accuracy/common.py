@@ -15,7 +15,7 @@ from fewcal.bank import BaseBank
 from fewcal.errors import InputError
 from fewcal.evaluation import Protocol
 from fewcal.evaluation.engine import Engine, Job
-from fewcal.evaluation.stats import paired
+from fewcal.evaluation.stats import calibration_error, paired
 from fewcal.features import FeatureSet, FeatureSplit
 from fewcal.methods import Method
 
@@ -148,5 +148,5 @@ def run_cells(
         for name, method in methods.items():
             block = engine.with_methods({name: method}).run(0, min(count, (limits or {}).get(name, count)))
             right = block.correct[name].sum(axis=1) / (cell.way * QUERIES)
-            found[name] = Outcome(right, block.bins[name].error())
+            found[name] = Outcome(right, calibration_error(block.bins[name]))
         yield cell, found

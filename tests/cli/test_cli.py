@@ -230,6 +230,19 @@ def test_preset_set_and_reference(fewcal, data: Path, tmp_path: Path) -> None:
     assert [(d["a"], d["b"]) for d in json.loads(file.read_text())["paired"]] == [("gdc", "ncm"), ("gdc:dc", "ncm")]
 
 
+def test_unbalanced_tasks_and_a_method_of_ones_own(fewcal, data: Path, tmp_path: Path) -> None:
+    file = tmp_path / "o.json"
+    vary = ("--vary", "dirichlet=2", "--vary", "outliers=.2", "--vary", "min_way=2", "--vary", "queries=10")
+    answer = fewcal("evaluate", data, "--methods", "ncm,small_features:Together", *SHORT, *vary, "--json", file)
+    assert answer.code == 0
+    summary = json.loads(file.read_text())
+    expected = {"dirichlet": 2, "outliers": 0.2, "min_way": 2, "queries": 10, "min_shot": None, "present": None}
+    assert expected.items() <= summary["protocol"].items()
+    assert {"auroc", "outlier_recall"} <= set(summary["methods"]["ncm"])
+    assert "| small_features:Together (transductive) |" in answer.out
+    assert answer.out.startswith("30 tasks, 2- to 3-way 1-shot, 10 queries, class shares Dirichlet(2), 20% outliers")
+
+
 def test_tasks_saved_used_again_and_compared(fewcal, data: Path, tmp_path: Path) -> None:
     tasks = tmp_path / "tasks.npz"
     first = ("--methods", "ncm", "--save-tasks", tasks, "--out", tmp_path / "one", "--no-replacement", "--split", "val")

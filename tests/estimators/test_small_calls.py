@@ -7,16 +7,16 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from fewcal.class_prior import fit_class_prior, posterior
+from fewcal.methods.hierarchical import own_log_odds
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fewcal import BaseBank, GDCClassifier
-from fewcal.class_prior import fit_class_prior, posterior
 from fewcal.errors import FewcalWarning
 from fewcal.estimators.inputs import class_codes
 from fewcal.features.synthetic import make_features
 from fewcal.heads.linear import LinearHead, class_means, class_shots
-from fewcal.methods.hierarchical import own_log_odds
 
 
 class Operations(TorchDispatchMode):

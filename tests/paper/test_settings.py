@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from fewcal.methods.hierarchical import HierarchicalGDC
 
 from fewcal.evaluation.stats import paired
 from fewcal.features.synthetic import make_features
 from fewcal.methods.gdc import GDC
-from fewcal.methods.hierarchical import HierarchicalGDC
 from fewcal.paper.blocks import Verdict, count_by_group, verdict_table
 from fewcal.paper.budget import Budget, Case
 from fewcal.paper.settings import (

@@ -19,6 +19,9 @@ import numpy as np
 import torch
 
 from fewcal import GDCClassifier
+from fewcal.apply.studio import Studio
+from fewcal.apply.studio.rescue import rescue
+from fewcal.apply.studio.store import Edit, Found, ProjectStore
 from fewcal.bank import BaseBank
 from fewcal.episodes import Episodes, EpisodeSpec, sample_episodes
 from fewcal.evaluation import Protocol, evaluate
@@ -139,7 +142,7 @@ def _read_block(folder: Path) -> str:
     """Damaged blocks are computed again, so the result is always the same."""
     identity = json.loads((folder / "identity.json").read_text())
     with Run.open(folder / "run", identity, resume=True) as run:
-        blocks = run.load_blocks(["ncm"], [(0, 12)], 2)
+        blocks = run.load_blocks(["ncm"], [(0, 12)])
     found = blocks.get(0)
     if found is None:
         return _read_run_anew()
@@ -247,6 +250,35 @@ def _read_pack(folder: Path) -> str:
     return _digest(embed(find_pictures(folder / "pack.npz"), mean, workers=1)[0])
 
 
+def _make_project(folder: Path) -> Path:
+    store = ProjectStore(folder)
+    store.add_items([Found(f"{i}.png") for i in range(60)])
+    store.use_extractor("mean colour@1", 0.5)
+    store.set_features(dict(enumerate(np.random.default_rng(0).random((60, 16), np.float32), 1)), {})
+    store.record(Edit("classes", classes={1: (None, "robin"), 2: (None, "wren")}))
+    for i in range(1, 31):
+        store.record(Edit(f"{i}.png → {i % 3}", labels={i: (None, i % 3)}))
+    store.close()
+    return store.path
+
+
+def _read_project(folder: Path) -> str:
+    """What a page asks for: items, classes, labels, features, undo."""
+    Studio(folder).close()
+    store = ProjectStore(folder)
+    try:
+        steps = [store.undo() for _ in range(3)] + [store.redo()]
+        ids, x = store.features()
+        return _digest(store.items(), store.classes(), store.labels(), ids, x, steps)
+    finally:
+        store.close()
+
+
+def _read_rescued(folder: Path) -> str:
+    rescue(folder)
+    return _read_project(folder)
+
+
 FORMATS = [
     *(_split(extension) for extension in ("npz", "parquet", "safetensors", "plk")),
     Format("bank", _make_bank, _read_bank, sealed=True),
@@ -264,4 +296,6 @@ FORMATS = [
     Format("picture .png", _make_picture("png"), _read_pictures),
     Format("picture .jpg", _make_picture("jpg"), _read_pictures),
     Format("pack of pictures", _make_pack, _read_pack, sealed=True),
+    Format("studio project", _make_project, _read_project),
+    Format("studio project, rescued", _make_project, _read_rescued),
 ]

@@ -26,6 +26,7 @@ from fewcal.cli.streams import flush_streams, open_streams
 COMMANDS = {
     "studio": ("studio", "Label pictures or texts in the browser."),
     "classify": ("extract", "Classify pictures or texts from a few examples of each."),
+    "check": ("check", "Check labelled examples: recall, wrong labels, near duplicates."),
     "extract": ("extract", "Turn pictures or texts into features for other commands."),
     "data": ("extract", "Lists of pictures from downloaded data sets."),
     "fit": ("model", "Fit a classifier on a few examples of each class and save it."),

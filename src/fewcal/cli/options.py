@@ -85,7 +85,7 @@ Way = Annotated[int, typer.Option(help="Classes of a task.")]
 Shot = Annotated[int, typer.Option(help="Support examples of a class.")]
 Query = Annotated[int, typer.Option(help="Queries of a class.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")]
-Reference = Annotated[str | None, typer.Option(help="Compare every method with this one instead of all pairs.")]
+Reference = Annotated[str | None, typer.Option(help="Compare every method with this one; without it with the best.")]
 Scheduler = Annotated[str | None, typer.Option(help="Address of a Dask scheduler, or local:N.")]
 Support = Annotated[Path, typer.Option(help="Labelled examples of your classes.", callback=existing)]
 Reject = Annotated[

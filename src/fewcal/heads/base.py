@@ -101,6 +101,10 @@ class Head(ABC):
         `precomputed (T, Q, K)` is what `Method.precompute` said of the rows; a head that has no use for it ignores it.
         """
 
+    def outlier(self, x: Tensor) -> Tensor | None:
+        """How much rows `x (T, Q, D)` look like none of the classes, `(T, Q)`; None for a head that cannot tell."""
+        return None
+
     @property
     def width(self) -> int | None:
         """How many of their first columns rows need; None for all. Gathering the others would be in vain."""

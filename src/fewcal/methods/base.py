@@ -70,6 +70,10 @@ class Method(ABC):
 
     name: ClassVar[str]
     needs_bank: ClassVar[bool] = False
+    # Whether softmax of its scores are probabilities; of others no calibration error is shown.
+    probabilistic: ClassVar[bool] = True
+    # Whether it answers all queries of a task together, by `fit_predict`.
+    transductive: ClassVar[bool] = False
     # Its own parameters: attributes of these names, which `set_parameters` sets where they are accepted.
     accepts: ClassVar[Mapping[str, Parameter]] = {}
     # Set by `prepare`, with `set_space`, where features are transformed.
@@ -140,7 +144,10 @@ class Method(ABC):
 
     @property
     def sampling_key(self) -> Hashable | None:
-        """Methods with equal keys share work on a batch and are run together; `None` for a method on its own."""
+        """Methods with equal keys share the points that they draw and are run together; `None` for one that draws none.
+
+        Tasks with unequal shots are fitted one by one where points are drawn.
+        """
         return None
 
     @property
@@ -151,6 +158,13 @@ class Method(ABC):
     @abstractmethod
     def fit(self, batch: TaskBatch) -> Head:
         """Fit a batch of tasks."""
+
+    def fit_predict(self, batch: TaskBatch, query: Tensor) -> Tensor:
+        """Scores `(T, Q, N)` of all queries `(T, Q, D)` of each task together: what a transductive method implements.
+
+        A column N + 1 is the log-probability of none of the classes.
+        """
+        return self.fit(batch).logits(query)
 
     def task_bytes(self, n_support: int, n_classes: int, dim: int) -> int:
         """Working memory for one task, in bytes, by which the engine sizes its batches."""

@@ -8,7 +8,7 @@ for each support point; logistic regression with C = 1.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from typing import ClassVar
 
@@ -72,6 +72,10 @@ class DC(Method):
             x, labels = self.calibrated(batch).points()
             metric = self._metric() if self._needs_metric(x.shape[1]) else None
             return lbfgs_head(x, labels, batch.n_classes, C=self.C, max_iter=1000, memory=20, metric=metric)
+
+    @property
+    def sampling_key(self) -> Hashable:
+        return "dc", *self.settings.values()
 
     def prepare_batches(self, tasks: int, ways: int, shots: int) -> None:
         covariance = CalibratedCovariance.of_batch(self.bank, "independent", (tasks, ways * shots, self.k))

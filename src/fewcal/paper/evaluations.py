@@ -132,7 +132,6 @@ class Evaluations:
             episodes = sample_episodes(labels, spec, range(tasks), rows.classes)
             job = Job(None, rows.features, labels, {}, spec, episodes, device, "paper")
             engine = ready.engines[key] = Engine(job, ready.bank)
-        engine.job = replace(engine.job, rows_recur=tasks * spec.way * spec.query > len(labels))
         return engine
 
     def _compute(
