@@ -26,7 +26,9 @@ def on_page_content(page_html: str, page: Page, config: MkDocsConfig, files: Fil
     """Typeset the formulas of a page."""
 
     def mathml(found: re.Match[str]) -> str:
-        return convert(html.unescape(found["tex"]), display="block" if found["open"] == "[" else "inline")
+        if found["open"] == "(":
+            return convert(html.unescape(found["tex"]))
+        return f"<p>{convert(html.unescape(found['tex']), display='block')}</p>"
 
     return FORMULA.sub(mathml, page_html)
 
