@@ -30,10 +30,12 @@ RESULTS = HERE / "results"
 PAGE = HERE.parent / "docs" / "results.md"
 # Pages that may have single tables.
 OTHER_PAGES = ("README.md", "docs/*.md")
-MARKED = re.compile(r"(?P<head><!-- results: (?P<where>\S+)(?: rows=(?P<rows>\S+))? -->\n).*?(?P<end><!-- end -->)", re.S)
+MARKED = re.compile(
+    r"(?P<head><!-- results: (?P<where>\S+)(?: rows=(?P<rows>\S+))? -->\n).*?(?P<end><!-- end -->)", re.S
+)
 # The sections of the page, in this order.
 SECTIONS = (
-    *("accuracy", "ablation", "calibration", "failures", "application"),
+    *("accuracy", "ablation", "failures", "application"),
     *("speed", "gpu", "paper", "training", "robustness"),
 )
 INTRODUCTION = """# Results

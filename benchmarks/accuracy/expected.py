@@ -68,8 +68,7 @@ def main() -> None:
     )
     for order in ORDERS:
         runs = [
-            follow(x, y, recipe, order, options.labels, seed)
-            for seed, (x, y, recipe) in enumerate(projects(options))
+            follow(x, y, recipe, order, options.labels, seed) for seed, (x, y, recipe) in enumerate(projects(options))
         ]
         length = max(len(run) for run in runs)
         found = np.stack([np.vstack([np.full((length - len(run), 3), np.nan), run]) for run in runs])

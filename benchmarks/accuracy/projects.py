@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -56,7 +56,7 @@ def answers(recipe: Recipe, x: np.ndarray, y: np.ndarray, at: list[int]) -> tupl
     return None if found is None else (found.probabilities, np.array(found.names).astype(y.dtype))
 
 
-@lru_cache(maxsize=None)
+@cache
 def _letter(split: str, number: int, items: int) -> np.ndarray:
     return extract_glyphs(draw_examples(glyph_classes()[split][number], items, seed=1))
 
