@@ -253,7 +253,7 @@ def _read_pack(folder: Path) -> str:
 def _make_project(folder: Path) -> Path:
     store = ProjectStore(folder)
     store.add_items([Found(f"{i}.png") for i in range(60)])
-    store.use_extractor("mean colour@1", 0.5)
+    store.use_extractor("mean colour@1")
     store.set_features(dict(enumerate(np.random.default_rng(0).random((60, 16), np.float32), 1)), {})
     store.record(Edit("classes", classes={1: (None, "robin"), 2: (None, "wren")}))
     for i in range(1, 31):

@@ -92,8 +92,8 @@ Reject = Annotated[
     float | None,
     typer.Option(
         "--reject",
-        help="With base classes: answer 'none of these' where more than this share of their examples look as much like "
-        "your classes (e.g. 0.05).",
+        help="Answer 'none of these' where the p-value of belonging to one of your classes is lower (e.g. 0.05: about "
+        "5% of their members are turned away).",
         callback=checked_reject,
     ),
 ]
