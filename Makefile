@@ -88,7 +88,7 @@ results: $(STAMP)
 	$(BIN)/python benchmarks/record.py
 
 docs: $(STAMP)
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # The exact pins live in constraints.txt; pyproject.toml states the ranges. pip comes first, since older ones read no
 # dependency groups; then torch, so that no later requirement can pull another build of it.

@@ -5,7 +5,7 @@
 
 For each stage the fewest bytes that must be moved, the operations that must be done and the random numbers that must
 be drawn are counted; divided by the rates of this machine, measured in the same run, they give three times, of which
-the largest is the floor. D=640, 64 × 600 base rows, 5-way, n=750 a class, as everywhere in RESULTS.md.
+the largest is the floor. D=640, 64 × 600 base rows, 5-way, n=750 a class, as everywhere in docs/results.md.
 """
 
 from __future__ import annotations

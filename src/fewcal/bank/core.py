@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Hashable
+from dataclasses import replace
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from torch import Tensor
 
 from fewcal._utils.arrays import as_features, common_shift, encode_labels
 from fewcal._utils.memo import Memo, tensor_bytes
+from fewcal._utils.tables import html_table
 from fewcal._utils.threads import single_thread
 from fewcal.bank.io import fingerprint, read_bank, write_bank
 from fewcal.bank.moments import Moments
@@ -27,6 +30,9 @@ from fewcal.gaussianize import DEFAULT_EPS, Gaussianization, fit_gaussianization
 from fewcal.power_choice import GAUSSIAN_KURTOSIS, SAMPLED_CLASSES, SAMPLED_ROWS, PowerChoice, choose_power
 
 DTYPES = ("float32", "float16")
+
+# Classes in the table of a notebook.
+MAX_SHOWN = 8
 
 
 class BaseBank:
@@ -234,6 +240,14 @@ class BaseBank:
         space = "raw" if self.transform is None else "transformed"
         return f"BaseBank({len(self)} classes, {self.n_rows} rows, {self.dim} features, {kept}, {space})"
 
+    def _repr_html_(self) -> str:
+        """The same for notebooks, with the first classes."""
+        pairs = zip(self.classes[:MAX_SHOWN], self.counts.tolist(), strict=False)
+        rows = [[str(name), str(count)] for name, count in pairs]
+        if (more := len(self) - MAX_SHOWN) > 0:
+            rows.append([f"… and {more} more", str(int(self.counts[MAX_SHOWN:].sum()))])
+        return f"<p>{escape(repr(self))}</p>" + html_table(["base class", "rows"], rows)
+
     @property
     def fingerprint(self) -> str:
         """A hash of classes, counts, moments and transform: the same data give the same bank."""
@@ -343,12 +357,12 @@ class BaseBank:
     def pooled_eigen(self) -> tuple[Tensor, Tensor]:
         """Eigenvalues `(D,)` (≥ 0) and eigenvectors `(D, D)`, in columns, of S_w; computed once."""
 
-        @single_thread()
         def make() -> tuple[Tensor, Tensor]:
-            if self.row_store is not None and self.n_rows < self.dim:
-                values, vectors = pooled_eigen(self.all_rows(), self.counts, self.moments.degrees_of_freedom)
-            else:
-                values, vectors = torch.linalg.eigh(self.pooled_covariance().double())
+            with single_thread():
+                if self.row_store is not None and self.n_rows < self.dim:
+                    values, vectors = pooled_eigen(self.all_rows(), self.counts, self.moments.degrees_of_freedom)
+                else:
+                    values, vectors = torch.linalg.eigh(self.pooled_covariance().double())
             return values.clamp(min=0).float(), vectors.float()
 
         return self.memo.get("eigen", make)
@@ -383,7 +397,7 @@ class BaseBank:
         """
         key = SpaceKey(float(beta), kind, bool(center), bool(l2), float(eps), float(spread))
         if moments and key not in self.memo:
-            key = SpaceKey(*list(vars(key).values())[:-1], moments=self.n_rows >= self.dim)
+            key = replace(key, moments=self.n_rows >= self.dim)
         return self.memo.get(key, lambda: self._seen(key))
 
     def _seen(self, key: SpaceKey) -> BaseBank:

@@ -75,7 +75,8 @@ Set = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
-        help="A parameter: key=value for gdc, method.key=value for others; see `fewcal presets params`. Repeatable.",
+        help="A parameter: key=value for gdc, method.key=value for others, @FILE for a file of `fewcal tune`; see "
+        "`fewcal presets params`. Repeatable.",
     ),
 ]
 Raw = Annotated[
