@@ -15,7 +15,7 @@ from fewcal.errors import FewcalWarning, InputError
 
 
 def pick_device(device: str | torch.device | None = None) -> torch.device:
-    """The device asked for; `None` means CPU and "auto" means CUDA where there is one.
+    """The device of that name; `None` means CPU and "auto" means CUDA where there is one.
 
     >>> pick_device(None)
     device(type='cpu')
