@@ -19,8 +19,8 @@ from fewcal.gaussianize import (
     GaussianizationFitter,
     fit_gaussianization,
     l2_normalise,
-    signed_power,
     limit_scale,
+    signed_power,
     tukey,
     yeo_johnson,
 )

@@ -11,7 +11,6 @@ from fewcal.bank import BaseBank
 from fewcal.errors import InputError
 from fewcal.estimators import FewShotClassifier
 from fewcal.features.synthetic import make_features
-from fewcal.hgdc.prior import Prior
 from fewcal.rejection import OutlierTest
 
 Data = tuple[BaseBank, np.ndarray, np.ndarray]
@@ -25,21 +24,23 @@ def features() -> Data:
     return bank, fs.novel.features, fs.novel.require_labels()
 
 
-def fitted(features: Data, seed: int, shots: int) -> tuple[FewShotClassifier, np.ndarray, np.ndarray]:
+def fitted(
+    features: Data, seed: int, shots: int, with_bank: bool = True
+) -> tuple[FewShotClassifier, np.ndarray, np.ndarray]:
     """A classifier of five classes, further rows of them, and rows of other classes."""
     bank, x, y = features
     classes = np.random.default_rng(seed).permutation(40)[:5]
     support, rest = (
         np.concatenate([np.flatnonzero(y == c)[part] for c in classes]) for part in (slice(shots), slice(shots, None))
     )
-    return FewShotClassifier(bank).fit(x[support], y[support]), x[rest], x[~np.isin(y, classes)]
+    return FewShotClassifier(bank if with_bank else None).fit(x[support], y[support]), x[rest], x[~np.isin(y, classes)]
 
 
-@pytest.mark.parametrize("shots", [1, 3, 5])
-def test_pvalue_of_members_has_the_stated_level_and_finds_outliers(features: Data, shots: int) -> None:
+@pytest.mark.parametrize(("shots", "with_bank"), [(1, True), (3, True), (5, True), (3, False), (5, False)])
+def test_pvalue_of_members_has_the_stated_level_and_finds_outliers(features: Data, shots: int, with_bank: bool) -> None:
     own, outside = [], []
     for seed in range(12):
-        classifier, members, others = fitted(features, seed, shots)
+        classifier, members, others = fitted(features, seed, shots, with_bank)
         own.append((classifier.outlier_pvalue(members) < 0.05).mean())
         outside.append((classifier.outlier_pvalue(others) < 0.05).mean())
     assert np.mean(own) < 0.09
@@ -47,7 +48,7 @@ def test_pvalue_of_members_has_the_stated_level_and_finds_outliers(features: Dat
 
 
 def test_pvalue_falls_with_the_distance_from_all_classes(features: Data) -> None:
-    classifier, members, _ = fitted(features, 0, 5)
+    classifier, _, _ = fitted(features, 0, 5)
     assert classifier.prior_ is not None
     support, labels = torch.randn(10, 32), torch.arange(10) % 5
     test = OutlierTest.fit(support, labels, classifier.prior_)
@@ -57,23 +58,15 @@ def test_pvalue_falls_with_the_distance_from_all_classes(features: Data) -> None
     assert (float(p[0]), float(p[-1])) == (pytest.approx(1.0), pytest.approx(0.0, abs=1e-3))
 
 
-def test_pvalues_of_a_gaussian_world_are_uniform() -> None:
-    """Members of classes that are as wide as base classes."""
-    random = torch.Generator().manual_seed(0)
-    d, means = 40, 3 * torch.randn(4, 40, generator=random)
-    prior = Prior(
-        transform=None,  # type: ignore[arg-type]
-        origin=torch.zeros(d),
-        base_means=3 * torch.randn(50, d, generator=random),
-        psi=torch.full((d,), 9.0),
-        within=torch.ones(d),
-        sharpness=1.75,
-        share=0.5,
-    )
-    support = (means[:, None] + torch.randn(4, 30, d, generator=random)).flatten(0, 1)
-    test = OutlierTest.fit(support, torch.arange(4).repeat_interleave(30), prior)
-    members = (means[:, None] + torch.randn(4, 500, d, generator=random)).flatten(0, 1)
-    assert stats.kstest(test.pvalue(members).numpy(), "uniform").statistic < 0.08
+def test_pvalues_of_classes_as_the_prior_has_them_are_uniform(features: Data) -> None:
+    prior = fitted(features, 0, 1)[0].prior_
+    assert prior is not None
+    random, d = torch.Generator().manual_seed(5), len(prior.origin)
+    means = prior.origin + (prior.psi * prior.within).sqrt() * torch.randn(4, 1, d, generator=random)
+    rows = means + prior.within.sqrt() * torch.randn(4, 530, d, generator=random)
+    rows = torch.nn.functional.normalize(rows, dim=2) - prior.origin
+    test = OutlierTest.fit(rows[:, :30].flatten(0, 1), torch.arange(4).repeat_interleave(30), prior)
+    assert stats.kstest(test.pvalue(rows[:, 30:].flatten(0, 1)).numpy(), "uniform").statistic < 0.1
 
 
 def test_pvalues_do_not_depend_on_the_order_of_rows_or_classes(features: Data) -> None:
@@ -89,7 +82,7 @@ def test_pvalues_do_not_depend_on_the_order_of_rows_or_classes(features: Data) -
     np.testing.assert_allclose(first.outlier_pvalue(x[:300]), second.outlier_pvalue(x[:300]), atol=1e-5)
 
 
-def test_outlier_pvalue_without_base_classes_is_refused() -> None:
+def test_outlier_pvalue_of_single_examples_without_base_classes_is_refused() -> None:
     classifier = FewShotClassifier().fit(np.eye(3), [0, 1, 2])
-    with pytest.raises(InputError, match="give a bank"):
+    with pytest.raises(InputError, match="a bank or a class with two examples"):
         classifier.outlier_pvalue(np.eye(3))

@@ -102,4 +102,3 @@ def choose_power(
             break
     best = beta if kurtosis[beta] <= limit else min(kurtosis, key=lambda power: kurtosis[power])
     return PowerChoice(best, kurtosis, kinds[best])
-

@@ -118,7 +118,9 @@ def test_bank_shifts_the_rows_towards_their_relatives() -> None:
 @pytest.mark.parametrize("cov_weights", ["with-support", "bases-only", "average"])
 def test_every_covariance_gives_finite_rows(cov: str, cov_weights: str) -> None:
     X, y = rare(3)
-    X_new, y_new = GDCSampler(params={"cov": cov, "cov_weights": cov_weights, "k": 3}, random_state=0).fit_resample(X, y)
+    X_new, y_new = GDCSampler(params={"cov": cov, "cov_weights": cov_weights, "k": 3}, random_state=0).fit_resample(
+        X, y
+    )
     assert Counter(y_new)["rare"] == 60
     assert np.isfinite(X_new).all()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Hashable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -381,7 +382,7 @@ class BaseBank:
         """
         key = SpaceKey(float(beta), kind, bool(center), bool(l2), float(eps), float(spread))
         if moments and key not in self.memo:
-            key = SpaceKey(*list(vars(key).values())[:-1], moments=self.n_rows >= self.dim)
+            key = replace(key, moments=self.n_rows >= self.dim)
         return self.memo.get(key, lambda: self._seen(key))
 
     def _seen(self, key: SpaceKey) -> BaseBank:

@@ -131,10 +131,9 @@ class FewShotClassifier(TaskClassifier):
 
     def _fitted(self, method: Method, batch: TaskBatch) -> None:
         self.temperature_ = 1.0
-        self.prior_ = self._outliers = None
-        if isinstance(method, HGDC):
-            self.prior_ = method.prior.to("cpu")
-            self._outliers = batch.support[0, :, : len(self.prior_.origin)].cpu(), batch.labels[0].cpu()
+        self.prior_ = method.prior.to("cpu") if isinstance(method, HGDC) else None
+        width = None if self.prior_ is None else len(self.prior_.origin)
+        self._outliers = batch.support[0, :, :width].cpu(), batch.labels[0].cpu()
 
     def calibrate(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Calibrate the probabilities with validation classes, by tasks with the ways and shots of this classifier.
@@ -191,11 +190,9 @@ class FewShotClassifier(TaskClassifier):
         """The p-value of "this row belongs to one of the classes" for each query row of `X (Q, D)`, `(Q,)`.
 
         Small values are of rows that are unlike all classes: with a limit of 0.05, about 5% of the members are rejected
-        (`fewcal.rejection`). It needs a bank.
+        (`fewcal.rejection`). It needs a bank, or two examples of a class.
         """
         check_fitted(self)
-        if self.prior_ is None or self._outliers is None:
-            raise InputError("'none of these' is judged against base classes, and there are none; give a bank")
         support, labels = self._outliers
         with torch.inference_mode():
             test = OutlierTest.fit(support, labels, self.prior_)

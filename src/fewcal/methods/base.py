@@ -94,6 +94,8 @@ class Method(ABC):
             if key not in known:
                 hint = nearest_names(key, known) if known else "; it has none"
                 raise InputError(f"method {cls.name!r} has no parameter {key!r}{hint}")
+            if key in cls.accepts and value in cls.accepts[key].also:
+                continue
             kind = (int,) if isinstance(known[key], int) else (int, float)
             if isinstance(value, bool) or not isinstance(value, kind):
                 what = "a whole number" if kind == (int,) else "a number"

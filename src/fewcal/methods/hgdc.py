@@ -25,6 +25,7 @@ from fewcal.hgdc.discriminant import Discriminant
 from fewcal.hgdc.mixture import MIN_RELIABILITY, fit_support_only, mean_reliability, mixture, unit_rows
 from fewcal.hgdc.prior import MIN_VARIANCE, Posterior, Prior, base_weight, fit_prior, pooled_eigen
 from fewcal.hgdc.temperature import STUDY_CLASSES, STUDY_ROWS, Study, cross_validate
+from fewcal.hgdc.transduction import Transduction, plain_view, prior_view, transduce
 from fewcal.methods.base import Contributions, Method, RowMap, TaskBatch, typical_distance
 from fewcal.methods.registry import register_method
 
@@ -209,6 +210,16 @@ class HGDC(Method):
                 head, fit_support_only(plain, batch.labels, batch.n_classes, self.scatter), self.prior.weight
             )
 
+    def transduce(self, batch: TaskBatch, rows: Tensor) -> Transduction:
+        """Infer the classes of unlabelled rows `(T, M, 2D)` together."""
+        with torch.inference_mode():
+            d, n, labels, weight = len(self.prior.origin), batch.n_classes, batch.labels, self.prior.weight
+            views = (
+                (weight, prior_view(self.prior, batch.support[..., :d], labels, n, rows[..., :d], self.scatter)),
+                (1 - weight, plain_view(batch.support[..., d:], labels, n, rows[..., d:], self.scatter)),
+            )
+            return transduce(views)
+
     def contributions(self, batch: TaskBatch) -> Contributions:
         with torch.inference_mode():
             prior, d = self.prior, len(self.prior.origin)
@@ -227,6 +238,17 @@ class HGDC(Method):
     def task_bytes(self, n_support: int, n_classes: int, dim: int) -> int:
         neighbours = n_classes * len(self.prior.classes)
         return 4 * (12 * n_support * dim + 4 * n_support * min(n_support, dim) + neighbours)
+
+
+@register_method
+class TransductiveHGDC(HGDC):
+    """HGDC for all queries of a task together."""
+
+    name = "hgdc-transductive"
+    transductive = True
+
+    def fit_predict(self, batch: TaskBatch, query: Tensor) -> Tensor:
+        return self.transduce(batch, query).scores
 
 
 @dataclass(frozen=True, eq=False)
