@@ -148,7 +148,9 @@ def test_mahalanobis_without_a_ridge_needs_invertible_covariances(relu_world: Sm
             distances(torch.zeros(1, 6), thin, "mahalanobis", MetricOptions(mahalanobis_ridge=ridge))
 
 
-def test_register_metric_makes_a_function_a_distance(relu_world: SmallData, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_register_metric_makes_a_function_a_distance(
+    relu_world: SmallData, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
     request.addfinalizer(lambda: METRICS.pop("cityblock"))
 
     @register_metric("cityblock", "sum of absolute differences")

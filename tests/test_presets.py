@@ -116,7 +116,7 @@ def test_all_thirty_rows_of_the_paper_twice() -> None:
     assert len({row[:2] for row in PAPER_ROWS}) == 30
     for family in ("paper", "authors"):
         assert sum(name.startswith(f"{family}/") for name in names) == 30
-    for name in ("default", "paper", "authors", "dc"):
+    for name in ("paper", "authors", "dc"):
         assert name in names
 
 
