@@ -61,8 +61,10 @@ def shares(
         own = np.concatenate([r[shot:] for r in rows])
         outside = rng.permutation(np.flatnonzero(~np.isin(y, classes)))[:75]
         fitted = FewShotClassifier(bank).fit(x[support], y[support])
-        kept.append(float((fitted.outlier_pvalue(x[own]) >= limit).mean()))
-        passed.append(float((fitted.outlier_pvalue(x[outside]) >= limit).mean()))
+        if fitted.explain().weight == 0:
+            return [], []
+        kept.append(float((fitted.outlier_pvalue(x[own]) < limit).mean()))
+        passed.append(float((fitted.outlier_pvalue(x[outside]) < limit).mean()))
     return kept, passed
 
 

@@ -23,6 +23,8 @@ DEFAULT_EPS = 1e-6
 TENSORS = ("mean", "scale", "whitening", "shift")
 # Share of the mean square below which a variance is rounding of the sums.
 ROUNDING = 1e-12
+# Lengths below are taken for this, so that a zero row stays zero.
+MIN_LENGTH = 1e-12
 # Rows whose squares are summed at a time, which bounds memory.
 CHUNK_ROWS = 4096
 
@@ -132,7 +134,7 @@ def l2_normalise(x: Tensor) -> Tensor:
 
 
 def _lengths(x: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp_min_(1e-12)
+    return torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp_min_(MIN_LENGTH)
 
 
 @dataclass(frozen=True, eq=False)

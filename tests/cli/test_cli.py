@@ -603,7 +603,9 @@ def test_tune_writes_settings_that_other_commands_read(fewcal, data: Path, tmp_p
     common = ("--tasks", 3, "--query", 3, "--json", tmp_path / "e.json")
     run = fewcal("evaluate", data, "--methods", "hgdc", "--set", f"@{settings}", *common)
     assert run.code == 0, run.err
-    assert json.loads((tmp_path / "e.json").read_text())["methods"]["hgdc"]["settings"] == facts["parameters"] | {"method": "hgdc"}
+    assert json.loads((tmp_path / "e.json").read_text())["methods"]["hgdc"]["settings"] == facts["parameters"] | {
+        "method": "hgdc"
+    }
     again = fewcal("tune", data, "--out", out, *BRIEF)
     assert (again.code, again.out) == (2, "")
     assert "--resume" in again.err

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from html import escape
 
 import numpy as np
 
+from fewcal._utils.tables import html_table
 from fewcal._utils.types import JSON, Progress
 from fewcal.apply.labelling import centre
 from fewcal.apply.predict import Classifier
@@ -73,7 +75,7 @@ class ClassCheck:
         return (self.tested - self.right + 1) / (self.tested + 2)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ExampleCheck:
     """What cross-validation found.
 
@@ -100,6 +102,22 @@ class ExampleCheck:
     def accuracy(self) -> float | None:
         """The share of tested examples that are answered correctly; None where none could be tested."""
         return self.right / self.tested if self.tested else None
+
+    def __repr__(self) -> str:
+        likely = sum(one.likely for one in self.suspects)
+        return (
+            f"{self.right} of {self.tested} examples are answered correctly when left out; {len(self.suspects)} are "
+            f"answered otherwise, {likely} likely mislabelled; {len(self.duplicates)} groups of near duplicates"
+        )
+
+    def _repr_html_(self) -> str:
+        """The same for notebooks, with every class."""
+        head = ["class", "examples", "recall", "confused with"]
+        rows = [
+            [one.name, str(one.examples), "–" if one.recall is None else f"{one.recall:.0%}", one.confused or ""]
+            for one in self.classes
+        ]
+        return f"<p>{escape(repr(self))}</p>" + html_table(head, rows)
 
     @property
     def needs(self) -> list[str]:

@@ -10,11 +10,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fewcal._utils.tables import html_table
+from fewcal._utils.text import one_line
 from fewcal._utils.types import JSON, Progress, StrPath
 from fewcal.apply.checks import check_reject
 from fewcal.apply.contact_sheet import contact_sheet
@@ -24,6 +27,7 @@ from fewcal.apply.predict import (
     Columns,
     accuracy,
     answer_rows,
+    by_doubt,
     in_words,
     make_classifier,
     model_settings,
@@ -44,8 +48,11 @@ from fewcal.features.sources.texts import Texts
 if TYPE_CHECKING:
     from fewcal.estimators.base import TaskClassifier
 
+# Answers in the table of a notebook.
+MAX_SHOWN = 20
 
-@dataclass(frozen=True, eq=False)
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Answers:
     """Predictions for pictures or texts.
 
@@ -70,6 +77,19 @@ class Answers:
 
     def __len__(self) -> int:
         return len(self.query)
+
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{name} {n}" for name, n in self.counts().items())
+        return " ".join([f"{len(self)} answers ({counts}).", *self.in_words()])
+
+    def _repr_html_(self) -> str:
+        """The same for notebooks, with the answers that are least certain."""
+        head = ["item", "answer", "probability", "next", "its probability"]
+        rows = [
+            [one_line(item), answer, "–" if p != p else f"{p:.0%}", other, f"{q:.0%}"]
+            for item, answer, p, other, q in by_doubt(self.rows())[:MAX_SHOWN]
+        ]
+        return f"<p>{escape(repr(self))}</p>" + html_table(head, rows)
 
     @property
     def accuracy(self) -> float | None:

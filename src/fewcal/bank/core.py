@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Hashable
 from dataclasses import replace
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from torch import Tensor
 
 from fewcal._utils.arrays import as_features, common_shift, encode_labels
 from fewcal._utils.memo import Memo, tensor_bytes
+from fewcal._utils.tables import html_table
+from fewcal._utils.threads import single_thread
 from fewcal.bank.io import fingerprint, read_bank, write_bank
 from fewcal.bank.moments import Moments
 from fewcal.bank.rows import RowStore, pooled_eigen
@@ -27,6 +30,9 @@ from fewcal.gaussianize import DEFAULT_EPS, Gaussianization, fit_gaussianization
 from fewcal.power_choice import GAUSSIAN_KURTOSIS, SAMPLED_CLASSES, SAMPLED_ROWS, PowerChoice, choose_power
 
 DTYPES = ("float32", "float16")
+
+# Classes in the table of a notebook.
+MAX_SHOWN = 8
 
 
 class BaseBank:
@@ -234,6 +240,14 @@ class BaseBank:
         space = "raw" if self.transform is None else "transformed"
         return f"BaseBank({len(self)} classes, {self.n_rows} rows, {self.dim} features, {kept}, {space})"
 
+    def _repr_html_(self) -> str:
+        """The same for notebooks, with the first classes."""
+        pairs = zip(self.classes[:MAX_SHOWN], self.counts.tolist(), strict=False)
+        rows = [[str(name), str(count)] for name, count in pairs]
+        if (more := len(self) - MAX_SHOWN) > 0:
+            rows.append([f"… and {more} more", str(int(self.counts[MAX_SHOWN:].sum()))])
+        return f"<p>{escape(repr(self))}</p>" + html_table(["base class", "rows"], rows)
+
     @property
     def fingerprint(self) -> str:
         """A hash of classes, counts, moments and transform: the same data give the same bank."""
@@ -344,10 +358,11 @@ class BaseBank:
         """Eigenvalues `(D,)` (≥ 0) and eigenvectors `(D, D)`, in columns, of S_w; computed once."""
 
         def make() -> tuple[Tensor, Tensor]:
-            if self.row_store is not None and self.n_rows < self.dim:
-                values, vectors = pooled_eigen(self.all_rows(), self.counts, self.moments.degrees_of_freedom)
-            else:
-                values, vectors = torch.linalg.eigh(self.pooled_covariance().double())
+            with single_thread():
+                if self.row_store is not None and self.n_rows < self.dim:
+                    values, vectors = pooled_eigen(self.all_rows(), self.counts, self.moments.degrees_of_freedom)
+                else:
+                    values, vectors = torch.linalg.eigh(self.pooled_covariance().double())
             return values.clamp(min=0).float(), vectors.float()
 
         return self.memo.get("eigen", make)

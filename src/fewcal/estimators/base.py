@@ -201,6 +201,16 @@ class TaskClassifier(ClassifierMixin, BaseEstimator):
         check_fitted(self)
         return write_classifier(self, Path(path), extractor or self.extractor_)
 
+    def to_onnx(self, path: StrPath) -> Path:
+        """Write features to label and probabilities as an ONNX graph, for ONNX Runtime in any language.
+
+        Input `X (Q, D)` float32; outputs `label (Q,)` and `probabilities (Q, N)`, equal to `predict_proba` to 1e-5.
+        """
+        from fewcal.estimators.onnx_export import write_onnx
+
+        check_fitted(self)
+        return write_onnx(self, Path(path))
+
     @classmethod
     def load(cls, path: StrPath, *, device: str | torch.device | None = None) -> Self:
         """Read a classifier that `save` wrote; it answers as the one that was saved."""

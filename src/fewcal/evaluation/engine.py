@@ -289,7 +289,7 @@ def predict(
         outlier = scores[..., batch.n_classes] if scores.shape[-1] > batch.n_classes else None
         return scores[..., : batch.n_classes], outlier
     head = method.fit(batch)
-    x = _rows(z[:, : head.width], query)
+    x = _rows(z, query)
     return head.logits(x), head.outlier(x) if outliers else None
 
 

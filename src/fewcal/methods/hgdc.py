@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fewcal._utils.parameters import Parameter, SearchRange
+from fewcal._utils.threads import single_thread
 from fewcal.bank import BaseBank
 from fewcal.bank.core import even_steps
 from fewcal.errors import FewcalWarning
@@ -123,7 +124,8 @@ class HGDC(Method):
         assert bank is not None
         bank.check()
         key = ("hgdc", *(self.settings[name] for name in self.accepts if name != "scatter"))
-        self.prior = bank.memo.get(key, lambda: self._fit_prior(bank))
+        with single_thread():
+            self.prior = bank.memo.get(key, lambda: self._fit_prior(bank))
         self.set_space(self.prior.transform, bank, *key)
         if self.prior.weight == 0:
             warn(
