@@ -96,7 +96,7 @@ def as_features(
 
 
 # Rounding error of features, as a share of their standard deviation, from which on precision counts as lost.
-ROUNDING_SHARE = 1e-4
+ROUNDING_SHARE = 1e-3
 # Rows by which that is judged, at most.
 SHIFT_ROWS = 1024
 
