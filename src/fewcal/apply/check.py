@@ -26,8 +26,8 @@ FOLDS = 10
 # Rows count as near duplicates within this share of the median distance to the nearest other row. On photographs of
 # birds it finds copies at twice the size, brighter, mirrored or cropped by 3%, and no other pair.
 DUPLICATE_RATIO = 0.2
-# An example whose answer is more probable than its label by this much has a wrong label about every second time, and
-# three of four wrong labels are found so: benchmarks/accuracy/wrong_labels.py.
+# An example is marked where its answer is more probable than its label by this much. With one wrong label of twenty,
+# 40% of the marked labels are wrong, and half to two thirds of the wrong ones marked: accuracy/wrong_labels.py.
 LIKELY_MARGIN = 0.5
 MIN_DISTANCE = 1e-5  # of float32 cosines: where most rows are copies, their median distance is 0
 BLOCK = 1024  # rows whose distances to all are held at once
@@ -45,7 +45,7 @@ class Suspect:
 
     @property
     def likely(self) -> bool:
-        """Whether the label is wrong about as likely as not."""
+        """Whether the label is likely to be wrong."""
         return self.answer_probability - self.label_probability > LIKELY_MARGIN
 
     def to_dict(self) -> dict[str, JSON]:
