@@ -126,8 +126,8 @@ def check_page(found: SourceCheck) -> Page:
     likely = [one for one in check.suspects if one.likely]
     page.heading("Labels to look at")
     page.text(
-        "Left out, these examples are surely answered otherwise. Where one label of twenty is wrong, about 40% of these "
-        "are wrong."
+        "Left out, these examples are surely answered otherwise. Where one label of twenty is wrong, about 40% of "
+        "these are wrong."
         if likely
         else "None: no example contradicts its label."
     )

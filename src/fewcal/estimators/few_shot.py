@@ -147,9 +147,7 @@ class FewShotClassifier(TaskClassifier):
             raise InputError(f"X has {X.shape[1]} features and the bank {bank.dim}; use the same extractor for both")
         return HGDC(**settings).prepare(bank)
 
-    def fit(
-        self, X: ArrayLike, y: ArrayLike, *, unlabelled: ArrayLike | None = None, priors: Priors = None
-    ) -> Self:
+    def fit(self, X: ArrayLike, y: ArrayLike, *, unlabelled: ArrayLike | None = None, priors: Priors = None) -> Self:
         """Fit on support rows, and on unlabelled rows beside them.
 
         Parameters
