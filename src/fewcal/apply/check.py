@@ -54,7 +54,7 @@ class Suspect:
 
 @dataclass(frozen=True)
 class ClassCheck:
-    """One class: examples, how many of them were tested, how many of those answered correctly.
+    """One class: its examples, the tested ones, and those answered correctly.
 
     `confused` is the class that most of the others were answered with, or None.
     """
@@ -156,7 +156,7 @@ def check_examples(
     make : gives a classifier in the manner of scikit-learn, not fitted
     folds : how many fits are made
     seed : of the folds
-    progress : called with the fits that are done and all of them; what it raises ends the check
+    progress : called with the numbers of fits, done and in all; what it raises ends the check
 
     >>> from sklearn.neighbors import KNeighborsClassifier
     >>> x = np.array([[0, 1], [0.2, 1], [0.4, 1], [0.3, 1], [1, 0], [1, 0.2], [1, 0.4]])
