@@ -22,8 +22,8 @@ from itertools import groupby
 
 import numpy as np
 
-# An accuracy is given where no larger share of items than this may belong to a class without an example, and where its 95%
-# interval reaches no further than this to either side: benchmarks/accuracy/expected.py.
+# Limits of the share of items that may belong to a class without an example, and of half the width of the 95% interval,
+# beyond which no accuracy is given: benchmarks/accuracy/expected.py.
 MAX_UNSEEN, MAX_HALF_WIDTH = 0.1, 0.125
 
 
