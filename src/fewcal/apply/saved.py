@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -56,25 +57,38 @@ def fit_model(
 ) -> TaskClassifier:
     """A classifier from labelled pictures, texts or features, with the stamp of its extractor in `extractor_`."""
     how = reading or Reading()
-    named = None if isinstance(support, Items) else support
-    features = extractor is None and named is not None and kind_of(named, how.columns[0]) == "features"
     model_settings(settings, preset)  # refuses what is wrong before anything is read
     bank = load_bank(bank)
     classifier = make_classifier(bank, preset, settings, how.device, seed)
-    if named is not None and features:
-        rows = load_split(named, labelled=True)
-        names = np.array(rows.classes if rows.named else [int(c) for c in rows.classes])[rows.require_labels()]
-        return classifier.fit(rows.float32(), names)
-    name = extractor or default_extractor(support, how.columns[0])
-    model = get_extractor(name, how.device, how.allow_download)
+    examples = read_examples(support, extractor, bank, how)
+    classifier.fit(examples.x, examples.names)
+    classifier.extractor_ = examples.stamp
+    return classifier
+
+
+class Examples(NamedTuple):
+    """Labelled examples: features `(R, D)`, class names `(R,)`; of pictures and texts the items and their extractor."""
+
+    x: np.ndarray
+    names: np.ndarray
+    items: Items | None = None
+    stamp: str | None = None
+
+
+def read_examples(support: StrPath | Items, extractor: str | None, bank: BaseBank | None, how: Reading) -> Examples:
+    """Read labelled pictures, texts or features; an extractor that is not that of the bank is refused."""
+    if extractor is None and not isinstance(support, Items) and kind_of(support, how.columns[0]) == "features":
+        rows = load_split(support, labelled=True)
+        # Labels that were integers in the file are integers in the answers.
+        classes = np.array(rows.classes if rows.named else [int(c) for c in rows.classes])
+        return Examples(rows.float32(), classes[rows.require_labels()])
+    model = get_extractor(extractor or default_extractor(support, how.columns[0]), how.device, how.allow_download)
     if bank is not None:
         check_same_extractor(bank, model)
     items = labelled_items(support, model.kind, how.columns)
     x, kept = embed(items, model, batch=how.batch, workers=how.workers, skip_bad=how.skip_bad, progress=how.progress)
     check_none_lost(items.classes, kept)
-    classifier.fit(x, np.array(kept.labels))
-    classifier.extractor_ = model.stamp
-    return classifier
+    return Examples(x, np.array(kept.labels), kept, model.stamp)
 
 
 def load_model(
