@@ -37,6 +37,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("features", type=Path)
     parser.add_argument("--out", type=Path, required=True, help="where the studies are kept")
+    parser.add_argument("--sets", nargs="+", choices=list(SETS), default=list(SETS), help="some of the feature sets")
     parser.add_argument("--trials", type=int, default=40)
     parser.add_argument("--trial-tasks", type=int, default=100, help="validation tasks of a trial")
     parser.add_argument("--tasks", type=int, default=300, help="novel tasks")
@@ -45,9 +46,9 @@ def main() -> None:
     options = parser.parse_args()
     warnings.simplefilter("ignore", FewcalWarning)
     torch.set_num_threads(1)
-    there = [name for name in SETS if (options.features / name).is_dir()]
+    there = [name for name in options.sets if (options.features / name).is_dir()]
     if not there:
-        parser.error(f"{options.features} has none of {', '.join(SETS)}")
+        parser.error(f"{options.features} has none of {', '.join(options.sets)}")
     columns = ("best plain baseline", "DC", "GDC as printed", "GDC tuned", "HGDC")
     table = Table("features", "shots", *columns, "HGDC − best plain baseline", "HGDC − GDC tuned")
     for name in there:
