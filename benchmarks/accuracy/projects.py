@@ -45,9 +45,7 @@ def projects(options: argparse.Namespace) -> Iterator[tuple[np.ndarray, np.ndarr
             kept = np.concatenate([rng.permutation(np.flatnonzero(y == c))[: options.items] for c in classes])
             x, y = x[kept], y[kept]
         order = rng.permutation(len(x))
-        # The power of extractors whose features are ≥ 0.
-        beta = 0.5 if (x >= 0).all() and bank is None else 1.0
-        yield x[order], y[order], Recipe(bank, beta=beta)
+        yield x[order], y[order], Recipe(bank)
 
 
 def answers(recipe: Recipe, x: np.ndarray, y: np.ndarray, at: list[int]) -> tuple[np.ndarray, np.ndarray] | None:
