@@ -227,7 +227,7 @@ def test_a_model_of_another_extractor_is_refused(album: Path, monkeypatch: pytes
 
 def test_features_need_no_extractor(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    x = np.concatenate([rng.random((3, 4)), rng.random((3, 4)) + [3, 0, 0, 3]]).astype(np.float32)
+    x = np.concatenate([rng.random((3, 4)), rng.random((3, 4)) + np.array([3, 0, 0, 3])]).astype(np.float32)
     FeatureSplit.from_arrays(x, [0, 0, 0, 1, 1, 1], ["a", "b"]).save(tmp_path / "S.npz")
     fit_model(tmp_path / "S.npz").save(tmp_path / "m")
     classifier, extractor = load_model(tmp_path / "m")
