@@ -144,7 +144,6 @@ def check_examples(
     make: Callable[[], Classifier],
     *,
     folds: int = FOLDS,
-    beta: float = 1.0,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> ExampleCheck:
@@ -156,7 +155,6 @@ def check_examples(
     labels : (R,) class names
     make : gives a classifier in the manner of scikit-learn, not fitted
     folds : how many fits are made
-    beta : power of features ≥ 0 for the distances between rows
     seed : of the folds
     progress : called with the fits that are done and all of them; what it raises ends the check
 
@@ -171,7 +169,7 @@ def check_examples(
     names, codes, counts = np.unique(np.asarray(labels, dtype=str), return_inverse=True, return_counts=True)
     if len(names) < 2:
         raise InputError(f"the examples have {len(names)} class; a check takes two or more")
-    groups = near_duplicates(centre(np.asarray(x), beta))
+    groups = near_duplicates(centre(np.asarray(x)))
     fold = stratified_folds(codes, groups, folds, seed)
     p = np.full((len(codes), len(names)), np.nan)
     for k in range(folds):
@@ -203,7 +201,7 @@ def _class_check(names: np.ndarray, c: int, examples: int, answers: np.ndarray) 
 
 
 def near_duplicates(z: np.ndarray) -> list[np.ndarray]:
-    """Groups of rows that are nearly the same, from `centre(x)`; `DUPLICATE_RATIO` says how near.
+    """Groups of rows that are nearly the same, from `centre(x)`; `DUPLICATE_RATIO` is the limit.
 
     >>> near_duplicates(np.array([[1, 0], [0.999, 0.001], [0, 1], [-1, 0]]))
     [array([0, 1])]

@@ -17,7 +17,7 @@ from fewcal._utils.randomness import TaskRandom
 from fewcal._utils.types import StrPath
 from fewcal.errors import InputError
 from fewcal.estimators.explain import Explanation, explain_contributions
-from fewcal.estimators.inputs import as_rows, check_fitted, check_rows, check_support, class_codes, join_labels
+from fewcal.estimators.inputs import check_fitted, check_rows, check_support, class_codes, join_labels, map_rows
 from fewcal.heads.base import Head, TaskBatch
 from fewcal.methods.base import Contributions, Method, RowMap
 
@@ -60,16 +60,17 @@ class TaskClassifier(ClassifierMixin, BaseEstimator):
 
     def _fit_rows(self, X: np.ndarray, y: np.ndarray) -> Self:
         """Fit on rows and labels that were checked."""
-        self.classes_, codes = class_codes(y)
-        self.support_ = (X, y)
+        classes, codes = class_codes(y)
         method = self._method(X, y)
         device = pick_device(self.device)
-        row_map = method.row_map.to(device)
-        support = row_map(as_rows(X, device), "X")[None]
+        row_map = method.row_map
+        support = map_rows(row_map, X, device)[None]
         labels = torch.from_numpy(codes).to(device)[None]
-        batch = TaskBatch(support, labels, len(self.classes_), TaskRandom(self._seed(), device=device))
-        self._row_map, self._head = row_map.to("cpu"), method.fit(batch).to("cpu")
-        self._contributions = method.contributions(batch)
+        batch = TaskBatch(support, labels, len(classes), TaskRandom(self._seed(), device=device))
+        head, contributions = method.fit(batch).to("cpu"), method.contributions(batch)
+        # Set at the end: rows that cannot be fitted leave the classifier as it was.
+        self.classes_, self.support_ = classes, (X, y)
+        self._row_map, self._head, self._contributions = row_map.to("cpu"), head, contributions
         self._fitted(method, batch)
         return self
 
@@ -80,9 +81,9 @@ class TaskClassifier(ClassifierMixin, BaseEstimator):
 
     def _logits(self, X: ArrayLike) -> np.ndarray:
         check_fitted(self)
-        x = as_rows(check_rows(self, X, reset=False), pick_device(self.device))
+        rows, device = check_rows(self, X, reset=False), pick_device(self.device)
         with torch.inference_mode():
-            out = self._head.to(x.device).logits(self._row_map.to(x.device)(x, "X")[None])[0]
+            out = self._head.to(device).logits(map_rows(self._row_map, rows, device)[None])[0]
         return out.cpu().numpy().astype(np.float64)
 
     def decision_function(self, X: ArrayLike) -> np.ndarray:
@@ -102,12 +103,14 @@ class TaskClassifier(ClassifierMixin, BaseEstimator):
 
     def predict(self, X: ArrayLike) -> np.ndarray:
         """The class of each query row `X (Q, D)`, `(Q,)`."""
-        return cast(np.ndarray, self.classes_[self._logits(X).argmax(axis=1)])
+        best = self._logits(X).argmax(axis=1)
+        return cast(np.ndarray, self.classes_[best])
 
     def explain(self) -> Explanation:
         """Explain what base classes contributed to each class."""
         check_fitted(self)
-        assert self._contributions is not None
+        if self._contributions is None:
+            raise InputError("the file has no base classes to explain answers by; fit again with the bank")
         names = self.classes_.tolist()
         shots = [int((self.support_[1] == name).sum()) for name in names]
         return explain_contributions(self._contributions, names, shots, self._features)

@@ -67,6 +67,7 @@ def write_classifier(classifier: TaskClassifier, target: Path, extractor: str | 
         if not isinstance(head, LinearHead) or not isinstance(row_map, Gaussianization):
             raise InputError("a classifier with a scikit-learn head cannot be saved; use a named head")
         meta |= {"kind": "gdc", "settings": classifier.params_.as_dict(), "transform": row_map.settings()}
+        meta |= {"bank": classifier.bank is not None or classifier._had_bank, "seed": classifier._seed()}
         tensors |= {"weight": head.weight, "bias": head.bias}
         tensors |= {f"transform.{name}": t for name, t in row_map.tensors().items()}
     write_tensors(target, {k: v.detach().cpu().contiguous() for k, v in tensors.items()}, meta)
@@ -172,8 +173,7 @@ def prior_from_file(meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> P
 
 
 def _transform(s: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Gaussianization:
-    parts = {name: tensors.get(f"transform.{name}") for name in ("mean", "scale", "whitening")}
-    return Gaussianization(s["kind"], float(s["beta"]), float(s["eps"]), l2=bool(s["l2"]), **parts)
+    return Gaussianization.from_settings(s, tensors)
 
 
 def _support(meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tuple[np.ndarray, np.ndarray]:
@@ -197,8 +197,9 @@ def _few_shot(meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> FewShot
 
 
 def _gdc(meta: Mapping[str, Any]) -> GDCClassifier:
-    made = GDCClassifier(preset=GDCParams().with_changes(**meta["settings"]))
-    made.params_ = made.preset
+    params = GDCParams().with_changes(**meta["settings"])
+    made = GDCClassifier(preset=params, random_state=int(meta["seed"]))
+    made.params_, made._had_bank = params, bool(meta["bank"])
     return made
 
 

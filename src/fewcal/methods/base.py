@@ -24,6 +24,10 @@ __all__ = ["Contributions", "Head", "Method", "RowMap", "Shared", "TaskBatch", "
 class RowMap(Protocol):
     """A fitted map of features `(R, D)` into the space of a method."""
 
+    @property
+    def shift(self) -> Tensor | None:
+        """What the map subtracts in double precision; None where rows in single precision will do."""
+
     def __call__(self, x: Tensor, name: str = "X") -> Tensor:
         """Map rows; `name` is what errors call them."""
 
@@ -90,6 +94,8 @@ class Method(ABC):
             if key not in known:
                 hint = nearest_names(key, known) if known else "; it has none"
                 raise InputError(f"method {cls.name!r} has no parameter {key!r}{hint}")
+            if key in cls.accepts and value in cls.accepts[key].also:
+                continue
             kind = (int,) if isinstance(known[key], int) else (int, float)
             if isinstance(value, bool) or not isinstance(value, kind):
                 what = "a whole number" if kind == (int,) else "a number"
