@@ -1,0 +1,139 @@
+"""Feature sets of a run: which dataset of the paper each stands for, and its scale."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fewcal.bank import BaseBank
+from fewcal.calibrate import squared_distances
+from fewcal.errors import InputError
+from fewcal.features import FeatureSet, FeatureSplit
+from fewcal.features.featureset import SPLITS
+from fewcal.features.io.files import EXTENSIONS
+from fewcal.paper.published import implied_distances
+from fewcal.paper.settings import paper_params
+
+# Beginnings of the names of folders, by dataset of the paper; the first that fits counts.
+PREFIXES = {
+    "mini2cub": ("mini2cub",),
+    "mini": ("mini",),
+    "cub": ("cub",),
+    "dogs": ("dogs", "stanford-dogs", "stanforddogs"),
+    "meta-tiered": ("meta-tiered", "metatiered", "tiered"),
+}
+# Matching a scale stops at this relative error; Tukey's ladder takes one step, as distances then grow as c^(2β).
+SCALE_TOLERANCE, SCALE_STEPS = 1e-3, 20
+
+
+@dataclass(frozen=True, eq=False)
+class Features:
+    """A feature set with its name and the dataset of the paper that it stands for."""
+
+    name: str
+    dataset: str
+    features: FeatureSet
+
+    @cached_property
+    def constant(self) -> float:
+        """The number that its features are multiplied by for the paper's distance to the nearest base class."""
+        return scale_constant(self.features, self.dataset)
+
+    @cached_property
+    def matched(self) -> Features:
+        """The same features times `constant`."""
+        return Features(self.name, self.dataset, scaled(self.features, self.constant))
+
+
+def paper_distance(dataset: str) -> float:
+    """The squared distance to the nearest base class that the paper's weights imply; that of miniImageNet for others."""
+    return (implied_distances(dataset, 1) or implied_distances("mini", 1))[0]
+
+
+def nearest_distance(features: FeatureSet, dataset: str) -> float:
+    """Mean squared distance to the nearest base class of validation rows, novel ones where there are no others."""
+    base, rows = features.split("base"), features.val or features.split("novel")
+    space = paper_params(dataset, 1).space
+    bank = BaseBank().fit(base.features, base.require_labels()).transformed(**space, moments=True)
+    assert bank.transform is not None
+    x = bank.transform(torch.from_numpy(rows.float32()))
+    return float(squared_distances(x, bank.means).amin(dim=1).mean())
+
+
+def scale_constant(features: FeatureSet, dataset: str) -> float:
+    """The constant c for which the features times c have the paper's distance to the nearest base class."""
+    beta, aim, constant = max(paper_params(dataset, 1).beta, 0.25), paper_distance(dataset), 1.0
+    for _ in range(SCALE_STEPS):
+        ratio = aim / nearest_distance(scaled(features, constant), dataset)
+        if abs(ratio - 1) < SCALE_TOLERANCE:
+            break
+        constant *= ratio ** (1 / (2 * beta))
+    return constant
+
+
+def scaled(features: FeatureSet, constant: float) -> FeatureSet:
+    """The features of all splits times a constant."""
+
+    def times(split: FeatureSplit) -> FeatureSplit:
+        x = split.float32() * np.float32(constant)
+        return FeatureSplit.from_arrays(x, split.require_labels(), split.classes)
+
+    return FeatureSet(**{n: times(split) for n, split in features.splits().items()}, allow_leaks=features.allow_leaks)
+
+
+# ---- folders --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder of features that is not loaded yet."""
+
+    name: str
+    dataset: str
+    path: Path
+
+    def load(self) -> Features:
+        """Its features."""
+        return Features(self.name, self.dataset, FeatureSet.load(self.path))
+
+
+def dataset_of(folder: str) -> str:
+    """The paper's dataset that the name of a folder begins with, or the name itself.
+
+    >>> dataset_of("mini2cub-conv4"), dataset_of("tiered-wrn"), dataset_of("birds")
+    ('mini2cub', 'meta-tiered', 'birds')
+    """
+    found = (d for d, prefixes in PREFIXES.items() if folder.lower().startswith(prefixes))
+    return next(found, folder)
+
+
+def find_folders(given: Sequence[str | Path]) -> list[Folder]:
+    """Feature sets in folders of features, in folders of such folders, or given as DATASET=DIR."""
+    out: dict[str, Folder] = {}
+    for item in given:
+        text = str(item)
+        dataset, equals, place = text.partition("=")
+        named = bool(equals) and not Path(text).exists()
+        path = Path(place if named else text)
+        if not path.is_dir():
+            raise InputError(f"--features {text}: there is no folder {path}; give a folder with base, val and novel")
+        here = [path] if _has_splits(path) else sorted(p for p in path.iterdir() if p.is_dir() and _has_splits(p))
+        if not here:
+            raise InputError(f"--features {path} holds no features; give a folder with base and novel, or one of such")
+        if named and (not dataset or any(c in dataset for c in '/\\:*?"<>|') or dataset.startswith(".")):
+            raise InputError(f"--features {text}: {dataset!r} cannot be the name of a dataset; use letters and digits")
+        for one in here:
+            name = one.resolve().name
+            if name in out and out[name].path.resolve() != one.resolve():
+                raise InputError(f"{out[name].path} and {one} have the same name; rename one of the folders")
+            out[name] = Folder(name, dataset if named else dataset_of(name), one)
+    return list(out.values())
+
+
+def _has_splits(folder: Path) -> bool:
+    return any((folder / f"{name}{extension}").is_file() for name in SPLITS for extension in EXTENSIONS)
