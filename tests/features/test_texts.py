@@ -42,7 +42,7 @@ def test_other_columns_splits_and_no_labels(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
-def test_encodings_that_the_first_bytes_tell(tmp_path: Path, encoding: str) -> None:
+def test_encodings_come_from_the_first_bytes(tmp_path: Path, encoding: str) -> None:
     (tmp_path / "a.csv").write_text("text\tlabel\nça va\tgrün\n", encoding=encoding)
     found = find_texts(tmp_path / "a.csv")
     assert (found.texts, found.labels) == (["ça va"], ["grün"])
@@ -87,7 +87,7 @@ def test_columns_as_spreadsheets_separate_them(tmp_path: Path, delimiter: str, n
 
 
 @pytest.mark.parametrize("before", ["", "\n", "\ufeff\r\n"])
-def test_what_separates_columns_is_told_by_the_header_alone(tmp_path: Path, before: str) -> None:
+def test_separators_of_columns_come_from_the_header_alone(tmp_path: Path, before: str) -> None:
     """Neither by an empty line before it, nor by a name in quotes."""
     (tmp_path / "a.csv").write_text(f'{before}"a, b, or c";text;label\n1;x, or y;z\n', encoding="utf-8", newline="")
     found = find_texts(tmp_path / "a.csv")

@@ -1,4 +1,5 @@
-"""`make redteam`: damaged files of every format, kills, full disks, races and little memory; counts for each outcome.
+"""`make redteam`: damaged files of every format and requests of every kind, kills, full disks, races and little memory;
+counts for each outcome.
 
 python tests/redteam [--inputs 300] [--kills 11] [--no-limits] [--seed 0]
 """
@@ -15,13 +16,16 @@ from fuzz import BAD, fuzz
 from kills import COMMANDS, disturb, fill_disk, race
 from memory import COMMANDS as LIMITED
 from memory import LIMITS, limited
+from service import REQUESTS, attack
 
 COLUMNS = ("refused", "same", "other", *BAD)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--inputs", type=int, default=300, help="damaged files of each format")
+    parser.add_argument(
+        "--inputs", type=int, default=300, help="damaged files of each format, and requests of each kind"
+    )
     parser.add_argument("--kills", type=int, default=11, help="runs of each command that are killed twice")
     parser.add_argument(
         "--limits", action=argparse.BooleanOptionalAction, default=True, help="commands with little memory"
@@ -31,6 +35,8 @@ def main() -> None:
     torch.set_num_threads(1)  # threads do not survive a fork
     began = time.monotonic()
     bad = damaged_files(chosen.inputs, chosen.seed) if chosen.inputs else []
+    if chosen.inputs:
+        bad += damaged_requests(chosen.inputs, chosen.seed)
     if chosen.kills:
         bad += disturbed_commands(chosen.kills, chosen.seed)
     if chosen.limits:
@@ -55,6 +61,19 @@ def damaged_files(inputs: int, seed: int) -> list[str]:
         peak = max(peak, tally.peak)
         print(f"| {form.name} | {sum(cells)} | {' | '.join(map(str, cells))} | {tally.peak >> 20} |", flush=True)
     print(f"| all | {sum(total.values())} | {' | '.join(map(str, total.values()))} | {peak >> 20} |")
+    return bad
+
+
+def damaged_requests(requests: int, seed: int) -> list[str]:
+    """Print counts by kind of request to a service; those that ended badly."""
+    bad = []
+    print(f"\n| request | requests | {' | '.join(COLUMNS)} | MB at the end |")
+    print(f"|---|---:|{'---:|' * len(COLUMNS)}---:|", flush=True)
+    for name in REQUESTS:
+        tally = attack(name, requests, seed)
+        cells = " | ".join(str(tally.counts[column]) for column in COLUMNS)
+        print(f"| {name} | {sum(tally.counts.values())} | {cells} | {tally.peak >> 20} |", flush=True)
+        bad += tally.examples
     return bad
 
 

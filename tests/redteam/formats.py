@@ -177,17 +177,14 @@ _LENGTH = as_extractor(lambda texts: [[float(len(t)), 1.0] for t in texts], name
 _TEXTS = Texts([str(i) for i in range(9)], ["a", "b", "c"] * 3, None, "here", ["x" * i for i in range(1, 10)])
 
 
-def _make_part(file: str) -> Callable[[Path], Path]:
-    def make(folder: Path) -> Path:
-        def stop(done: int, total: int) -> None:
-            if done >= 6:
-                raise KeyboardInterrupt
+def _make_part(folder: Path) -> Path:
+    def stop(done: int, total: int) -> None:
+        if done >= 6:
+            raise KeyboardInterrupt
 
-        with suppress(KeyboardInterrupt):
-            extract(_TEXTS, _LENGTH, folder / "x.npz", batch=3, workers=1, progress=stop)
-        return folder / f".x.part.{file}"
-
-    return make
+    with suppress(KeyboardInterrupt):
+        extract(_TEXTS, _LENGTH, folder / "x.npz", batch=3, workers=1, progress=stop)
+    return folder / ".x.part" / "000000.npz"
 
 
 def _read_part(folder: Path) -> str:
@@ -260,8 +257,7 @@ FORMATS = [
     Format("run: a block", _make_block, _read_block, sealed=True),
     Format("preset", _make_preset, lambda folder: load_preset(folder / "mine.json").params),
     Format("study journal", _make_journal, _read_journal),
-    Format("extraction: array", _make_part("npy"), _read_part, sealed=True),
-    Format("extraction: record", _make_part("json"), _read_part, sealed=True),
+    Format("extraction: part", _make_part, _read_part, sealed=True),
     Format("list of tasks", _make_tasks, _read_tasks, sealed=True),
     Format("texts .csv", _make_texts("csv"), lambda f: _digest(find_texts(f / "texts.csv").texts)),
     Format("texts .jsonl", _make_texts("jsonl"), lambda f: _digest(find_texts(f / "texts.jsonl").texts)),

@@ -1,9 +1,11 @@
-"""Training: augmentation that does what it says, stages, schedules, exact resume, several processes, bad input."""
+"""Training: augmentation, stages, schedules, exact resume, several processes, bad input."""
 
 from __future__ import annotations
 
+import copy
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -16,6 +18,7 @@ import torch
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
+from torch.nn.utils.parametrizations import weight_norm
 
 from fewcal.errors import FewcalWarning, FileFormatError, InputError
 from fewcal.features import FeatureSet
@@ -31,9 +34,9 @@ from fewcal.training.augment import (
 )
 from fewcal.training.distributed import ProcessGroup
 from fewcal.training.loop import Training
-from fewcal.training.model import Average, CosineClassifier, DropBlock, Learner, Mixing, chained
-from fewcal.training.record import BEST, RECORD, STATE
-from fewcal.training.state import load_state, save_state
+from fewcal.training.model import Average, CosineClassifier, DropBlock, Dropout, Mixing
+from fewcal.training.settings import RECIPES
+from fewcal.training.state import BEST, RECORD, STATE, load_state, save_state
 from fewcal.training.validate import extract, few_shot_accuracy
 from limits import PATIENCE
 
@@ -89,7 +92,7 @@ def test_augmented_pictures_are_pictures(batch: int, side: int, size: int, seed:
     assert torch.equal(x, augment(pixels, size, generator(seed), erase=0.5))
 
 
-def test_boxes_lie_inside_and_have_the_areas_asked_for() -> None:
+def test_boxes_lie_inside_and_have_their_areas() -> None:
     left, top, width, height = random_boxes(torch.zeros(4000, 1), generator(), 0.3)
     assert float(torch.stack([left, top]).min()) >= 0
     assert float((left + width).max()) <= 1 + 1e-6
@@ -97,11 +100,6 @@ def test_boxes_lie_inside_and_have_the_areas_asked_for() -> None:
     area = width * height
     assert 0.29 < float(area.min()) < 0.32
     assert 0.6 < float(area.mean()) < 0.66  # a little below the middle of 0.3..1: long boxes are cut at the border
-
-
-def test_crops_of_flat_pictures_are_flat() -> None:
-    flat = torch.tensor([0.1, 0.2, 0.3, 0.4]).view(4, 1, 1, 1).expand(4, 3, 9, 9)
-    torch.testing.assert_close(random_crop_flip(flat, 7, generator(), 0.3), flat[..., :7, :7])
 
 
 def test_crops_come_from_within_the_picture() -> None:
@@ -144,11 +142,23 @@ def test_rotation_is_that_of_rot90() -> None:
 # ---- the model ------------------------------------------------------------------------------------------------------
 
 
-def test_cosine_logits_ignore_lengths() -> None:
-    head = CosineClassifier(6, 3, 10.0)
+@pytest.mark.parametrize("norms", [False, True])
+def test_cosine_logits_ignore_lengths(norms: bool) -> None:
+    head = CosineClassifier(6, 3, 10.0, norms)
     x = torch.rand(4, 6)
     torch.testing.assert_close(head(x), head(7 * x))
-    assert float(head(head.weight).detach().diagonal().min()) == pytest.approx(10.0, abs=1e-4)
+    scale = 10.0 if head.norms is None else 10.0 * head.norms
+    torch.testing.assert_close(head(head.weight).diagonal(), scale * torch.ones(3))
+
+
+def test_cosine_with_norms_is_the_weight_norm_of_torch() -> None:
+    head, linear = CosineClassifier(6, 3, 2.0, True), weight_norm(torch.nn.Linear(6, 3, bias=False), dim=0)
+    assert head.norms is not None
+    with torch.no_grad():
+        linear.parametrizations.weight.original0.copy_(head.norms[:, None].copy_(torch.rand(3, 1)))  # type: ignore
+        linear.parametrizations.weight.original1.copy_(head.weight)  # type: ignore[union-attr]
+    x = torch.rand(4, 6)
+    torch.testing.assert_close(head(x), 2 * linear(x / x.norm(dim=1, keepdim=True)))
 
 
 def test_mixing_touches_one_layer_and_the_first_rows() -> None:
@@ -175,11 +185,21 @@ def test_dropblock_drops_its_share_and_keeps_the_mean() -> None:
     assert float(out.mean()) == pytest.approx(1, abs=1e-4)
 
 
-def test_chained_steps() -> None:
-    assert chained(None, None) is None
-    both = chained(lambda i, x: x + i, None, lambda i, x: x * 2)
-    assert both is not None
-    assert float(both(1, torch.tensor(1.0))) == 4
+def test_dropout_drops_its_share_in_training_alone() -> None:
+    net = make_backbone("wrn28-10", depth=10, width=2)
+    dropout = Dropout(net, 0.5)
+    dropout.generator = generator()
+    x, (first, *others) = torch.ones(8, 32, 20, 20), net.dropout_places()
+    assert len(others) == 2  # one block a stage
+    (dropped,) = (dropout(first, (x,)),)
+    assert 0.45 < float((dropped == 0).float().mean()) < 0.55
+    assert float(dropped.mean()) == pytest.approx(1, abs=0.05)
+    plain = copy.deepcopy(net)
+    for module in plain.modules():
+        module._forward_pre_hooks.clear()
+    pictures = torch.rand(4, 3, 16, 16)
+    assert torch.equal(net.eval()(pictures), plain.eval()(pictures))
+    assert not torch.allclose(net.train()(pictures), plain.train()(pictures))
 
 
 def test_average_follows_the_weights() -> None:
@@ -192,12 +212,6 @@ def test_average_follows_the_weights() -> None:
         average.update(net, step)
     for p in average.backbone.parameters():
         torch.testing.assert_close(p, torch.ones_like(p), atol=1e-4, rtol=0)
-
-
-def test_linear_classifier() -> None:
-    learner = Learner(make_backbone("conv4", channels=2, size=16), 5, "linear", 1.0)
-    logits, turns = learner(torch.rand(3, 3, 16, 16))
-    assert (logits.shape, turns.shape) == ((3, 5), (3, 4))
 
 
 # ---- schedules ------------------------------------------------------------------------------------------------------
@@ -298,9 +312,19 @@ def test_training_learns_and_writes_all_its_files(tmp_path: Path) -> None:
     assert train(small_data(), settings, tmp_path / "run", resume=True)["steps"] == record["steps"]
 
 
-@pytest.mark.parametrize("at", [1, 4, 7])
-def test_killed_and_resumed_is_as_if_nothing_happened(tmp_path: Path, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+S2M2: dict[str, Any] = {
+    **{"backbone_settings": {"depth": 10, "width": 1}, "size": 16, "store": SIZE, "epochs": 2, "mixup_epochs": 1},
+    **{"batch": 10, "tasks": 4},
+}
+
+
+@pytest.mark.parametrize(("at", "recipe"), [(1, "plain"), (4, "plain"), (7, "plain"), (7, "s2m2")])
+def test_killed_and_resumed_training_is_as_if_nothing_happened(
+    tmp_path: Path, at: int, recipe: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = small(dropblock=0.2, validations=2)
+    if recipe == "s2m2":  # with Adam and dropout
+        settings = TrainSettings.for_backbone("wrn28-10", "s2m2", **S2M2, validations=2)
     whole = train(small_data(), settings, tmp_path / "whole", final_tasks=5, save_seconds=1e9)
 
     step = Training.train_step
@@ -355,6 +379,30 @@ def test_patience_ends_stage_2(tmp_path: Path) -> None:
     assert record["epochs"] < 20
 
 
+def test_all_turns_of_a_picture_share_its_class(tmp_path: Path) -> None:
+    """Stage 1: all pictures at four angles. Stage 2: all of them to be mixed, then a quarter at four angles."""
+    training = standing(tmp_path, turns="all")
+    x, labels = torch.rand(8, 3, 6, 6), torch.arange(8)
+    for mixed, count in ((0, 8), (8, 2)):
+        got, classes, turns, first = training._with_turns(x, labels, torch.zeros(8, dtype=torch.long), mixed)
+        assert (len(got), first) == (mixed + 4 * count, mixed)
+        assert torch.equal(got[:mixed], x[:mixed])
+        for picture, label, turn in zip(got[mixed:], classes[mixed:], turns[mixed:].tolist(), strict=True):
+            assert torch.equal(picture, torch.rot90(x[label], turn, (1, 2)))
+        assert torch.bincount(4 * classes[mixed:] + turns[mixed:]).tolist() == [1] * (4 * count)
+
+
+def test_mixup_reaches_the_last_layer_where_it_is_wanted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    layers: dict[bool, set[int]] = {}
+    for last in (False, True):
+        training = standing(tmp_path, mixup_last=last)
+        found = layers.setdefault(last, set())
+        monkeypatch.setattr("fewcal.training.loop.Mixing", lambda i, *rest, to=found: (to.add(i), Mixing(i, *rest))[1])
+        for training.step in range(40):
+            training.train_step(training.order()[:10], 0.99)
+    assert layers == {False: {0, 1, 2, 3}, True: {0, 1, 2, 3, 4}}
+
+
 def test_without_rotation_and_without_validation_classes(tmp_path: Path) -> None:
     with pytest.warns(FewcalWarning, match="no val split"):
         record = train(small_data("base"), small(rotation=0.0, jitter=0.0), tmp_path, final_tasks=5)
@@ -365,7 +413,7 @@ def test_without_rotation_and_without_validation_classes(tmp_path: Path) -> None
 
 def test_upright_pictures_and_a_linear_classifier(tmp_path: Path) -> None:
     record = train(small_data(), small(upright=1.0, classifier="linear"), tmp_path, final_tasks=5)
-    assert record["curve"][-1]["rotation_loss"] < record["curve"][0]["rotation_loss"]  # there is nothing to tell
+    assert record["curve"][-1]["rotation_loss"] < record["curve"][0]["rotation_loss"]  # there is nothing to learn
 
 
 def test_compiled_stages_give_the_same_features(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -439,9 +487,9 @@ def test_two_processes_train_one_model(tmp_path: Path) -> None:
         )
         for rank in range(2)
     ]
-    said = [w.communicate(timeout=PATIENCE) for w in workers]
-    assert [w.returncode for w in workers] == [0, 0], said
-    first, second = (out.split() for out, _ in said)
+    output = [w.communicate(timeout=PATIENCE) for w in workers]
+    assert [w.returncode for w in workers] == [0, 0], output
+    first, second = (out.split() for out, _ in output)
     assert first[1:3] == second[1:3]  # the same weights
     assert (first[3], second[3]) == ("True", "False")  # one of them writes
     record = json.loads((tmp_path / "run" / RECORD).read_text())
@@ -465,14 +513,15 @@ def test_folders_and_packs_are_read(tmp_path: Path) -> None:
 
     data = small_data()
     save_pictures(data["base"], tmp_path / "base")
-    save_pictures(data["val"], tmp_path / "other")
-    files = sorted((tmp_path / "other").rglob("*.png"))
+    save_pictures(data["val"], tmp_path / "base" / "other")
+    files = sorted((tmp_path / "base" / "other").rglob("*.png"))
     write_pack(
         tmp_path / "x_val.npz",
         [f.read_bytes() for f in files],
         [f.parent.name for f in files],
         [f.name for f in files],
     )
+    shutil.rmtree(tmp_path / "base" / "other")
     found = load_pixels(tmp_path, SIZE)
     assert list(found) == ["base", "val"]
     for name, split in found.items():
@@ -495,7 +544,7 @@ def test_lists_are_read(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="split 'test' is unknown"):
         load_pixels(tmp_path / "list.csv", SIZE)
     (tmp_path / "bare.csv").write_text("path,label\n" + "\n".join(r.rpartition(",")[0] for r in rows))
-    with pytest.raises(InputError, match="no column 'split'"):
+    with pytest.raises(InputError, match="a column 'split'"):
         load_pixels(tmp_path / "bare.csv", SIZE)
 
 
@@ -509,11 +558,11 @@ def test_data_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(InputError, match="in_channels=2"):
         load_pixels(tmp_path, SIZE, channels=2)
     save_pictures(pictures("xy"), tmp_path / "my_base")
-    with pytest.raises(InputError, match="keep one of them"):
+    with pytest.raises(InputError, match="keep one"):
         load_pixels(tmp_path, SIZE)
     save_pictures(pictures("ab"), tmp_path / "leak" / "base")
     save_pictures(pictures("bc"), tmp_path / "leak" / "novel")
-    with pytest.raises(InputError, match="'b' is in base and in novel"):
+    with pytest.raises(InputError, match="'b' is in both base and novel"):
         load_pixels(tmp_path / "leak", SIZE)
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(InputError, match=r"fewcal\[images\]"):
@@ -535,58 +584,14 @@ def test_tensors_that_are_no_pictures() -> None:
 # ---- defaults -------------------------------------------------------------------------------------------------------
 
 
-def test_conv4_has_the_plain_recipe_whatever_the_others_have() -> None:
-    """Classification of crops, mirror images and colours; all it takes is written out, so that no default leaks in."""
-    assert TrainSettings.for_backbone("conv4", minutes=3.0).to_dict() == {
-        "backbone": "conv4",
-        "backbone_settings": {"size": 84},
-        "size": 84,
-        "store": 92,
-        "epochs": 200,
-        "mixup_epochs": 0,
-        "minutes": 3.0,
-        "batch": 128,
-        "lr": 0.1,
-        "mixup_lr": 0.02,
-        "schedule": "cosine",
-        "warmup": 0.02,
-        "momentum": 0.9,
-        "weight_decay": 1e-4,
-        "smoothing": 0.0,
-        "rotation": 0.0,
-        "upright": 0.0,
-        "mixup_alpha": 2.0,
-        "classifier": "cosine",
-        "scale": 10.0,
-        "least_area": 0.3,
-        "jitter": 0.4,
-        "erase": 0.0,
-        "dropblock": 0.0,
-        "average": 0.999,
-        "validations": 20,
-        "tasks": 300,
-        "patience": 0,
-        "test_sizes": [],
-        "amp": True,
-        "compile": False,
-        "seed": 0,
-    }
-
-
-@pytest.mark.parametrize("backbone", ["resnet12", "wrn28-10", "wrn28-10-p64"])
-def test_residual_backbones_have_the_recipe_that_was_measured(backbone: str) -> None:
-    """benchmarks/RESULTS.md, training on CUB, names only what it sets; the rest of that training is here."""
-    own = TrainSettings.for_backbone(backbone)
-    assert own == TrainSettings(backbone=backbone)
-    assert own.stage1_share == 0.6
-    measured = {"lr": 0.1, "mixup_lr": 0.05, "weight_decay": 5e-4, "smoothing": 0.0, "upright": 0.33, "scale": 10.0}
-    measured |= {"erase": 0.25, "dropblock": 0.1, "average": 0.998, "batch": 128, "rotation": 1.0, "warmup": 0.02}
-    assert {name: getattr(own, name) for name in measured} == measured
-
-
-def test_changes_win_over_the_defaults_of_a_backbone() -> None:
-    assert TrainSettings.for_backbone("conv4", average=0.5, mixup_epochs=7).average == 0.5
-    assert TrainSettings.for_backbone("resnet12", dropblock=0.0).dropblock == 0.0
+@pytest.mark.parametrize("recipe", [*RECIPES, None])
+def test_recipes_are_complete_and_changes_win_over_them(recipe: str | None) -> None:
+    for backbone in ("resnet12", "conv4"):
+        settings = TrainSettings.for_backbone(backbone, recipe, average=0.5)
+        assert (settings.backbone, settings.average) == (backbone, 0.5)
+        assert TrainSettings(**settings.to_dict()) == settings
+    with pytest.raises(InputError, match="recipe 's2m3' is unknown; did you mean 's2m2'"):
+        TrainSettings.for_backbone("resnet12", "s2m3")
 
 
 # ---- bad input ------------------------------------------------------------------------------------------------------
@@ -600,7 +605,7 @@ def test_changes_win_over_the_defaults_of_a_backbone() -> None:
         ({"batch": 16.5}, "whole number"),
         ({"epochs": 0, "mixup_epochs": 0}, "both 0"),
         ({"minutes": 0}, "minutes=0"),
-        ({"schedule": "linear"}, "schedule='linear'"),
+        ({"schedule": "linear"}, "schedule='linear' is unknown; use one of cosine, constant"),
         ({"classifier": "dot"}, "classifier='dot'"),
         ({"store": 2}, "store=2"),
         ({"test_sizes": (1,)}, "test_sizes"),
@@ -626,15 +631,14 @@ def test_trainings_that_cannot_begin(tmp_path: Path, monkeypatch: pytest.MonkeyP
         train(data, small(backbone_settings={}), tmp_path / "d")
     with pytest.raises(InputError, match="too small for 8 processes"):
         Training(data, small(), tmp_path, ProcessGroup(0, 8, torch.device("cpu")))
+    with pytest.raises(InputError, match="before the first step"):
+        train(data, small(minutes=1e-6), tmp_path / "d")
+    if not torch.cuda.is_available():
+        with pytest.raises(InputError, match="no usable CUDA device"):
+            train(data, small(), tmp_path / "d", device="cuda")
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(InputError, match=r"fewcal\[train\]"):
         train(data, small(), tmp_path / "e", tensorboard=True)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_gpu_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no usable CUDA device"):
-        train(small_data(), small(), tmp_path, device="cuda")
 
 
 def test_a_loss_that_explodes(tmp_path: Path) -> None:
@@ -658,11 +662,6 @@ def test_folders_that_hold_something_else(tmp_path: Path) -> None:
         train(small_data(), small(), tmp_path / "run", resume=True)
 
 
-def test_minutes_that_are_over_at_once(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="before the first step"):
-        train(small_data(), small(minutes=1e-6), tmp_path)
-
-
 def test_resuming_with_another_number_of_processes(tmp_path: Path) -> None:
     training = standing(tmp_path)
     save_state(training)
@@ -682,14 +681,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     command = ["train", str(tmp_path / "data"), "--out", str(tmp_path / "run"), "--backbone", "conv4"]
     command += ["--size", "16", "--epochs", "1", "--mixup-epochs", "1", "--batch", "10", "--device", "cpu"]
     command += ["--features", str(tmp_path / "features"), "--json", str(tmp_path / "record.json")]
-    command += [
-        "--set",
-        "tasks=4",
-        "--set",
-        "validations=1",
-        "--set",
-        "backbone.channels=4",
-    ]
+    command += ["--set", "tasks=4", "--set", "validations=1", "--set", "backbone.channels=4"]
     with pytest.raises(SystemExit) as done:
         main(command)
     assert done.value.code == 0
@@ -700,6 +692,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         (["--set", "learning_rate=1"], "no such setting"),
         (["--set", "dc.k=1"], "dc.k: there is no such setting"),
         (["--backbone", "resnet50"], "backbone 'resnet50' is unknown"),
+        (["--recipe", "s2m3"], "recipe 's2m3' is unknown"),
     ):
         with pytest.raises(SystemExit) as done:
             main([*command, *wrong])

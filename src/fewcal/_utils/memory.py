@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+from contextlib import suppress
 from pathlib import Path
 
 from fewcal.errors import InputError
@@ -67,3 +69,12 @@ def require_memory(need: int, what: str, remedy: str) -> None:
     left = available_memory()
     if left is not None and need > left:
         raise InputError(f"{what} takes {need / 1e9:.3g} GB, and {left / 1e9:.3g} GB of memory are left; {remedy}")
+
+
+def release_memory() -> None:
+    """Return freed memory to the system, where the C library keeps it (glibc does, after large pictures).
+
+    >>> release_memory()
+    """
+    with suppress(AttributeError, OSError, TypeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)

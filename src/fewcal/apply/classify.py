@@ -34,7 +34,7 @@ from fewcal.apply.predict import (
 from fewcal.bank import BaseBank
 from fewcal.errors import FewcalWarning, InputError
 from fewcal.features.extract import embed
-from fewcal.features.extractors import Embed, Extractor, as_extractor
+from fewcal.features.extractors import EmbedFunction, Extractor, as_extractor
 from fewcal.features.sources.find import find_items, labelled_items
 from fewcal.features.sources.items import Items
 from fewcal.features.sources.kinds import default_extractor
@@ -125,7 +125,7 @@ class Answers:
 def classify(
     support: StrPath | Items,
     query: StrPath | Items,
-    extractor: str | Extractor | Embed | None = None,
+    extractor: str | Extractor | EmbedFunction | None = None,
     *,
     bank: StrPath | BaseBank | None = None,
     preset: str | None = None,

@@ -36,7 +36,7 @@ def contact_sheet(answers: Answers) -> Page:
     )
     for line in answers.in_words():
         page.text(f"{line}.")
-    if query.kind == "text":
+    if query.kind != "picture":
         _texts(page, answers)
     else:
         _pictures(page, answers, counts, examples)
@@ -52,9 +52,9 @@ def _texts(page: Page, answers: Answers) -> None:
         wrong = bool(truth) and truth[0] != answer and answer != NONE_OF_THESE
         shown = Cell(answer, mark="wrong" if wrong else "warn" if p < DOUBTFUL else "")
         rows.append([item, shown, _percent(p), second, _percent(q), *truth])
-    page.table(["text", *_COLUMNS, *known], rows)
+    page.table([support.kind, *_COLUMNS, *known], rows)
     page.heading("Examples")
-    page.table(["text", "class"], [[str(support.load(i)), c] for i, c in enumerate(support.labels or [])])
+    page.table([support.kind, "class"], [[str(support.load(i)), c] for i, c in enumerate(support.labels or [])])
 
 
 def _pictures(page: Page, answers: Answers, counts: dict[str, int], examples: dict[str, int]) -> None:

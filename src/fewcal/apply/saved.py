@@ -24,8 +24,7 @@ from fewcal.estimators.base import TaskClassifier
 from fewcal.estimators.saved import load_classifier, read_meta
 from fewcal.features import FeatureSplit, load_split
 from fewcal.features.extract import embed
-from fewcal.features.extractors import Extractor, get_extractor
-from fewcal.features.extractors.base import find_entry
+from fewcal.features.extractors import Extractor, find_entry, get_extractor
 from fewcal.features.sources.find import check_headers, find_items, labelled_items
 from fewcal.features.sources.items import Items
 from fewcal.features.sources.kinds import default_extractor, kind_of

@@ -30,7 +30,7 @@ COMMANDS = {
     "data": ("extract", "Lists of pictures from downloaded data sets."),
     "fit": ("model", "Fit a classifier on a few examples of each class and save it."),
     "model": ("model", "Saved classifiers."),
-    "serve": ("model", "Serve a saved classifier over HTTP, with a page of docs."),
+    "serve": ("model", "Serve a saved classifier over HTTP, with a page to try it."),
     "predict": ("predict", "Classify with a saved classifier, or from labelled rows."),
     "explain": ("predict", "Which base classes shape yours, how much, and whether it helps."),
     "features": ("features", "Look at feature sets."),

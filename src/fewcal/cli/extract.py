@@ -14,7 +14,7 @@ from fewcal.errors import InputError
 
 data = typer.Typer(no_args_is_help=True, help="Lists of pictures from downloaded data sets.")
 # Rows of a table that people read; the file has all.
-MOST_PRINTED = 40
+MAX_PRINTED = 40
 
 
 def complete_extractor(incomplete: str) -> list[str]:
@@ -23,17 +23,22 @@ def complete_extractor(incomplete: str) -> list[str]:
     return [name for name in [*list_extractors(), *prefixes()] if name.startswith(incomplete)]
 
 
-def known_extractor(name: str | None) -> str | None:
-    """Refuse an extractor that is none: at once, before anything else is loaded."""
-    if name is not None:
+def checked_extractors(names: list[str] | None) -> list[str] | None:
+    """Refuse names that no extractor has: at once, before anything else is loaded."""
+    if name := joined_extractors(names):
         from fewcal.features.extractors import require_extractor
 
         require_extractor(name)
-    return name
+    return names
+
+
+def joined_extractors(names: list[str] | None) -> str | None:
+    """Return the name of the extractors side by side; None where none is named."""
+    return "+".join(names) if names else None
 
 
 def show_extractors(wanted: bool) -> None:
-    """Print the table of extractors and leave, where it is wanted."""
+    """Print the table of extractors and leave."""
     if wanted:
         from fewcal.features.extractors import extractor_table
 
@@ -42,14 +47,14 @@ def show_extractors(wanted: bool) -> None:
 
 
 UsualExtractor = Annotated[
-    str | None,
+    list[str] | None,
     typer.Option(
         "--extractor",
         "-e",
-        help="Its name, or a checkpoint of `fewcal train`; --list-extractors shows them all. By default "
-        "efficientnet-lite0 for pictures and minilm for texts.",
+        help="Its name, or a checkpoint of `fewcal train`; --list-extractors shows them all. Repeated: several side by "
+        "side. By default efficientnet-lite0 for pictures and minilm for texts.",
         autocompletion=complete_extractor,
-        callback=known_extractor,
+        callback=checked_extractors,
     ),
 ]
 TextColumn = Annotated[str, typer.Option(help="Column or key of the text.")]
@@ -109,19 +114,19 @@ def extract(
     if split is not None and split not in SPLITS:
         raise InputError(f"--split {split!r} is unknown; the splits are {', '.join(SPLITS)}")
     start = partial(run, batch=batch, workers=workers, skip_bad=skip_bad, resume=resume, dtype=checked_dtype(dtype))
-    extractor = extractor or default_extractor(source, text_column)
-    kind = require_extractor(extractor).kind
-    if kind != "either":  # what is wrong with the source is told before the network is loaded
+    name = joined_extractors(extractor) or default_extractor(source, text_column)
+    kind = require_extractor(name).kind
+    if kind != "either":  # errors of the source come before the network is loaded
         splits = find_splits(source, kind, not unlabelled, text_column, label_column)
-    model = get_extractor(extractor, device, allow_download)
+    model = get_extractor(name, device, allow_download)
     if kind == "either":
         splits = find_splits(source, model.kind, not unlabelled, text_column, label_column)
     if "features" in splits and split is not None:
         splits = {split: splits["features"]}
     facts = []
-    for name, items in splits.items():
-        with ProgressBar(f"{name} {model.kind}s", quiet) as report:
-            facts.append(start(items, model, out / f"{name}.npz", progress=report))
+    for place, items in splits.items():
+        with ProgressBar(f"{place} {model.kind}s", quiet) as report:
+            facts.append(start(items, model, out / f"{place}.npz", progress=report))
     write_json(json_file, {"extractor": model.stamp, "files": facts})
     if not quiet:
         keys = ["file", "rows", "classes", "features", "skipped"]
@@ -174,12 +179,13 @@ def classify(
     from fewcal.features.sources.find import find_pair
 
     columns = (text_column, label_column)
-    known, asked = find_pair(support, query, extractor, columns, skip_bad)
+    name = joined_extractors(extractor)
+    examples, queries = find_pair(support, query, name, columns, skip_bad)
     reading = partial(run, batch=batch, workers=workers, skip_bad=skip_bad, columns=columns)
     start = partial(reading, preset=preset, settings=set_ or [], reject=reject, seed=seed)
     with ProgressBar("items", quiet) as report:
         answers = start(
-            known, asked, extractor, bank=bank, device=device, allow_download=allow_download, progress=report
+            examples, queries, name, bank=bank, device=device, allow_download=allow_download, progress=report
         )
     if not quiet:
         print_answers(answers.query.kind, by_doubt(answers.rows()), kept=out is not None)
@@ -192,11 +198,11 @@ def classify(
 
 
 def print_answers(kind: str, rows: Sequence[tuple[str, str, float, str, float]], kept: bool) -> None:
-    """A table of answers as they come, the doubtful ones first; `kept` says whether a file has all of them."""
-    shown = [[i, a, percent(p, 1), b, percent(q, 1)] for i, a, p, b, q in rows[:MOST_PRINTED]]
+    """Print a table of answers, the doubtful ones first; `kept`: a file has all."""
+    shown = [[i, a, percent(p, 1), b, percent(q, 1)] for i, a, p, b, q in rows[:MAX_PRINTED]]
     table([kind, "answer", "%", "next", "%"], shown, ["left", "left", "right", "left", "right"])
-    if len(rows) > MOST_PRINTED:
-        print(f"the most doubtful first; {len(rows) - MOST_PRINTED} more" + ("" if kept else ": --out FILE keeps all"))
+    if len(rows) > MAX_PRINTED:
+        print(f"the most doubtful first; {len(rows) - MAX_PRINTED} more" + ("" if kept else ": --out FILE keeps all"))
 
 
 @data.command("prepare")

@@ -42,9 +42,9 @@ def features_info_command(
         rows = [[k, str(v["duplicate_rows"]), cell(v["shared_classes"])] for k, v in across.items()]
         table(["between splits", "duplicate rows", "shared classes"], rows)
     if gaussian is not None:
-        print(f"Gaussianization of the preset default: {gaussian['power']}")
-        if capped := gaussian["scaled_features"]:
-            print(f"  {capped} of {facts['dimension']} features spread far more than others and are brought down")
+        print(f"Gaussianization of HGDC: {gaussian['power']}")
+        if scaled := gaussian["scaled_features"]:
+            print(f"  {scaled} of {facts['dimension']} features vary far more than others and are scaled down")
     for line in facts["warnings"]:
         print(f"warning: {line}")
 

@@ -1,5 +1,6 @@
 """`fewcal fit`, `fewcal model info`, `fewcal serve`: classifiers in files."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +17,7 @@ from fewcal.cli.extract import (
     TextColumn,
     UsualExtractor,
     Workers,
+    joined_extractors,
 )
 from fewcal.cli.options import Device, Json, KnownPreset, Quiet, Reject, Seed, Set, existing, readable_model
 from fewcal.cli.printing import cell, table, write_json
@@ -62,12 +64,13 @@ def fit(
 
     columns = (text_column, label_column)
     examples: StrPath | Items = support
-    if extractor is not None or kind_of(support, text_column) != "features":
-        examples, _ = find_pair(support, None, extractor, columns, skip_bad)
+    name = joined_extractors(extractor)
+    if name is not None or kind_of(support, text_column) != "features":
+        examples, _ = find_pair(support, None, name, columns, skip_bad)
     with ProgressBar("examples", quiet) as report:
         classifier = fit_model(
             examples,
-            extractor=extractor,
+            extractor=name,
             bank=bank,
             preset=preset,
             settings=set_ or [],
@@ -97,14 +100,34 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port; 0 takes a free one.", min=0, max=65535)] = 8000,
     reject: Reject = None,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            help="Answer only requests with Authorization: Bearer TOKEN. FEWCAL_TOKEN in the environment does the "
+            "same, and no list of processes shows it."
+        ),
+    ] = None,
+    behind_proxy: Annotated[
+        str | None,
+        typer.Option(help="Scheme and name that browsers see, e.g. https://birds.example.org.", metavar="ORIGIN"),
+    ] = None,
     device: Device = "cpu",
     quiet: Quiet = False,
 ) -> None:
-    """Serve a saved classifier over HTTP, with a page of docs."""
+    """Serve a saved classifier over HTTP, with a page to try it."""
     from fewcal.apply.serve.server import serve_model
 
     def opened(address: str) -> None:
         if not quiet:
-            print(f"fewcal serve: {address} (interface: {address}/docs); Ctrl-C stops", flush=True)
+            print(f"fewcal serve: {address}; Ctrl-C stops", flush=True)
 
-    serve_model(file, host=host, port=port, reject=reject, device=device, opened=opened)
+    serve_model(
+        file,
+        host=host,
+        port=port,
+        reject=reject,
+        device=device,
+        token=os.environ.get("FEWCAL_TOKEN") if token is None else token,
+        behind_proxy=behind_proxy,
+        opened=opened,
+    )

@@ -47,7 +47,7 @@ def predict(
 ) -> None:
     """Classify with a saved classifier, or from labelled rows."""
     if model is not None and source is None:
-        source, query = query, None  # --query says as well what to classify
+        source, query = query, None  # --query names the same
     if model is not None and (source is None or support is not None or query is not None):
         raise InputError("--model takes what to classify as an argument: fewcal predict --model FILE NEW")
     if model is None and (source is not None or support is None or query is None or out is None):
@@ -59,14 +59,14 @@ def predict(
     if model is not None and source is not None:
         with ProgressBar("items", quiet) as report:
             reading = Reading((text_column, label_column), skip_bad=skip_bad, device=device, progress=report)
-            answers, told = predict_with_model(model, source, reject, reading)
+            answers, notes = predict_with_model(model, source, reject, reading)
         if not quiet:
             print_answers("item", by_doubt(answer_rows(answers)), kept=out is not None)
     else:
         assert support is not None and query is not None  # noqa: PT018
         start = partial(predict_files, support, query, bank=bank, preset=preset, settings=set_ or [])
         answers = start(reject=reject, seed=seed, device=device)
-        told = in_words(answers, None, [])
+        notes = in_words(answers, None, [])
     if out is not None:
         write_predictions(answers, out, raw)
     counts, file = Counter(map(str, answers["prediction"])), None if out is None else str(out)
@@ -74,7 +74,7 @@ def predict(
     write_json(json_file, {"rows": rows, "predictions": counts, "rejected": rejected(answers), "file": file})
     if not quiet:
         table(["class", "rows"], [[k, str(v)] for k, v in counts.most_common()], ["left", "right"])
-        print("\n".join([*told, f"written to {out}" if out is not None else "--out FILE keeps all of it"]))
+        print("\n".join([*notes, f"written to {out}" if out is not None else "--out FILE keeps all of it"]))
 
 
 def explain(

@@ -1,6 +1,7 @@
 """`fewcal train`: a backbone from pictures of base classes."""
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -11,14 +12,12 @@ from fewcal.cli.printing import write_json
 
 
 def train(
-    data: Annotated[
-        Path,
-        typer.Argument(
-            help="Folder with base, val and novel (packs or class folders), or a CSV list.", callback=existing
-        ),
-    ],
+    data: Annotated[Path, typer.Argument(help="Folder with base, val and novel, or a CSV list.", callback=existing)],
     out: Annotated[Path, typer.Option(help="Folder for weights and record.")],
     backbone: Annotated[str, typer.Option(help="resnet12, wrn28-10, wrn28-10-p64 or conv4.")] = "resnet12",
+    recipe: Annotated[
+        str | None, typer.Option(help="default, plain (classification alone) or s2m2 (as its authors' code trains).")
+    ] = None,
     epochs: Annotated[int | None, typer.Option(help="Stage 1: classification and rotation.")] = None,
     mixup_epochs: Annotated[int | None, typer.Option(help="Stage 2: manifold mixup.")] = None,
     minutes: Annotated[
@@ -44,7 +43,7 @@ def train(
     json_file: Json = None,
     quiet: Quiet = False,
 ) -> None:
-    """Train a backbone on base classes (S2M2). The weights that tell validation classes apart best are kept."""
+    """Train a backbone on base classes (S2M2). The weights of the best validation are kept."""
     from fewcal import training
     from fewcal._utils.terminal import ProgressBar
     from fewcal.training.settings import parse_settings
@@ -53,7 +52,7 @@ def train(
     changes, inner = parse_settings(set_ or [])
     changes |= {k: v for k, v in given.items() if v is not None}
     changes |= {"backbone_settings": inner, "minutes": minutes, "compile": compile_, "seed": seed}
-    settings = training.TrainSettings.for_backbone(backbone, **changes)
+    settings = training.TrainSettings.for_backbone(backbone, recipe, **changes)
     splits = training.load_pixels(data, settings.store, inner.get("in_channels", 3))
     with ProgressBar("‰", quiet) as report:
         record = training.train(
@@ -66,11 +65,7 @@ def train(
             initial=initial,
             tensorboard=tensorboard,
             progress=report,
-            log=None if quiet else _say,
+            log=None if quiet else partial(print, file=sys.stderr, flush=True),
         )
     if record is not None:  # of several processes the first alone has it
         write_json(json_file, record)
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

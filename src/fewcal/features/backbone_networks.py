@@ -21,13 +21,13 @@ class Backbone(nn.Module):
 
     Attributes
     ----------
-    name : str and settings : dict, what `make_backbone` needs to build the same again
-    dimension : int, D
-    least : int, the smallest height and width that the stages can take
+    name, settings : arguments with which `make_backbone` builds the same again
+    dimension : D
+    min_size : the smallest height and width that the stages take
     """
 
     name = "backbone"
-    least = 1
+    min_size = 1
 
     def __init__(self, stages: list[nn.Module], dimension: int, **settings: int) -> None:
         super().__init__()
@@ -40,12 +40,15 @@ class Backbone(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, pictures: Tensor, between: Between | None = None) -> Tensor:
-        """features (B, D). `between(i, x)` may change what enters stage i, and with i = number of stages what leaves
-        the last one: manifold mixup and DropBlock come in here."""
-        if pictures.ndim != 4 or pictures.shape[1] != self.in_channels or min(pictures.shape[2:]) < self.least:
+        """Return features `(B, D)`.
+
+        `between(i, x)` may change what enters stage i, and with i = number of stages what leaves the last one: manifold
+        mixup and DropBlock come in here.
+        """
+        if pictures.ndim != 4 or pictures.shape[1] != self.in_channels or min(pictures.shape[2:]) < self.min_size:
             raise InputError(
                 f"{self.name} got pictures of shape {tuple(pictures.shape)}; it takes (pictures, {self.in_channels}, "
-                f"height, width) of at least {self.least}×{self.least}"
+                f"height, width) of at least {self.min_size}×{self.min_size}"
             )
         x = pictures.float() / 255 if pictures.dtype == torch.uint8 else pictures
         x = (x - _MEAN) / _SPREAD
@@ -54,8 +57,12 @@ class Backbone(nn.Module):
         return self.pool(x if between is None else between(len(self.stages), x))
 
     def pool(self, x: Tensor) -> Tensor:
-        """Feature maps (B, D, h, w) → features (B, D), by default their mean."""
+        """Return features `(B, D)` of feature maps `(B, D, h, w)`, by default their mean."""
         return x.mean(dim=(2, 3))
+
+    def dropout_places(self) -> list[nn.Module]:
+        """Return the modules whose input dropout is for: the second convolutions of wide residual blocks."""
+        return [module.body[-1] for module in self.modules() if isinstance(module, _PreActivationBlock)]
 
 
 class Conv4(Backbone):
@@ -68,11 +75,11 @@ class Conv4(Backbone):
     torch.Size([2, 128])
     """
 
-    name, least = "conv4", 16
+    name, min_size = "conv4", 16
 
     def __init__(self, channels: int, in_channels: int, size: int) -> None:
-        if size < self.least:
-            raise InputError(f"conv4: size={size} is too small; pictures need at least {self.least}×{self.least}")
+        if size < self.min_size:
+            raise InputError(f"conv4: size={size} is too small; pictures need at least {self.min_size}×{self.min_size}")
         widths = [in_channels, channels, channels, channels, channels]
         stages: list[nn.Module] = [
             nn.Sequential(nn.Conv2d(a, b, 3, padding=1), nn.BatchNorm2d(b), nn.ReLU(), nn.MaxPool2d(2))
@@ -100,7 +107,7 @@ class ResNet12(Backbone):
     torch.Size([2, 10])
     """
 
-    name, least = "resnet12", 16
+    name, min_size = "resnet12", 16
 
     def __init__(self, width: int, in_channels: int) -> None:
         widths = [in_channels, width, 5 * width // 2, 5 * width, 10 * width]
@@ -136,27 +143,20 @@ class WideResNet(Backbone):
     torch.Size([2, 8])
     """
 
-    name, least = "wrn28-10", 4
+    name, min_size = "wrn28-10", 4
 
     def __init__(self, depth: int, width: int, projection: int, in_channels: int) -> None:
         if depth < 10 or (depth - 4) % 6:
             raise InputError(f"wrn: depth={depth} is not 6n + 4; use 10, 16, 22, 28, …")
         widths = [16, 16 * width, 32 * width, 64 * width]
-        stages: list[nn.Module] = [nn.Conv2d(in_channels, 16, 3, padding=1, bias=False)]
-        for i in range(3):
-            n = (depth - 4) // 6
-            stages.append(
-                nn.Sequential(
-                    *(
-                        _PreActivationBlock(
-                            widths[i] if j == 0 else widths[i + 1], widths[i + 1], 2 if i > 0 and j == 0 else 1
-                        )
-                        for j in range(n)
-                    )
-                )
-            )
+        first = nn.Conv2d(in_channels, 16, 3, padding=1, bias=False)
+        stages: list[nn.Module] = []
+        for i, (inside, out) in enumerate(pairwise(widths)):
+            blocks = [_PreActivationBlock(inside, out, 2 if i > 0 else 1)]
+            blocks += [_PreActivationBlock(out, out, 1) for _ in range((depth - 4) // 6 - 1)]
+            stages.append(nn.Sequential(*blocks))
         super().__init__(
-            [nn.Sequential(*stages[:2]), *stages[2:]],  # the first convolution belongs to the first stage
+            [nn.Sequential(first, stages[0]), *stages[1:]],  # the first convolution belongs to the first stage
             projection or widths[-1],
             depth=depth,
             width=width,
@@ -172,6 +172,8 @@ class WideResNet(Backbone):
 
 
 class _PreActivationBlock(nn.Module):
+    """x → conv²(norm(x)) + x, each convolution after batch norm and ReLU."""
+
     def __init__(self, inside: int, out: int, stride: int) -> None:
         super().__init__()
         self.first = nn.Sequential(nn.BatchNorm2d(inside), nn.ReLU())

@@ -13,11 +13,13 @@ so that a checkpoint needs no advice about preprocessing.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.functional import interpolate
 
 from fewcal._utils.names import nearest_names
 from fewcal._utils.safetensors_io import read_header, read_tensors, write_tensors
@@ -43,24 +45,24 @@ BACKBONES: dict[str, tuple[str, dict[str, int]]] = {
 
 
 def checked_settings(name: str, settings: Mapping[str, int]) -> dict[str, int]:
-    """All settings of a backbone, with these changes; unknown names and settings are refused.
+    """Return all settings of a backbone, with these changes; unknown names and settings are refused.
 
     >>> checked_settings("resnet12", {"width": 32})
     {'width': 32, 'in_channels': 3}
     """
     if name not in BACKBONES:
         raise InputError(f"backbone {name!r} is unknown{nearest_names(name, BACKBONES)}")
-    known = BACKBONES[name][1]
+    defaults = BACKBONES[name][1]
     for key, value in settings.items():
-        if key not in known:
-            raise InputError(f"backbone {name!r} has no setting {key!r}{nearest_names(key, known)}")
+        if key not in defaults:
+            raise InputError(f"backbone {name!r} has no setting {key!r}{nearest_names(key, defaults)}")
         if isinstance(value, bool) or not isinstance(value, int) or value < (0 if key == "projection" else 1):
             raise InputError(f"backbone {name!r}: {key}={value!r} must be a whole number above 0")
-    return known | dict(settings)
+    return defaults | dict(settings)
 
 
 def make_backbone(name: str, **settings: int) -> Backbone:
-    """A backbone by its name, freshly initialised from torch's generator.
+    """Return a backbone by its name, freshly initialised from torch's generator.
 
     >>> net = make_backbone("conv4")
     >>> net.dimension, parameter_count(net)
@@ -75,26 +77,27 @@ def make_backbone(name: str, **settings: int) -> Backbone:
 
 
 def mean_features(backbone: Backbone, x: Tensor, size: int | Sequence[int], *, flip: bool) -> Tensor:
-    """Features (B, D) of pictures x (B, C, H, W) in 0..1: the mean over sizes and, with `flip`, over mirror images."""
-    sizes = (size,) if isinstance(size, int) else tuple(size)
-    total: Tensor | None = None
-    for z in sizes:
-        sized = x
+    """Return features `(B, D)` of pictures x `(B, C, H, W)` in 0..1.
+
+    They are the mean over sizes and, with `flip`, over mirror images.
+    """
+
+    def sized(z: int) -> Tensor:
         if x.shape[-2:] != (z, z):
-            sized = torch.nn.functional.interpolate(
-                x, (z, z), mode="bicubic", antialias=True, align_corners=False
-            ).clamp(0, 1)
-        sized = sized.contiguous(memory_format=torch.channels_last)
-        features = backbone(sized).float()
-        if flip:
-            features = (features + backbone(sized.flip(3)).float()) / 2
-        total = features if total is None else total + features
-    assert total is not None
-    return total / len(sizes)
+            resized = interpolate(x, (z, z), mode="bicubic", antialias=True, align_corners=False)
+            return resized.clamp(0, 1).contiguous(memory_format=torch.channels_last)
+        return x.contiguous(memory_format=torch.channels_last)
+
+    def features(pictures: Tensor) -> Tensor:
+        out: Tensor = backbone(pictures).float()
+        return (out + backbone(pictures.flip(3)).float()) / 2 if flip else out
+
+    rows = [features(sized(z)) for z in ((size,) if isinstance(size, int) else size)]
+    return functools.reduce(torch.add, rows) / len(rows)
 
 
 def parameter_count(model: nn.Module) -> int:
-    """Trainable numbers of a model."""
+    """Return how many trainable numbers a model has."""
     return sum(p.numel() for p in model.parameters())
 
 
@@ -124,7 +127,7 @@ def save_checkpoint(
 
 
 def load_checkpoint(path: StrPath, backbone: str | None = None) -> tuple[Backbone, dict[str, JSON]]:
-    """The backbone of a checkpoint on the CPU, ready for extraction (`eval`), and the `meta` it was saved with.
+    """Return the backbone of a checkpoint on the CPU, ready for extraction (`eval`), and the `meta` it was saved with.
 
     With `backbone` a checkpoint of another architecture is refused.
     """
@@ -144,7 +147,7 @@ def load_checkpoint(path: StrPath, backbone: str | None = None) -> tuple[Backbon
 
 
 def checkpoint_header(path: StrPath) -> dict[str, Any]:
-    """What stands before the weights of a checkpoint; a damaged, foreign or newer file is refused, without torch."""
+    """Return the header of a checkpoint; a damaged, foreign or newer file is refused without a look at its weights."""
     file = Path(path)
     if not file.is_file():
         raise InputError(f"no checkpoint at {file}; train one with `fewcal train`")

@@ -1,68 +1,20 @@
-"""What is in a feature set, and what is wrong with it: the facts behind `fewcal features info`."""
+"""Facts about a feature set, and remarks on its faults: `fewcal features info`."""
 
 from __future__ import annotations
 
 import hashlib
 from itertools import combinations
-from typing import TypedDict
 
 import numpy as np
 
+from fewcal._utils.types import JSONObject
 from fewcal.features.featureset import CHUNK, FeatureSet, FeatureSplit, leaked_classes
 
 
-class RowCounts(TypedDict):
-    """Rows of the smallest, the middle and the largest class."""
+def features_info(features: FeatureSet) -> JSONObject:
+    """Describe a feature set for JSON: `splits` by name, overlaps `across` pairs of splits, `warnings` as sentences.
 
-    min: int
-    median: float
-    max: int
-
-
-class Scale(TypedDict):
-    """Mean length of a row, and medians over rows of the distance to class means; None where there are none."""
-
-    mean_row_norm: float
-    nearest_other_class_mean: float | None
-    nearest_base_class_mean: float | None
-
-
-class SplitInfo(TypedDict):
-    """What one split holds."""
-
-    classes: int
-    rows: int
-    rows_per_class: RowCounts
-    dimension: int
-    dtype: str
-    sign: str
-    zeros: float
-    scale: Scale
-    constant_columns: int
-    duplicate_rows: int
-    conflicting_duplicates: int
-    named: bool
-    fingerprint: str
-
-
-class Overlap(TypedDict):
-    """What two splits have in common."""
-
-    duplicate_rows: int
-    shared_classes: list[str]
-
-
-class FeaturesInfo(TypedDict):
-    """What a feature set holds, for JSON."""
-
-    dimension: int
-    splits: dict[str, SplitInfo]
-    across: dict[str, Overlap]
-    warnings: list[str]
-
-
-def features_info(features: FeatureSet) -> FeaturesInfo:
-    """A description for JSON: `dimension`, `splits` by name, `across` by pair of splits, `warnings` as sentences.
+    The scale of a split has the mean length of a row, and medians of the distance to the nearest class mean.
 
     >>> base = FeatureSplit.from_arrays([[0.0, 1.0], [0.0, 2.0], [0.0, 2.0]], ["cat", "dog", "dog"])
     >>> info = features_info(FeatureSet(base))
@@ -74,11 +26,11 @@ def features_info(features: FeatureSet) -> FeaturesInfo:
     splits = features.splits()
     hashes = {name: _row_hashes(split) for name, split in splits.items()}
     base_means = _class_means(splits["base"]) if "base" in splits else None
-    described: dict[str, SplitInfo] = {}
-    across: dict[str, Overlap] = {}
+    infos: JSONObject = {}
+    across: JSONObject = {}
     warnings: list[str] = []
     for name, split in splits.items():
-        described[name] = facts = _describe(split, hashes[name], base_means, is_base=name == "base")
+        infos[name] = facts = _describe(split, hashes[name], base_means, is_base=name == "base")
         warnings += _remarks(name, facts)
     for (a, split_a), (b, split_b) in combinations(splits.items(), 2):
         seen = set(hashes[a])
@@ -89,60 +41,49 @@ def features_info(features: FeatureSet) -> FeaturesInfo:
             warnings.append(f"{a} and {b}: {_rows(duplicates)} of {b} also in {a}, the same pictures may be in both.")
         if leaks:
             warnings.append(f"{a} and {b}: class leak, {len(leaks)} in both ({', '.join(leaks[:3])}); remove from one.")
-    signs = {facts["sign"] for facts in described.values()}
-    if len(signs) > 1:
+    if len({facts["sign"] for facts in infos.values()}) > 1:
         warnings.append("Some splits are >= 0 and some signed: they may come from different layers or models.")
-    norms = {name: facts["scale"]["mean_row_norm"] for name, facts in described.items()}
+    norms = {name: facts["scale"]["mean_row_norm"] for name, facts in infos.items()}
     if norms and max(norms.values()) > 3 * min(norms.values()):
-        told = ", ".join(f"{name} {norm:.3g}" for name, norm in norms.items())
-        warnings.append(f"The mean row norms differ by more than 3x ({told}): check that one model made all splits.")
-    return {"dimension": features.dimension, "splits": described, "across": across, "warnings": warnings}
+        listed = ", ".join(f"{name} {norm:.3g}" for name, norm in norms.items())
+        warnings.append(f"The mean row norms differ by more than 3x ({listed}): check that one model made all splits.")
+    return {"dimension": features.dimension, "splits": infos, "across": across, "warnings": warnings}
 
 
-def _describe(split: FeatureSplit, hashes: list[bytes], base_means: np.ndarray | None, is_base: bool) -> SplitInfo:
-    counts = split.rows_per_class()
-    zeros, norms = 0, 0.0
-    column_low = np.full(split.dimension, np.inf, np.float32)
-    column_high = -column_low
-    for start in range(0, split.rows, CHUNK):
-        x = split.features[start : start + CHUNK].astype(np.float32)
+def _describe(split: FeatureSplit, hashes: list[bytes], base_means: np.ndarray | None, is_base: bool) -> JSONObject:
+    counts, labels = split.rows_per_class(), split.require_labels()
+    zeros, norms, low, high = 0, 0.0, np.float32(np.inf), np.float32(-np.inf)
+    for x in split.float32_chunks():
         zeros += x.size - int(np.count_nonzero(x))
-        column_low, column_high = np.minimum(column_low, x.min(axis=0)), np.maximum(column_high, x.max(axis=0))
+        low, high = np.minimum(low, x.min(axis=0)), np.maximum(high, x.max(axis=0))
         norms += float(np.linalg.norm(x, axis=1).sum(dtype=np.float64))
     first: dict[bytes, int] = {}
-    labels = split.require_labels()
-    duplicates = conflicting = 0
-    for row, digest in enumerate(hashes):
-        earlier = first.setdefault(digest, row)
-        if earlier != row:
-            duplicates += 1
-            conflicting += int(labels[earlier] != labels[row])
+    earlier = [first.setdefault(digest, row) for row, digest in enumerate(hashes)]
+    again = [row for row, before in enumerate(earlier) if before != row]
     means = base_means if is_base and base_means is not None else _class_means(split)
-    scale: Scale = {
-        "mean_row_norm": norms / split.rows,
-        "nearest_other_class_mean": _median_nearest(split, means, skip_own=True),
-        "nearest_base_class_mean": None
-        if base_means is None or is_base
-        else _median_nearest(split, base_means, skip_own=False),
-    }
+    to_base = None if base_means is None or is_base else _median_nearest(split, base_means, skip_own=False)
     return {
         "classes": len(split.classes),
         "rows": split.rows,
         "rows_per_class": {"min": int(counts.min()), "median": float(np.median(counts)), "max": int(counts.max())},
         "dimension": split.dimension,
         "dtype": str(split.features.dtype),
-        "sign": ">= 0" if column_low.min() >= 0 else "signed",
+        "sign": ">= 0" if low.min() >= 0 else "signed",
         "zeros": zeros / split.features.size,
-        "scale": scale,
-        "constant_columns": int((column_low == column_high).sum()),
-        "duplicate_rows": duplicates,
-        "conflicting_duplicates": conflicting,
+        "scale": {
+            "mean_row_norm": norms / split.rows,
+            "nearest_other_class_mean": _median_nearest(split, means, skip_own=True),
+            "nearest_base_class_mean": to_base,
+        },
+        "constant_columns": int((low == high).sum()),
+        "duplicate_rows": len(again),
+        "conflicting_duplicates": sum(int(labels[row] != labels[earlier[row]]) for row in again),
         "named": split.named,
         "fingerprint": split.fingerprint(),
     }
 
 
-def _remarks(name: str, facts: SplitInfo) -> list[str]:
+def _remarks(name: str, facts: JSONObject) -> list[str]:
     remarks = []
     if constant := facts["constant_columns"]:
         remarks.append(f"{name}: {constant} of {facts['dimension']} columns constant, carrying no information.")
@@ -165,12 +106,12 @@ def _rows(count: int) -> str:
 
 
 def _row_hashes(split: FeatureSplit) -> list[bytes]:
-    """A digest per row of its numbers as float32, so that equal rows match whatever the dtype of their file."""
+    """Return a digest per row of its numbers as float32, so that equal rows of any dtype match."""
     return [hashlib.blake2b(row.data, digest_size=16).digest() for chunk in split.float32_chunks() for row in chunk]
 
 
 def _class_means(split: FeatureSplit) -> np.ndarray:
-    """(C, D) float32 class means, summed in float64."""
+    """Return class means `(C, D)`, summed in float64."""
     labels = split.require_labels()
     order = np.argsort(labels, kind="stable")
     bounds = np.cumsum(split.rows_per_class())[:-1]
@@ -179,7 +120,7 @@ def _class_means(split: FeatureSplit) -> np.ndarray:
 
 
 def _median_nearest(split: FeatureSplit, means: np.ndarray, skip_own: bool) -> float | None:
-    """Median over rows of the Euclidean distance to the nearest of the class means (C, D), bar the row's own class."""
+    """Return the median distance of a row to the nearest of the class means `(C, D)`, maybe without its own."""
     if len(means) < (2 if skip_own else 1):
         return None
     labels = split.require_labels()

@@ -22,9 +22,9 @@ CHUNK = 4096  # rows converted at a time, so that float16 data is never held twi
 
 @dataclass(frozen=True, eq=False)
 class FeatureSplit:
-    """Rows of some classes: features (R, D) float32 or float16, labels (R,) int64 in 0..C-1, C class names.
+    """Rows of some classes: features `(R, D)` float32 or float16, labels `(R,)` int64 in 0..C-1, C class names.
 
-    `labels` is None for a query file that has none. `named` is False where a file had integer labels only; the class
+    `labels` is None for a query file without labels. `named` is False where a file had integer labels only; the class
     names are then those integers as text.
 
     >>> split = FeatureSplit.from_arrays([[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]], ["b", "a", "b"])
@@ -48,9 +48,9 @@ class FeatureSplit:
     ) -> FeatureSplit:
         """Check the arrays and bring them to the standard form; `source` names them in errors.
 
-        Integer labels index `classes`; without `classes` they are the names themselves. Labels that are text are the
-        names. Classes without a row are left out, with a warning. float16 and float32 are kept without a copy,
-        other numbers become float32.
+        Integer labels index `classes`; without `classes` they are the names themselves. Labels of text are the names.
+        Classes without a row are left out, with a warning. float16 and float32 are kept without a copy, other numbers
+        become float32.
         """
         features = _checked_features(features, source)
         if labels is None:
@@ -70,21 +70,21 @@ class FeatureSplit:
         return self.rows
 
     def require_labels(self) -> np.ndarray:
-        """labels (R,), or an error that says they are missing."""
+        """Return labels `(R,)`, or raise an error where there are none."""
         if self.labels is None:
             raise InputError(f"{self.source} has no labels; add an array 'labels' with one class per row")
         return self.labels
 
     def rows_per_class(self) -> np.ndarray:
-        """(C,) number of rows of each class."""
+        """Return the number of rows of each class `(C,)`."""
         return np.bincount(self.require_labels(), minlength=len(self.classes))
 
     def float32(self) -> np.ndarray:
-        """features (R, D) as float32; no copy where they are already."""
+        """Return features `(R, D)` as float32, without a copy where they are."""
         return self.features.astype(np.float32, copy=False)
 
     def fingerprint(self) -> str:
-        """A hex digest of the contents: the same for any file format, dtype that holds the numbers, and class order.
+        """Return a digest of the contents: the same for any file format, dtype that holds the numbers, and class order.
 
         >>> a = FeatureSplit.from_arrays(np.ones((2, 3), np.float16), ["x", "y"])
         >>> b = FeatureSplit.from_arrays(np.ones((2, 3), np.float32), [1, 0], classes=["y", "x"])
@@ -103,23 +103,22 @@ class FeatureSplit:
         return digest.hexdigest()
 
     def float32_chunks(self) -> Iterator[np.ndarray]:
-        """The features some thousand rows at a time as float32, with one zero: -0.0 becomes 0.0."""
+        """Yield the features some thousand rows at a time as float32; -0.0 becomes 0.0, which compares equal."""
         for start in range(0, self.rows, CHUNK):
-            # + 0 turns -0.0 into 0.0, which compares equal and so must hash equal.
             yield self.features[start : start + CHUNK].astype("<f4") + np.float32(0)
 
     def save(self, path: StrPath) -> None:
         """Write one file in the format of its extension (npz, parquet, safetensors), atomically."""
         labels, classes = self.labels, self.classes if self.labels is not None else None
         if labels is not None and not self.named:
-            # Without names the integers are all there is: write them back, rather than names nobody gave.
+            # Without names the integers are all there is.
             labels, classes = np.array([int(name) for name in self.classes], np.int64)[labels], None
         write_file(path, RawSplit(self.features, labels, classes))
 
 
 @dataclass(frozen=True, eq=False)
 class FeatureSet:
-    """The splits of a few-shot problem; a split that is not there is None.
+    """The splits of a few-shot problem, None where a split is missing.
 
     A class in two splits is an error, since the evaluation would then see its own test classes; `allow_leaks` is for
     tools that only describe the data.
@@ -149,11 +148,11 @@ class FeatureSet:
                 _refuse_leak(name, split, other_name, other)
 
     def splits(self) -> dict[str, FeatureSplit]:
-        """The splits that are there, by name, in the order base, val, novel."""
+        """Return the splits that are there, by name, in the order base, val, novel."""
         return {name: split for name in SPLITS if (split := getattr(self, name)) is not None}
 
     def split(self, name: str) -> FeatureSplit:
-        """One split by name, or an error that lists those there are."""
+        """Return one split by name, or raise an error that lists those there are."""
         present = self.splits()
         if name not in present:
             raise InputError(f"there is no split {name!r}; this feature set has {', '.join(present) or 'none'}")
@@ -168,7 +167,7 @@ class FeatureSet:
 
     @classmethod
     def load(cls, folder: StrPath, splits: Sequence[str] | None = None, allow_leaks: bool = False) -> FeatureSet:
-        """Read a folder of `base`, `val`, `novel` files, each npz, parquet, safetensors, plk or pkl.
+        """Read a folder of `base`, `val` and `novel` files, in any format of `io.files`.
 
         `splits` names those needed, each of which must be there; without it, all that are there are read.
         """
@@ -184,7 +183,7 @@ class FeatureSet:
         for path in files:
             if path.stem in SPLITS and path.suffix.lower() in EXTENSIONS:
                 if path.stem in found:
-                    raise InputError(f"{folder} holds both {found[path.stem].name} and {path.name}; keep one of them")
+                    raise InputError(f"{folder} holds both {found[path.stem].name} and {path.name}; keep one")
                 found[path.stem] = path
         content = ", ".join(path.name for path in files[:8]) + (", ..." if len(files) > 8 else "") or "nothing"
         for name in splits or ():
@@ -257,7 +256,7 @@ def _checked_features(values: np.ndarray | Sequence[Sequence[float]], source: st
 def _checked_labels(
     labels: np.ndarray, classes: Sequence[str] | None, rows: int, source: str
 ) -> tuple[np.ndarray, list[str], bool]:
-    """labels (R,) as 0..C-1, the C names, and whether these are names or mere integers."""
+    """Return labels `(R,)` in 0..C-1, the C names, and whether these are names or mere integers."""
     if labels.ndim != 1 or len(labels) != rows:
         raise InputError(
             f"{source}: {rows} rows of features but labels of shape {labels.shape}; give one label per row"
@@ -266,63 +265,54 @@ def _checked_labels(
         labels = labels.astype(np.int64)
     if labels.dtype.kind not in "iuUS" and labels.dtype != object:
         raise InputError(f"{source}: labels are {labels.dtype}; store class names or integers")
-    if labels.dtype.kind in "iu":
+    if labels.dtype.kind in "iu" and classes is None:
         values, index = np.unique(labels.astype(np.int64), return_inverse=True)
-        if classes is None:
-            return index.astype(np.int64), [str(v) for v in values], False
-        names = [str(c) for c in classes]
-        if values[0] < 0 or values[-1] >= len(names):
-            odd = values[0] if values[0] < 0 else values[-1]
+        return index.astype(np.int64), [str(v) for v in values], False
+    if labels.dtype.kind in "iu":
+        names = [str(c) for c in classes or ()]
+        index = labels.astype(np.int64)
+        if ((index < 0) | (index >= len(names))).any():
+            odd = index.min() if index.min() < 0 else index.max()
             raise InputError(
                 f"{source}: label {odd} has no name, there are {len(names)} classes; labels must be 0..{len(names) - 1}"
             )
-        used = [names[v] for v in values]
     else:
-        text = np.array([x.decode("utf-8", "replace") if isinstance(x, bytes) else str(x) for x in labels])
-        values, index = np.unique(text, return_inverse=True)
-        used = names = [str(v) for v in values]
-        if classes is not None:  # a stated order of the same names
-            names = [str(c) for c in classes]
-            if missing := [name for name in used if name not in set(names)]:
-                raise InputError(
-                    f"{source}: label {missing[0]!r} is not among its {len(names)} classes; add it to 'classes'"
-                )
-            place = {name: i for i, name in enumerate(name for name in names if name in set(used))}
-            index = np.array([place[name] for name in used])[index]
-            used = list(place)
+        text = [x.decode("utf-8", "replace") if isinstance(x, bytes) else str(x) for x in labels]
+        names = sorted(set(text)) if classes is None else [str(c) for c in classes]
+        place = {name: i for i, name in enumerate(names)}
+        if missing := sorted(set(text) - set(names)):
+            raise InputError(
+                f"{source}: label {missing[0]!r} is not among its {len(names)} classes; add it to 'classes'"
+            )
+        index = np.array([place[name] for name in text])
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise InputError(f"{source}: the class name {twice!r} occurs twice in 'classes'; give every class its own name")
-    if len(used) < len(names):
-        empty = [name for name in names if name not in set(used)]
+    used, index = np.unique(index, return_inverse=True)
+    if empty := [name for i, name in enumerate(names) if i not in set(used.tolist())]:
         more = f" and {len(empty) - 1} more" if len(empty) > 1 else ""
         warnings.warn(f"{source}: class {empty[0]!r}{more} without any row is left out", FewcalWarning, stacklevel=3)
-    return index.astype(np.int64), used, True
+    return index.astype(np.int64), [names[i] for i in used], True
 
 
 def _refuse_leak(name: str, split: FeatureSplit, other_name: str, other: FeatureSplit) -> None:
     if _own_numbering(split) and _own_numbering(other):
         warnings.warn(
-            f"{name} and {other_name} both number their classes from 0 and give no names, so they are taken for "
-            f"different classes; add 'classes' to the files to be sure",
+            f"{name} and {other_name} both number their classes from 0 and give no names, so they count as different "
+            "classes; add 'classes' to the files to be sure",
             FewcalWarning,
             stacklevel=4,
         )
-    shared = leaked_classes(split, other)
-    if not shared:
-        return
-    listed = ", ".join(shared[:3]) + (", ..." if len(shared) > 3 else "")
-    raise InputError(
-        f"{len(shared)} classes are in both {name} ({split.source}) and {other_name} ({other.source}): {listed}; "
-        f"remove them from one split, or the evaluation would see its own test classes"
-    )
+    if shared := leaked_classes(split, other):
+        listed = ", ".join(shared[:3]) + (", ..." if len(shared) > 3 else "")
+        raise InputError(
+            f"{len(shared)} classes are in both {name} ({split.source}) and {other_name} ({other.source}): {listed}; "
+            "remove them from one split, or the evaluation would see its own test classes"
+        )
 
 
 def leaked_classes(a: FeatureSplit, b: FeatureSplit) -> list[str]:
-    """The classes that two splits have in common, in the order of the first.
-
-    Two splits that merely number their classes from 0 share numbers, not classes.
-    """
+    """Return the classes that two splits share, in the order of the first; numbers from 0 in both are none."""
     if _own_numbering(a) and _own_numbering(b):
         return []
     names = set(b.classes)

@@ -2,18 +2,15 @@
 
 A class is a character, an example is that character in one of its fonts under a random distortion. Base classes are
 Latin and Cyrillic letters, validation classes Greek and Armenian, novel classes Georgian, Hebrew, Arabic and others:
-no novel script is seen in base. Characters that look alike (Latin A, Greek Α, Cyrillic А) are one shape and appear
-once, in the first split that has them. Nothing is downloaded; the pictures depend on the seed alone.
-
-A small Conv-4 trained on the base classes ships with the package; this makes it again:
-
-    python -m fewcal.features.glyphs --train glyphs-conv4.safetensors
+no novel script is seen in base. Characters of one shape (Latin A, Greek Α, Cyrillic А) appear once, in the first split
+that has them. Nothing is downloaded; the pictures depend on the seed alone. A small Conv-4 trained on the base classes
+ships with the package (`tools/train_glyphs.py`).
 """
 
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -25,13 +22,13 @@ from torch import Tensor
 
 from fewcal.errors import InputError
 from fewcal.features.backbone_networks import Backbone
-from fewcal.features.backbones import load_checkpoint, make_backbone, save_checkpoint
+from fewcal.features.backbones import load_checkpoint
 from fewcal.features.featureset import SPLITS, FeatureSet, FeatureSplit
 
 SIZE = 32  # pixels of a picture's side
 WEIGHTS = Path(__file__).with_name("weights") / "glyphs-conv4.safetensors"
 
-# First words of Unicode names. A shape that several scripts share belongs to the first of them.
+# First words of Unicode names. A shape that several scripts share belongs to the first.
 SCRIPTS: dict[str, tuple[str, ...]] = {
     "base": ("LATIN", "CYRILLIC"),
     "val": ("GREEK", "COPTIC", "ARMENIAN"),
@@ -46,11 +43,10 @@ FONTS = (
     *("STIXGeneral", "STIXGeneralBol", "STIXGeneralItalic", "STIXGeneralBolIta"),
     *("cmr10", "cmb10", "cmss10", "cmti10", "cmtt10"),
 )
-LEAST_FONTS = 2
-ALIKE = 0.93  # cosine of two drawings above which they count as one shape
+MIN_FONTS = 2
+MAX_COSINE = 0.93  # of two drawings; above it they are one shape
 _DRAWN, _BOX = 64, 44  # a drawing's side, and the square within it that the character fills
 _POINTS = 96
-_BATCH, _RATE, _TRAINING_SEED = 64, 3e-3, 1_000_000
 _NONE_OF_UNICODE = "\uffff"  # no font has it: what is drawn for it is the box of a missing glyph
 
 
@@ -69,7 +65,7 @@ class Glyph:
 
 
 def render_character(character: str, font: str) -> np.ndarray | None:
-    """The drawing (64, 64) uint8 of a character in one of `FONTS`, or None where the font has no such glyph.
+    """Return the drawing `(64, 64)` uint8 of a character in one of `FONTS`, None where the font has no such glyph.
 
     >>> int(render_character("A", "DejaVuSans").max())
     255
@@ -85,7 +81,7 @@ def render_character(character: str, font: str) -> np.ndarray | None:
 
 @lru_cache(maxsize=1)
 def glyph_classes() -> dict[str, list[Glyph]]:
-    """The classes of each split: letters with drawings in at least two fonts, no two of them alike.
+    """Return the classes of each split: letters with drawings of their own shape in two fonts or more.
 
     >>> classes = glyph_classes()
     >>> [glyph.name for glyph in classes["base"][:2]]
@@ -97,12 +93,12 @@ def glyph_classes() -> dict[str, list[Glyph]]:
         found[split] = []
         for character in _candidates(SCRIPTS[split]):
             drawn = {font: d for font in FONTS if (d := render_character(character, font)) is not None}
-            if len(drawn) < LEAST_FONTS:
+            if len(drawn) < MIN_FONTS:
                 continue
             drawings = np.stack(list(drawn.values()))
             shapes = _shapes(drawings)
             # Whatever the font: the italic of one letter may be the upright of another.
-            if any((known @ shapes.T > ALIKE).any() for known in seen):
+            if any((earlier @ shapes.T > MAX_COSINE).any() for earlier in seen):
                 continue
             seen.append(shapes)
             found[split].append(Glyph(character, drawings, tuple(drawn)))
@@ -111,38 +107,20 @@ def glyph_classes() -> dict[str, list[Glyph]]:
 
 @dataclass(frozen=True)
 class Distortion:
-    """How far an example may stray from the drawing of its font; each is drawn anew for every picture.
+    """How far an example may stray from the drawing of its font; each is drawn again for every picture."""
 
-    Attributes
-    ----------
-    angle, shear : float
-        Standard deviations of rotation and slant, in radians.
-    stretch : float
-        Standard deviation of the logarithm of width and of height.
-    shift : float
-        Largest shift, as a share of half the picture.
-    bend : float
-        Standard deviation of a smooth displacement, in the same unit.
-    stroke : tuple of float
-        Least and largest widening of strokes, in pixels of the drawing on each side; below 0 they become thinner.
-    blur : float
-        Largest standard deviation of the blur, in pixels of the picture.
-    noise : float
-        Largest standard deviation of the noise, where paper is 0 and ink 1.
-    """
-
-    angle: float = 0.3
-    shear: float = 0.25
-    stretch: float = 0.2
-    shift: float = 0.2
-    bend: float = 0.09
-    stroke: tuple[float, float] = (-0.5, 2.0)
-    blur: float = 1.0
-    noise: float = 0.15
+    angle: float = 0.3  # standard deviation of the rotation, in radians
+    shear: float = 0.25  # standard deviation of the slant, in radians
+    stretch: float = 0.2  # standard deviation of the logarithm of width and of height
+    shift: float = 0.2  # largest shift, as a share of half the picture
+    bend: float = 0.09  # standard deviation of a smooth displacement, in the same unit
+    stroke: tuple[float, float] = (-0.5, 2.0)  # range of the widening on each side, in pixels of the drawing
+    blur: float = 1.0  # largest standard deviation of the blur, in pixels of the picture
+    noise: float = 0.15  # largest standard deviation of the noise, where paper is 0 and ink 1
 
 
 def draw_examples(glyph: Glyph, rows: int, seed: int = 0, distortion: Distortion | None = None) -> np.ndarray:
-    """Distorted pictures (rows, 32, 32) uint8 of a glyph in fonts drawn at random; they depend on seed and glyph alone.
+    """Return distorted pictures `(rows, 32, 32)` uint8 of a glyph; they depend on seed and glyph alone.
 
     >>> examples = draw_examples(glyph_classes()["base"][0], rows=3, seed=0)
     >>> examples.shape, str(examples.dtype)
@@ -166,7 +144,7 @@ def _column(values: np.ndarray) -> Tensor:
 
 
 def _restroke(image: Tensor, pixels: Tensor) -> Tensor:
-    """Strokes of image (R, 1, H, W) wider by `pixels` (R, 1, 1, 1) on each side, or thinner where that is negative."""
+    """Widen the strokes of image `(R, 1, H, W)` by `pixels (R, 1, 1, 1)` on each side; negative ones thin them."""
     sign = torch.where(pixels < 0, -1.0, 1.0)
     image, left = sign * image, pixels.abs()
     while bool((left > 0).any()):
@@ -176,18 +154,16 @@ def _restroke(image: Tensor, pixels: Tensor) -> Tensor:
 
 
 def _grid(rng: np.random.Generator, rows: int, d: Distortion) -> Tensor:
-    """Where each pixel of a distorted drawing comes from: (rows, 64, 64, 2) in -1..1."""
+    """Return the place `(rows, 64, 64, 2)` in -1..1 that each pixel of a distorted drawing comes from."""
     angle, shear = rng.normal(0, d.angle, rows), rng.normal(0, d.shear, rows)
     wide, high = np.exp(-rng.normal(0, d.stretch, (2, rows)))
     cos, sin = np.cos(angle), np.sin(angle)
     across, down = rng.uniform(-d.shift, d.shift, (2, rows))
-    matrix = np.stack(
-        [
-            np.stack([wide * cos, wide * (shear * cos - sin), across], axis=1),
-            np.stack([high * sin, high * (shear * sin + cos), down], axis=1),
-        ],
-        axis=1,
+    rows_of_matrix = (
+        [wide * cos, wide * (shear * cos - sin), across],
+        [high * sin, high * (shear * sin + cos), down],
     )
+    matrix = np.array(rows_of_matrix).transpose(2, 0, 1)
     grid = F.affine_grid(torch.from_numpy(matrix.astype(np.float32)), [rows, 1, _DRAWN, _DRAWN], align_corners=False)
     bend = torch.from_numpy(rng.normal(0, d.bend, (rows, 2, 4, 4)).astype(np.float32))
     smooth = F.interpolate(bend, size=(_DRAWN, _DRAWN), mode="bicubic", align_corners=False)
@@ -195,7 +171,7 @@ def _grid(rng: np.random.Generator, rows: int, d: Distortion) -> Tensor:
 
 
 def _blur(image: Tensor, sigma: Tensor) -> Tensor:
-    """Gaussian blur of image (R, 1, H, W), each picture with its own sigma (R, 1, 1, 1), in pixels."""
+    """Blur image `(R, 1, H, W)` by a Gaussian, each picture by its own sigma `(R, 1, 1, 1)` in pixels."""
     at = torch.arange(-3, 4, dtype=torch.float32)
     kernel = torch.exp(-0.5 * (at / sigma.reshape(-1, 1).clamp_min(0.05)) ** 2)
     kernel = kernel / kernel.sum(dim=1, keepdim=True)
@@ -207,7 +183,7 @@ def _blur(image: Tensor, sigma: Tensor) -> Tensor:
 
 
 def _candidates(scripts: Sequence[str]) -> list[str]:
-    """Letters of these scripts that are not composed of others, in the order of scripts, then of Unicode."""
+    """Return letters of these scripts that are not composed of others, in the order of scripts, then of Unicode."""
     points = [*range(0x41, 0x3000), *range(0xA640, 0xA800)]
     by_script: dict[str, list[str]] = {script: [] for script in scripts}
     for c in map(chr, points):
@@ -218,13 +194,13 @@ def _candidates(scripts: Sequence[str]) -> list[str]:
 
 
 def _shapes(drawings: np.ndarray) -> np.ndarray:
-    """Drawings (…, 64, 64) at a quarter of their resolution as unit vectors (…, 256): equal ones have the product 1."""
+    """Return drawings `(…, 64, 64)` at a quarter of their resolution as unit vectors `(…, 256)`."""
     x = drawings.reshape(-1, 16, 4, 16, 4).mean(axis=(2, 4), dtype=np.float32).reshape(-1, 256)
     return x / np.linalg.norm(x, axis=1, keepdims=True)
 
 
 class _Face:
-    """One font: which characters it has, and how to draw them."""
+    """One font: its characters and their drawings."""
 
     def __init__(self, name: str) -> None:
         try:
@@ -274,7 +250,7 @@ def _face(name: str) -> _Face:
 
 @dataclass(frozen=True, eq=False)
 class GlyphPictures:
-    """Pictures (R, 32, 32) uint8 of one split, ink bright on dark, with labels (R,) into `glyphs`."""
+    """Pictures `(R, 32, 32)` uint8 of one split, ink bright on dark, with labels `(R,)` into `glyphs`."""
 
     pictures: np.ndarray
     labels: np.ndarray
@@ -287,7 +263,7 @@ class GlyphPictures:
 
 
 def glyph_pictures(split: str, rows: int = 30, seed: int = 0, distortion: Distortion | None = None) -> GlyphPictures:
-    """`rows` pictures of every class of a split: base, val or novel."""
+    """Return `rows` pictures of every class of a split: base, val or novel."""
     if split not in SPLITS:
         raise InputError(f"glyphs have no split {split!r}; choose {', '.join(SPLITS)}")
     if rows < 1:
@@ -298,7 +274,7 @@ def glyph_pictures(split: str, rows: int = 30, seed: int = 0, distortion: Distor
 
 
 def extract_glyphs(pictures: np.ndarray, model: Backbone | None = None) -> np.ndarray:
-    """Features (R, 256) float32 of pictures (R, 32, 32) uint8, by the Conv-4 in the package unless another is given."""
+    """Return features `(R, 256)` of pictures `(R, 32, 32)` uint8, by the Conv-4 in the package where none is given."""
     model = load_glyph_model() if model is None else model
     model.eval()
     with torch.no_grad():
@@ -307,12 +283,12 @@ def extract_glyphs(pictures: np.ndarray, model: Backbone | None = None) -> np.nd
 
 
 def load_glyph_model() -> Backbone:
-    """The Conv-4 that ships with the package."""
+    """Return the Conv-4 that ships with the package."""
     return load_checkpoint(WEIGHTS, "conv4")[0]
 
 
 def glyph_features(pictures: dict[str, GlyphPictures], model: Backbone | None = None) -> FeatureSet:
-    """Features of the splits in `pictures`.
+    """Return features of the splits in `pictures`.
 
     >>> pictures = {"novel": glyph_pictures("novel", rows=1)}
     >>> glyph_features(pictures).dimension
@@ -323,60 +299,3 @@ def glyph_features(pictures: dict[str, GlyphPictures], model: Backbone | None = 
         for split, p in pictures.items()
     }
     return FeatureSet(found.get("base"), found.get("val"), found.get("novel"))
-
-
-# ---- training -------------------------------------------------------------------------------------------------------
-
-
-def train_glyph_model(
-    epochs: int = 12, rows: int = 20, seed: int = 0, report: Callable[[str], None] | None = None
-) -> Backbone:
-    """A Conv-4 trained to tell the base classes apart: cross-entropy, AdamW, new pictures in every epoch."""
-    if epochs < 1:
-        raise InputError(f"epochs is {epochs}; it must be at least 1")
-    classes = len(glyph_classes()["base"])
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = make_backbone("conv4", in_channels=1, channels=64, size=SIZE)
-        head = torch.nn.Linear(model.dimension, classes)
-        optimiser = torch.optim.AdamW([*model.parameters(), *head.parameters()], weight_decay=1e-3)
-        steps = epochs * -(-classes * rows // _BATCH)
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, _RATE, total_steps=steps, pct_start=0.2)
-        for epoch in range(epochs):
-            # Seeds far from those that users draw their pictures with.
-            data = glyph_pictures("base", rows, seed=_TRAINING_SEED + 1000 * seed + epoch)
-            x, y = torch.from_numpy(data.pictures)[:, None], torch.from_numpy(data.labels)
-            model.train()
-            total, right = 0.0, 0
-            for part in torch.randperm(len(y)).split(_BATCH):
-                scores = head(model(x[part]))
-                loss = F.cross_entropy(scores, y[part])
-                optimiser.zero_grad()
-                loss.backward()
-                optimiser.step()
-                schedule.step()
-                total += loss.item() * len(part)
-                right += int((scores.argmax(dim=1) == y[part]).sum())
-            if report is not None:
-                report(f"epoch {epoch + 1}/{epochs}: loss {total / len(y):.3f}, base accuracy {right / len(y):.1%}")
-    return model.eval()
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """`python -m fewcal.features.glyphs --train FILE`: make the weights in the package again."""
-    import argparse
-
-    parser = argparse.ArgumentParser(prog="python -m fewcal.features.glyphs", description=main.__doc__)
-    parser.add_argument("--train", type=Path, required=True, metavar="FILE", help="where to write the weights")
-    parser.add_argument("--epochs", type=int, default=12, help="(12)")
-    parser.add_argument("--rows", type=int, default=20, help="pictures of each class in an epoch (20)")
-    parser.add_argument("--seed", type=int, default=0, help="(0)")
-    options = parser.parse_args(argv)
-    model = train_glyph_model(options.epochs, options.rows, options.seed, lambda line: print(line, flush=True))
-    recipe = {"trained_on": "glyphs, base", "epochs": options.epochs, "rows": options.rows, "seed": options.seed}
-    save_checkpoint(options.train, model, recipe)
-    print(f"written to {options.train}")
-
-
-if __name__ == "__main__":
-    main()

@@ -20,25 +20,19 @@ def make_features(
     relu: bool = True,
     seed: int = 0,
 ) -> FeatureSet:
-    """A feature set whose classes come in families, split at random into base, val and novel.
+    """Return a feature set whose classes come in families, split at random into base, val and novel.
 
     A class mean is its family's mean plus its own offset; rows differ from it along a few directions that all classes
     share and by isotropic noise. With `relu` negative values become 0, as after a network's last activation.
 
     Parameters
     ----------
-    base, val, novel : int
-        Classes of each split.
-    rows : int
-        Rows of each class.
-    dim : int
-        D.
-    families : int
-        Groups of related classes.
-    spread : float
-        Size of the within-class variation; larger is harder.
-    relu : bool
-        Non-negative (Tukey) or signed (Yeo-Johnson) features.
+    base, val, novel : classes of each split
+    rows : rows of each class
+    dim : D
+    families : groups of related classes
+    spread : size of the within-class variation; larger is harder
+    relu : features ≥ 0, or of both signs
 
     Examples
     --------

@@ -3,10 +3,10 @@ r"""The support-only classifier, and its mixture with HGDC.
 Without base classes rows have unit length and a task its own centre. With one example a class the scores are cosines;
 with more, those of a discriminant with the scatter of the support. HGDC and this classifier are mixed by one weight:
 
-    log p = ω log p_HGDC + (1 − ω) log p_support-only + const,    ω = max(ω_cv, C/(C + h))
+    log p = ω log p_HGDC + (1 − ω) log p_support-only + const,    1 − ω = (1 − ω_cv) h/(C + h)
 
-ω_cv is the stacking weight of left-out base classes (`fewcal.hgdc.temperature`). It is biased for base classes that the
-extractor was trained on: there rows are told apart without a model. C/(C + h) bounds that bias for many classes.
+ω_cv is the stacking weight of left-out base classes (`fewcal.hgdc.temperature`). It is too low for base classes that
+the extractor was trained on, which are easy to tell apart without a model. Many classes suffice without that evidence.
 """
 
 from __future__ import annotations

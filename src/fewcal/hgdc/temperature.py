@@ -3,14 +3,15 @@ r"""The temperature of HGDC and its ridge, from tasks of base classes; then from
 With one example a class nothing of a task can be left out. The base classes are split in two halves, and each half is
 the bank of one-shot tasks of the other (`cross_validate`). That gives three numbers:
 
-- the ridge λ of the whitening: its posterior mean on a logarithmic scale, with a uniform prior over `RIDGES`;
-- γ, the scale of the scores for which the mean confidence in these tasks is their accuracy;
+- the ridge λ of the whitening: half of its posterior mean on a logarithmic scale, with a uniform prior over `RIDGES`.
+  A half has half of the rows, and the noise of a covariance, which the ridge is against, is inverse to its rows;
+- γ/γ₀, the scale of the scores for which the mean confidence in these tasks is their accuracy;
 - the stacking weight ω between HGDC and the support-only classifier, likewise a posterior mean.
 
-In both posteriors the log-likelihood of a left-out class is the mean over its examples: they are not independent.
-An extractor that was trained on the base classes tells them apart better than new classes, so γ is limited:
+In both posteriors each example counts once: the log-likelihood of a task is the mean over its queries, times its
+examples. An extractor that was trained on the base classes tells them apart better than new classes, so γ is limited:
 
-    γ ≤ confidence · w / √(2a)                                              (`Prior.gaussian_gamma`)
+    γ ≤ confidence · γ₀,    γ₀ = w / √(2a)                                  (`Prior.gaussian_gamma`)
 
 From three examples a class on, each support row is scored without itself, and γ is updated (`fit_gamma`).
 """
@@ -27,7 +28,7 @@ from torch import Tensor
 from fewcal.hgdc.prior import Eigen, fit_prior
 
 # Nodes of the posterior means of λ, from a full whitening to none, and of ω.
-RIDGES = (0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)
+RIDGES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 # Size of the study, which bounds its time: rows of the covariances, classes, and of each task classes and rows.
 STUDY_ROWS, STUDY_CLASSES, TASK_CLASSES, TASK_ROWS = 4096, 128, 5, 6
@@ -41,12 +42,12 @@ PlainScores: TypeAlias = "Callable[[Tensor, Tensor], Tensor]"
 
 
 class Study(NamedTuple):
-    """What tasks of base classes give: the ridge λ, the scale γ and the stacking weight ω.
+    """What tasks of base classes give: the ridge λ, the scale γ in units of γ₀, and the stacking weight ω.
 
     The defaults are for banks that allow no such tasks: no evidence of λ and ω, and γ at its limit.
     """
 
-    ridge: float = float(torch.tensor(RIDGES).log().mean().exp())
+    ridge: float = 1.0
     gamma: float = float("inf")
     weight: float = 0.0
 
@@ -97,7 +98,8 @@ def cross_validate(
         support_only = plain_scores(fold.plain_examples, fold.plain_queries)
         mixed += torch.tensor([fold.loss(torch.lerp(support_only, model, w)) for w in WEIGHTS])
     weight = torch.softmax(-mixed, dim=0) @ torch.tensor(WEIGHTS, dtype=torch.float64)
-    return Study(float(log_ridge.exp()), float(log_gamma.exp()), float(weight))
+    own_ridge = float(log_ridge.exp()) / 2 if ridge is None else ridge
+    return Study(own_ridge, float(log_gamma.exp()), float(weight))
 
 
 class Fold(NamedTuple):
@@ -146,7 +148,7 @@ class Fold(NamedTuple):
         return cls(own, examples, queries, *tasks(plain), truth)
 
     def scores(self, ridge: float, floor: float, sharpness: float, share: float) -> Tensor:
-        """Scores of HGDC with γ = 1, `(T, Q, N)`."""
+        """Scores of HGDC with γ = γ₀, `(T, Q, N)`."""
         prior, (scale, rotation) = fit_prior(self.own, ridge, floor, sharpness, share)
         normalize = torch.nn.functional.normalize
         whitened, rotation = scale.float(), rotation.float()
@@ -155,13 +157,12 @@ class Fold(NamedTuple):
         directions = found.mean * found.precision
         bias = torch.linalg.vecdot(directions, found.mean) + 2 * directions @ prior.origin
         queries = normalize(self.queries * whitened, dim=-1)
-        return 2 * queries @ (directions @ rotation.T).mT - bias[:, None]
+        return prior.gaussian_gamma * (2 * queries @ (directions @ rotation.T).mT - bias[:, None])
 
     def loss(self, scores: Tensor) -> float:
-        """Minus the log-likelihood of the answers: the mean of each class, added up over classes."""
+        """Minus the log-likelihood of the answers, each example counted once."""
         losses = -torch.log_softmax(scores, dim=-1).gather(2, self.truth[..., None])
-        examples = scores.shape[0] * scores.shape[2]
-        return float(losses.double().mean()) * examples / TASK_ROWS
+        return float(losses.double().mean()) * scores.shape[0] * scores.shape[2]
 
 
 def calibrated_gamma(scores: Tensor, truth: Tensor) -> float:

@@ -153,8 +153,8 @@ class HGDC(Method):
         return replace(
             prior,
             transform=replace(base, whitening=matrix),
-            gamma=min(study.gamma, self.confidence * prior.gaussian_gamma),
-            weight=max(study.weight, share) if reliable else 0.0,
+            gamma=min(study.gamma, self.confidence) * prior.gaussian_gamma,
+            weight=1 - (1 - study.weight) * (1 - share) if reliable else 0.0,
             classes=tuple(bank.classes),
         )
 

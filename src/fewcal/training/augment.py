@@ -12,29 +12,31 @@ _GREY = 0.45
 
 
 def augment(
-    pixels: Tensor, size: int, generator: Generator, *, least_area: float = 0.3, jitter: float = 0.4, erase: float = 0.0
+    pixels: Tensor, size: int, generator: Generator, *, min_area: float = 0.3, jitter: float = 0.4, erase: float = 0.0
 ) -> Tensor:
-    """Pictures (B, c, S, S) uint8 → (B, c, size, size) floats in 0..1: random crop, flip, colours, erased rectangle.
+    """Return pictures `(B, c, S, S)` uint8 as floats `(B, c, size, size)` in 0..1, changed at random.
 
     >>> g = torch.Generator().manual_seed(0)
     >>> augment(torch.zeros(2, 3, 92, 92, dtype=torch.uint8), 84, g).shape
     torch.Size([2, 3, 84, 84])
     """
-    x = random_crop_flip(pixels.float() / 255, size, generator, least_area)
+    x = random_crop_flip(pixels.float() / 255, size, generator, min_area)
     if jitter > 0:
         x = jitter_colours(x, jitter, generator)
     return erase_rectangles(x, erase, generator) if erase > 0 else x
 
 
 def _uniform(like: Tensor, generator: Generator, low: float = 0.0, high: float = 1.0) -> Tensor:
-    """One number a picture, (B,)."""
+    """Return one number a picture, `(B,)`."""
     return torch.rand(len(like), device=like.device, generator=generator) * (high - low) + low
 
 
-def random_boxes(like: Tensor, generator: Generator, least_area: float, most_area: float = 1.0) -> tuple[Tensor, ...]:
-    """Boxes as shares of the picture: left, top, width, height, each (B,), with areas and aspect ratios (3/4..4/3) at
-    random, always inside the picture."""
-    area = _uniform(like, generator, least_area, most_area)
+def random_boxes(like: Tensor, generator: Generator, min_area: float, max_area: float = 1.0) -> tuple[Tensor, ...]:
+    """Return left, top, width and height `(B,)` of boxes, as shares of the picture, which they do not leave.
+
+    Areas and aspect ratios (3/4..4/3) are random.
+    """
+    area = _uniform(like, generator, min_area, max_area)
     ratio = torch.exp(_uniform(like, generator, math.log(3 / 4), math.log(4 / 3)))
     width, height = (area * ratio).sqrt().clamp(max=1), (area / ratio).sqrt().clamp(max=1)
     left = _uniform(like, generator) * (1 - width)
@@ -42,9 +44,9 @@ def random_boxes(like: Tensor, generator: Generator, least_area: float, most_are
     return left, top, width, height
 
 
-def random_crop_flip(x: Tensor, size: int, generator: Generator, least_area: float) -> Tensor:
-    """A random box of each picture (B, c, S, S), resized to (size, size), mirrored half of the time."""
-    left, top, width, height = random_boxes(x, generator, least_area)
+def random_crop_flip(x: Tensor, size: int, generator: Generator, min_area: float) -> Tensor:
+    """Return a random box of each picture `(B, c, S, S)`, resized to (size, size), mirrored half of the time."""
+    left, top, width, height = random_boxes(x, generator, min_area)
     mirror = torch.where(_uniform(x, generator) < 0.5, -1.0, 1.0)
     zero = torch.zeros_like(left)
     # From output to input coordinates, both -1..1.
@@ -60,7 +62,7 @@ def random_crop_flip(x: Tensor, size: int, generator: Generator, least_area: flo
 
 
 def jitter_colours(x: Tensor, strength: float, generator: Generator) -> Tensor:
-    """Brightness, contrast and saturation of each picture (B, c, H, W) by factors within 1 ± strength."""
+    """Change brightness, contrast and saturation of each picture `(B, c, H, W)` by factors within 1 ± strength."""
     brightness, contrast, saturation = (
         _uniform(x, generator, 1 - strength, 1 + strength).view(-1, 1, 1, 1) for _ in range(3)
     )
@@ -72,7 +74,7 @@ def jitter_colours(x: Tensor, strength: float, generator: Generator) -> Tensor:
 
 
 def erase_rectangles(x: Tensor, probability: float, generator: Generator) -> Tensor:
-    """With this probability a box of 2 to 20% of a picture (B, c, H, W) becomes grey."""
+    """Make a box of 2 to 20% of a picture `(B, c, H, W)` grey, with this probability."""
     left, top, width, height = random_boxes(x, generator, 0.02, 0.2)
     hit = _uniform(x, generator) < probability
     down = (torch.arange(x.shape[2], device=x.device) + 0.5) / x.shape[2]
@@ -84,7 +86,7 @@ def erase_rectangles(x: Tensor, probability: float, generator: Generator) -> Ten
 
 
 def rotate(x: Tensor, turns: Tensor) -> Tensor:
-    """Each picture (B, c, S, S) turned by its number (B,) of quarter turns, counter-clockwise.
+    """Turn each picture `(B, c, S, S)` by its number `(B,)` of quarter turns, counter-clockwise.
 
     >>> x = torch.tensor([[[[1, 2], [3, 4]]]])
     >>> rotate(x, torch.tensor([1])).flatten().tolist()
@@ -92,6 +94,6 @@ def rotate(x: Tensor, turns: Tensor) -> Tensor:
     """
     turns = turns.view(-1, 1, 1, 1)
     for k in (1, 2, 3):
-        # Each picture is turned once at most: later rounds see the ones of other k.
+        # Each picture is turned in one round alone: others have another k.
         x = torch.where(turns == k, torch.rot90(x, k, (2, 3)), x)
     return x

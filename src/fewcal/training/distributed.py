@@ -27,7 +27,7 @@ class ProcessGroup:
         return self.rank == 0
 
     def agreed(self, numbers: Sequence[float]) -> list[float]:
-        """The numbers of the first process, in all of them."""
+        """Return the numbers of the first process, in every process."""
         if self.size == 1:
             return list(numbers)
         tensor = torch.tensor(list(numbers), dtype=torch.float64, device=self.device)
@@ -35,7 +35,7 @@ class ProcessGroup:
         return [float(x) for x in tensor.tolist()]
 
     def mean(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The mean over all processes."""
+        """Return the mean over all processes."""
         if self.size > 1:
             tensor = tensor.clone()
             distributed.all_reduce(tensor)
@@ -45,7 +45,7 @@ class ProcessGroup:
 
 @contextmanager
 def joined_process_group(device: str | torch.device | None) -> Iterator[ProcessGroup]:
-    """This process's place; under torchrun (WORLD_SIZE > 1) it joins the others, with one GPU each where asked for."""
+    """Join the other processes of torchrun (WORLD_SIZE > 1), with one GPU each where the device is one."""
     size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     where = pick_device(device)
     if size == 1:

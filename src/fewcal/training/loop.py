@@ -6,6 +6,9 @@ The S2M2 recipe (Mangla et al. Charting the right manifold: manifold mixup for f
 - stage 2: half of a batch is upright and mixed at a random layer, the other half as in stage 1;
   loss = mixup + ½ (class + rotation).
 
+With `turns="all"`, as in the authors' code, every picture of stage 1 comes at all four angles; in stage 2 all of a
+batch is mixed, and a quarter of it comes at all four angles beside that.
+
 Nothing random has a state: the order of pictures is a function of (seed, epoch), augmentation and mixing of
 (seed, step, process). A resumed training therefore continues exactly, from any step.
 """
@@ -21,20 +24,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
 from fewcal._utils.randomness import mix
-from fewcal._utils.types import JSON, Log, Progress, StrPath
+from fewcal._utils.types import JSON, JSONObject, Log, Progress, StrPath
 from fewcal.errors import InputError
 from fewcal.features.backbone_networks import Backbone
 from fewcal.features.backbones import load_checkpoint, make_backbone, save_checkpoint
 from fewcal.training.augment import augment, rotate
 from fewcal.training.data import PixelSplit
 from fewcal.training.distributed import ProcessGroup
-from fewcal.training.model import Average, DropBlock, Learner, Mixing, chained
-from fewcal.training.record import BEST, EpochRow, Validation
+from fewcal.training.model import Average, DropBlock, Dropout, Learner, Mixing, chained
 from fewcal.training.settings import TrainSettings
-from fewcal.training.state import save_state
+from fewcal.training.state import BEST, save_state
 from fewcal.training.validate import extract, few_shot_accuracy
 
 if TYPE_CHECKING:
@@ -67,15 +69,18 @@ class Training:
             raise InputError(f"a batch of {self.batch} is too small for {group.size} processes; give each at least 2")
         with torch.random.fork_rng(devices=[]):  # layers are initialised by torch's own generator
             torch.manual_seed(s.seed)
-            backbone = make_backbone(s.backbone, **s.backbone_settings)
-            if initial is not None:
-                backbone = _started_from(initial, backbone)
+            backbone = _started_from(initial, make_backbone(s.backbone, **s.backbone_settings))
             learner = Learner(backbone, len(data["base"].classes), s.classifier, s.scale)
         self.learner = learner.to(group.device, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
         self.average = Average(self.learner.backbone, s.average)
-        self.optimizer = torch.optim.SGD(
-            self.learner.parameters(), s.lr, s.momentum, weight_decay=s.weight_decay, nesterov=s.momentum > 0
-        )
+        parameters = self.learner.parameters()
+        if s.optimizer == "adam":
+            self.optimizer: torch.optim.Optimizer = torch.optim.Adam(parameters, s.lr, weight_decay=s.weight_decay)
+        else:
+            self.optimizer = torch.optim.SGD(
+                parameters, s.lr, s.momentum, weight_decay=s.weight_decay, nesterov=s.momentum > 0
+            )
+        self.dropout = Dropout(self.learner.backbone, s.dropout) if s.dropout > 0 else None
         torch.backends.cudnn.benchmark = group.device.type == "cuda"  # every batch has the same shape
         if s.compile:
             _compile(self.learner.backbone)
@@ -87,8 +92,8 @@ class Training:
         self.epoch = self.place = self.step = 0
         self.plan = (0.0, 0.0)  # progress at the start and the end of this epoch
         self.sums = torch.zeros(_MEANS + 1, device=group.device)
-        self.curve: list[EpochRow] = []
-        self.validations: list[Validation] = []
+        self.curve: list[JSONObject] = []  # a row for each epoch
+        self.validations: list[JSONObject] = []  # accuracy under "1" and "5" by shots
         self.elapsed = self.step_seconds = 0.0
         self.lost = 0.0  # seconds before the first step; the schedule begins with it, or the warm-up would be skipped
         self.ended = ""
@@ -172,24 +177,22 @@ class Training:
         generator = torch.Generator(device).manual_seed(seed)
         for group in self.optimizer.param_groups:
             group["lr"] = self.rate_at(progress)
-        x = augment(base.pixels[mine], s.size, generator, least_area=s.least_area, jitter=s.jitter, erase=s.erase)
-        labels = base.labels[mine]
-        turns = torch.randint(0, 4 if s.rotation > 0 else 1, (len(mine),), generator=generator, device=device)
-        if s.upright > 0:
-            turns[torch.rand(len(mine), generator=generator, device=device) < s.upright] = 0
+        x = augment(base.pixels[mine], s.size, generator, min_area=s.min_area, jitter=s.jitter, erase=s.erase)
         stages = len(self.learner.backbone.stages)
         drop = DropBlock(s.dropblock, stages, generator) if s.dropblock > 0 else None
-        mixing, mixed = None, 0
+        if self.dropout is not None:
+            self.dropout.generator = generator
+        mixing, turns = None, self._draw_turns(len(mine), generator)
         if self.mixup_at(progress):
             chance = np.random.default_rng(seed)
-            mixed = len(mine) if s.rotation == 0 else len(mine) // 2
+            mixed = len(mine) if s.rotation == 0 or s.turns == "all" else len(mine) // 2
             shuffled = torch.randperm(mixed, generator=generator, device=device)
             weight = float(chance.beta(s.mixup_alpha, s.mixup_alpha))
-            mixing = Mixing(int(chance.integers(stages)), weight, shuffled)
+            mixing = Mixing(int(chance.integers(stages + s.mixup_last)), weight, shuffled)
             turns[:mixed] = 0
-        x = rotate(x, turns).contiguous(memory_format=torch.channels_last)
+        x, labels, turns, mixed = self._with_turns(x, base.labels[mine], turns, 0 if mixing is None else mixing.rows)
         with torch.autocast(device.type, torch.bfloat16, enabled=s.amp and device.type == "cuda"):
-            logits, rotation = self.model(x, chained(mixing, drop))
+            logits, rotation = self.model(x.contiguous(memory_format=torch.channels_last), chained(mixing, drop))
         logits, rotation = logits.float(), rotation.float()
         plain = _mean(F.cross_entropy(logits[mixed:], labels[mixed:], reduction="none", label_smoothing=s.smoothing))
         turned = _mean(F.cross_entropy(rotation[mixed:], turns[mixed:], reduction="none"))
@@ -205,6 +208,25 @@ class Training:
         right = _mean((logits[mixed:].argmax(1) == labels[mixed:]).float())
         one = torch.ones((), device=device)
         self.sums += torch.stack([loss.detach(), plain.detach(), turned.detach(), right, one])
+
+    def _draw_turns(self, count: int, generator: Generator) -> Tensor:
+        """Return quarter turns `(count,)`: 0 for all pictures where the other turns are added later."""
+        s, device = self.settings, self.group.device
+        several = s.rotation > 0 and s.turns == "one"
+        turns = torch.randint(0, 4 if several else 1, (count,), generator=generator, device=device)
+        if s.upright > 0:
+            turns[torch.rand(count, generator=generator, device=device) < s.upright] = 0
+        return turns
+
+    def _with_turns(self, x: Tensor, labels: Tensor, turns: Tensor, mixed: int) -> tuple[Tensor, Tensor, Tensor, int]:
+        """Return pictures, labels and turns as they go through the network, and how many come first to be mixed."""
+        if self.settings.turns == "one" or self.settings.rotation == 0:
+            return rotate(x, turns), labels, turns, mixed
+        count = len(x) // 4 if mixed else len(x)
+        turns = torch.arange(4, device=x.device).repeat_interleave(count)
+        turned = rotate(x[:count].repeat(4, 1, 1, 1), turns)
+        labels = torch.cat([labels[:mixed], labels[:count].repeat(4)])
+        return torch.cat([x[:mixed], turned]), labels, torch.cat([turns.new_zeros(mixed), turns]), mixed
 
     # ---- the whole ----------------------------------------------------------------------------------------------
 
@@ -254,15 +276,9 @@ class Training:
         means = self.group.mean(self.sums[:-1] / self.sums[-1]).tolist()
         self.sums.zero_()
         begin, end = self.plan
-        row: EpochRow = {
-            "epoch": self.epoch,
-            "stage": 2 if self.mixup_at(begin) else 1,
-            "rate": self.rate_at(begin),
-            "loss": means[0],
-            "class_loss": means[1],
-            "rotation_loss": means[2],
-            "accuracy": means[3],
-        }
+        stage, loss, by_class, by_turn, right = 2 if self.mixup_at(begin) else 1, *means
+        row: JSONObject = {"epoch": self.epoch, "stage": stage, "rate": self.rate_at(begin), "loss": loss}
+        row |= {"class_loss": by_class, "rotation_loss": by_turn, "accuracy": right}
         self.curve.append(row)
         if not math.isfinite(row["loss"]):
             raise InputError(f"the loss is {row['loss']} in epoch {self.epoch}; train with a lower learning rate (lr)")
@@ -294,22 +310,17 @@ class Training:
                 name: extract(self.average.backbone, split, self.settings.store, amp=self.settings.amp)
                 for name, split in (("base", base), ("val", self.data["val"]))
             }
-            found = few_shot_accuracy(sets, "val", self.settings.tasks)
+            method = "simpleshot" if self.settings.selection == "centroid" else "cosine"
+            found = few_shot_accuracy(sets, "val", self.settings.tasks, method=method)
             scores = {shot: found[shot]["accuracy"] for shot in found}
             if writer is not None:
                 for shot, value in scores.items():
                     writer.add_scalar(f"validation/{shot}-shot", value, self.step)
         else:
             scores = {"1": 0.0, "5": 0.0}
-        entry: Validation = {
-            "epoch": self.epoch,
-            "step": self.step,
-            "stage": stage,
-            "1": scores["1"],
-            "5": scores["5"],
-        }
+        entry = {"epoch": self.epoch, "step": self.step, "stage": stage} | scores
         # Without validation classes the latest weights are the best.
-        better = "val" not in self.data or all(_score(entry) > _score(v) for v in self.validations)
+        better = "val" not in self.data or all(self._score(entry) > self._score(v) for v in self.validations)
         self.validations.append(entry)
         if better:
             self.unsaved = True
@@ -320,8 +331,11 @@ class Training:
 
     def _stale(self) -> int:
         """Validations of stage 2 since the best one of all."""
-        best = max(range(len(self.validations)), key=lambda i: (_score(self.validations[i]), -i), default=0)
+        best = max(range(len(self.validations)), key=lambda i: (self._score(self.validations[i]), -i), default=0)
         return sum(v["stage"] == 2 for v in self.validations[best + 1 :])
+
+    def _score(self, entry: JSONObject) -> float:
+        return float(entry["1"] + (entry["5"] if self.settings.selection == "centroid" else 0.0))
 
 
 def _mean(values: Tensor) -> Tensor:
@@ -329,11 +343,9 @@ def _mean(values: Tensor) -> Tensor:
     return values.sum() / max(len(values), 1)
 
 
-def _score(entry: Validation) -> float:
-    return entry["1"] + entry["5"]
-
-
-def _started_from(path: StrPath, wanted: Backbone) -> Backbone:
+def _started_from(path: StrPath | None, wanted: Backbone) -> Backbone:
+    if path is None:
+        return wanted
     backbone, _ = load_checkpoint(path, wanted.name)
     if backbone.settings != wanted.settings:
         raise InputError(f"{path} holds a {wanted.name} with {backbone.settings}, not with {wanted.settings}")

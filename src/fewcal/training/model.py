@@ -1,4 +1,4 @@
-"""What is trained: a backbone with a classifier and a rotation head, and what happens between its stages."""
+"""The learner: a backbone with a classifier and a rotation head, and what happens inside and between its stages."""
 
 from __future__ import annotations
 
@@ -7,24 +7,28 @@ import copy
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from fewcal.features.backbone_networks import Backbone, Between
 
 
 class CosineClassifier(nn.Module):
-    """logits = s · cos(features, weights): only directions count, as for the nearest centroid of unit vectors.
+    """logits = s · cos(features, weights), with `norms` times a trained number for each class (distLinear of S2M2).
 
     >>> CosineClassifier(4, 3, scale=10.0)(torch.ones(2, 4)).abs().max().item() <= 10
     True
     """
 
-    def __init__(self, dimension: int, classes: int, scale: float) -> None:
+    def __init__(self, dimension: int, classes: int, scale: float, norms: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.randn(classes, dimension) / dimension**0.5)
+        # The mean norm of the rows of a new `nn.Linear`, which these are in S2M2.
+        self.norms = nn.Parameter(torch.full((classes,), 3**-0.5)) if norms else None
         self.scale = scale
 
     def forward(self, features: Tensor) -> Tensor:
-        return self.scale * F.linear(F.normalize(features, dim=-1), F.normalize(self.weight, dim=-1))
+        logits = self.scale * F.linear(F.normalize(features, dim=-1), F.normalize(self.weight, dim=-1))
+        return logits if self.norms is None else logits * self.norms
 
 
 class Learner(nn.Module):
@@ -34,7 +38,10 @@ class Learner(nn.Module):
         super().__init__()
         self.backbone = backbone
         d = backbone.dimension
-        self.classifier = CosineClassifier(d, classes, scale) if classifier == "cosine" else nn.Linear(d, classes)
+        if classifier == "linear":
+            self.classifier: nn.Module = nn.Linear(d, classes)
+        else:
+            self.classifier = CosineClassifier(d, classes, scale, classifier == "cosine-norms")
         self.rotation = nn.Linear(d, 4)
 
     def forward(self, pictures: Tensor, between: Between | None = None) -> tuple[Tensor, Tensor]:
@@ -77,8 +84,24 @@ class DropBlock:
         return x * (keep * (keep.numel() / keep.sum().clamp(min=1))).to(x.dtype)
 
 
+class Dropout:
+    """Dropout of what enters the inner convolutions of a backbone, by the generator of the step."""
+
+    def __init__(self, backbone: Backbone, share: float) -> None:
+        self.share, self.generator = share, Generator()
+        for module in backbone.dropout_places():
+            module.register_forward_pre_hook(self)
+
+    def __call__(self, module: nn.Module, inputs: tuple[Tensor]) -> Tensor | None:
+        if not module.training:
+            return None
+        (x,) = inputs
+        keep = torch.rand(x.shape, device=x.device, generator=self.generator) >= self.share
+        return x * keep.to(x.dtype) / (1 - self.share)
+
+
 def chained(*steps: Between | None) -> Between | None:
-    """Several of them one after the other; None where there are none."""
+    """Return several steps one after the other; None where there are none."""
     present = [s for s in steps if s is not None]
     if not present:
         return None
@@ -104,9 +127,7 @@ class Average:
         decay = min(self.decay, (1 + step) / (10 + step))
         own, new = list(self.backbone.state_dict().values()), list(backbone.state_dict().values())
         floats = [(a, b) for a, b in zip(own, new, strict=True) if a.is_floating_point()]
-        torch._foreach_lerp_(  # private of torch: one kernel instead of one for each tensor
-            [a for a, _ in floats], [b for _, b in floats], 1 - decay
-        )
+        get_ema_multi_avg_fn(decay)([a for a, _ in floats], [b for _, b in floats], 0)
         for a, b in zip(own, new, strict=True):
             if not a.is_floating_point():
                 a.copy_(b)

@@ -11,33 +11,25 @@ from torch import Tensor
 from fewcal._utils.safetensors_io import read_tensors, write_tensors
 from fewcal._utils.text import one_line
 from fewcal.errors import FileFormatError, InputError
-from fewcal.training.record import STATE
 
 if TYPE_CHECKING:
     from fewcal.training.loop import Training
 
+# Files of a training's folder.
+BEST, STATE, RECORD = "best.safetensors", "state.safetensors", "record.json"
+# Attributes of a training that are kept as they are.
+_FIELDS = ("epoch", "place", "step", "plan", "curve", "validations", "step_seconds", "lost", "ended")
+
 
 def save_state(training: Training) -> None:
-    """All that a resumed training needs, as safetensors: weights, momentum, average, and where it stands."""
+    """Write weights, averages, the optimizer's tensors, and where the training stands."""
     tensors = {f"model.{k}": v for k, v in training.learner.state_dict().items()}
     tensors |= {f"average.{k}": v for k, v in training.average.backbone.state_dict().items()}
     for i, p in enumerate(training.learner.parameters()):
-        if (momentum := training.optimizer.state.get(p, {}).get("momentum_buffer")) is not None:
-            tensors[f"momentum.{i}"] = momentum
-    header = {
-        "epoch": training.epoch,
-        "place": training.place,
-        "step": training.step,
-        "plan": training.plan,
-        "sums": training.sums.tolist(),
-        "curve": training.curve,
-        "validations": training.validations,
-        "elapsed": training.spent(),
-        "step_seconds": training.step_seconds,
-        "lost": training.lost,
-        "processes": training.group.size,
-        "ended": training.ended,
-    }
+        kept = training.optimizer.state.get(p, {})
+        tensors |= {f"optimizer.{i}.{key}": value for key, value in kept.items() if value is not None}
+    header = {name: getattr(training, name) for name in _FIELDS}
+    header |= {"sums": training.sums.tolist(), "elapsed": training.spent(), "processes": training.group.size}
     write_tensors(training.folder / STATE, tensors, header, key="training")
 
 
@@ -49,18 +41,13 @@ def load_state(training: Training) -> None:
         training.learner.load_state_dict(_under("model.", tensors))
         training.average.backbone.load_state_dict(_under("average.", tensors))
         for i, p in enumerate(training.learner.parameters()):
-            if f"momentum.{i}" in tensors:
-                training.optimizer.state[p]["momentum_buffer"] = torch.empty_like(p).copy_(tensors[f"momentum.{i}"])
-        training.epoch, training.place, training.step = header["epoch"], header["place"], header["step"]
-        training.plan, training.ended = tuple(header["plan"]), header["ended"]
+            for key, value in _under(f"optimizer.{i}.", tensors).items():
+                kept = value if value.ndim == 0 else torch.empty_like(p).copy_(value)  # in the order of its memory
+                training.optimizer.state[p][key] = kept
+        for name in _FIELDS:
+            setattr(training, name, header[name])
         training.sums = torch.tensor(header["sums"], device=training.group.device)
-        training.curve, training.validations = header["curve"], header["validations"]
-        training.elapsed, training.step_seconds, training.lost = (
-            header["elapsed"],
-            header["step_seconds"],
-            header["lost"],
-        )
-        processes = header["processes"]
+        training.elapsed, processes = header["elapsed"], header["processes"]
     except (FileFormatError, AttributeError, ValueError, KeyError, TypeError, RuntimeError) as error:
         reason = one_line(error)
         raise FileFormatError(f"{path} cannot be continued ({reason}); train again in a new folder") from error

@@ -1,4 +1,4 @@
-"""Features of whole pictures, and how well new classes are told apart by them."""
+"""Features of whole pictures, and the accuracy on new classes that they give."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def extract(
     batch: int = 256,
     amp: bool = False,
 ) -> FeatureSplit:
-    """Features (R, D) of pictures resized to size × size, the mean over sizes where there are several.
+    """Return features `(R, D)` of pictures resized to size × size, the mean over sizes where there are several.
 
-    With `flip` also the mean of each picture and its mirror image.
+    With `flip` they are also the mean of each picture and its mirror image.
     """
     device = next(backbone.parameters()).device
     was_training = backbone.training
@@ -40,15 +40,10 @@ def extract(
     return FeatureSplit.from_arrays(features, pictures.labels.cpu().numpy(), pictures.classes)
 
 
-def feature_set(splits: Mapping[str, FeatureSplit]) -> FeatureSet:
-    """The splits that are there as one set."""
-    return FeatureSet(splits.get("base"), splits.get("val"), splits.get("novel"))
-
-
 def few_shot_accuracy(
-    features: Mapping[str, FeatureSplit], split: str, tasks: int, seed: int = 0
+    features: Mapping[str, FeatureSplit], split: str, tasks: int, seed: int = 0, method: str = "simpleshot"
 ) -> dict[str, dict[str, float]]:
-    """Nearest centroid after centring on base and L2 (SimpleShot), 5-way, `{"1": {"accuracy", "ci95"}, "5": …}`.
+    """Return 5-way accuracy by shots, `{"1": {"accuracy", "ci95"}, "5": …}`, of nearest centroid or another method.
 
     Where classes or rows are few, tasks have fewer ways or queries.
     """
@@ -56,18 +51,18 @@ def few_shot_accuracy(
 
     chosen = features[split]
     way, query = task_shape(chosen.rows_per_class())
-    data = feature_set({"base": features["base"], split: chosen})
+    data = FeatureSet(features["base"], **{split: chosen})  # type: ignore[arg-type]
     out = {}
     for shot in (1, 5):
         protocol = Protocol(way, shot, query, tasks, seed, split)
-        accuracy = evaluate("simpleshot", data, protocol).accuracy("simpleshot")
+        accuracy = evaluate(method, data, protocol).accuracy(method)
         half = 1.96 * accuracy.std(ddof=1) / np.sqrt(tasks) if tasks > 1 else 0.0
         out[str(shot)] = {"accuracy": float(accuracy.mean()), "ci95": float(half)}
     return out
 
 
 def task_shape(rows: np.ndarray) -> tuple[int, int]:
-    """Ways and queries of a task that classes with so many rows allow, (5, 15) where they suffice."""
+    """Return ways and queries of a task that classes with so many rows allow, (5, 15) where they suffice."""
     way, query = min(5, len(rows)), min(15, int(rows.min()) - 5)
     if way < 2 or query < 1:
         raise InputError(

@@ -1,7 +1,7 @@
-"""Requests that come together are computed together.
+"""Items of requests that arrive together are computed together.
 
-A network of pictures takes not much longer for sixteen than for one. So items wait for a few milliseconds, or until the
-computation at hand is done, and then go in one batch, in the order of arrival.
+A network of pictures takes not much longer for sixteen than for one. An item that finds nothing at work starts at once.
+Those that arrive meanwhile go in the next batch, in the order of arrival.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -17,96 +16,63 @@ R = TypeVar("R")
 
 
 class Overloaded(Exception):
-    """More items wait than the limit allows; the client may come again later."""
-
-
-@dataclass(frozen=True)
-class BatchLimits:
-    """most_batch : items computed at once; wait_s : how long the first of a batch waits for others at most;
-    most_waiting : items that may wait, beyond which new ones are refused"""
-
-    most_batch: int = 32
-    wait_s: float = 0.005
-    most_waiting: int = 1024
-
-
-@dataclass(frozen=True, eq=False)
-class _Job(Generic[T, R]):
-    items: Sequence[T]
-    done: asyncio.Future[list[R]]
+    """The service has too much to do; the client may come again later."""
 
 
 class Batcher(Generic[T, R]):
     """Gathers items of many requests for one function of many items.
 
-    `compute` runs in a thread of its own, one batch at a time, and gives a result for each item in their order.
+    `compute` runs in a thread of its own, one batch at a time, and gives a result for each item in their order. Where
+    it fails, items are computed one by one, so that an item spoils no other.
     """
 
-    def __init__(self, compute: Callable[[list[T]], list[R]], limits: BatchLimits) -> None:
-        self._compute, self._limits = compute, limits
-        self._jobs: list[_Job[T, R]] = []
-        self._waiting = 0
-        self._come = asyncio.Event()
+    def __init__(self, compute: Callable[[list[T]], list[R]], max_batch: int, max_waiting: int) -> None:
+        self._compute, self._max_batch, self._max_waiting = compute, max_batch, max_waiting
+        self._queue: asyncio.Queue[tuple[T, asyncio.Future[R]]] = asyncio.Queue()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="fewcal-batch")
         self._task: asyncio.Task[None] | None = None
-        self.batches = 0  # computed so far
+
+    @property
+    def waiting(self) -> int:
+        """Items that wait for a batch."""
+        return self._queue.qsize()
 
     def start(self) -> None:
         """Begin to work, in the running event loop."""
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def stop(self) -> None:
-        """End; what still waits is cancelled. Servers stop taking requests before, so that nothing does."""
+        """End; items that still wait are cancelled. Servers stop taking requests before."""
         if self._task is not None:
             self._task.cancel()
-        for job in self._jobs:
-            job.done.cancel()
+        while self.waiting:
+            self._queue.get_nowait()[1].cancel()
         await asyncio.to_thread(self._pool.shutdown, True)
 
-    async def submit(self, items: Sequence[T]) -> list[R]:
-        """The results of some items, computed with those of others."""
-        if self._waiting + len(items) > self._limits.most_waiting:
-            raise Overloaded(f"{self._waiting} items wait already; try again in a moment")
-        job: _Job[T, R] = _Job(items, asyncio.get_running_loop().create_future())
-        self._jobs.append(job)
-        self._waiting += len(items)
-        self._come.set()
-        return await job.done
+    async def submit(self, items: Sequence[T]) -> list[R | BaseException]:
+        """The result of each item, or the error that it ended in."""
+        if self.waiting + len(items) > self._max_waiting:
+            raise Overloaded(f"{self.waiting} items wait already; try again in a moment")
+        loop = asyncio.get_running_loop()
+        futures: list[asyncio.Future[R]] = [loop.create_future() for _ in items]
+        for item, future in zip(items, futures, strict=True):
+            self._queue.put_nowait((item, future))
+        return await asyncio.gather(*futures, return_exceptions=True)
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            await self._come.wait()
-            if self._waiting < self._limits.most_batch:
-                await asyncio.sleep(self._limits.wait_s)
-            jobs = self._next()
-            if not jobs:
-                continue
-            self.batches += 1
-            items = [item for job in jobs for item in job.items]
-            try:
-                results = await loop.run_in_executor(self._pool, self._compute, items)
-            except Exception as error:  # told to those who asked; others are served
-                for job in jobs:
-                    if not job.done.done():
-                        job.done.set_exception(error)
-                continue
-            start = 0
-            for job in jobs:
-                if not job.done.done():  # the client may have given up
-                    job.done.set_result(results[start : start + len(job.items)])
-                start += len(job.items)
+            arrived = [await self._queue.get()]
+            while self.waiting and len(arrived) < self._max_batch:
+                arrived.append(self._queue.get_nowait())
+            batch = [(item, future) for item, future in arrived if not future.done()]  # clients may have left
+            results = await loop.run_in_executor(self._pool, self._results, [item for item, _ in batch])
+            for (_, future), result in zip(batch, results, strict=True):
+                if not future.done():
+                    future.set_exception(result) if isinstance(result, Exception) else future.set_result(result)
 
-    def _next(self) -> list[_Job[T, R]]:
-        """The jobs of the next batch: as many as fit, at least one."""
-        taken: list[_Job[T, R]] = []
-        count = 0
-        while self._jobs and (not taken or count + len(self._jobs[0].items) <= self._limits.most_batch):
-            job = self._jobs.pop(0)
-            self._waiting -= len(job.items)
-            if not job.done.done():
-                taken.append(job)
-                count += len(job.items)
-        if not self._jobs:
-            self._come.clear()
-        return taken
+    def _results(self, items: list[T]) -> Sequence[R | Exception]:
+        try:
+            return self._compute(items) if items else []
+        except Exception as error:
+            return [error] if len(items) == 1 else [result for item in items for result in self._results([item])]

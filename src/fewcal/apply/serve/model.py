@@ -1,12 +1,18 @@
-"""A saved classifier and its extractor behind one call for many items."""
+"""A saved classifier and its extractor behind one call for many items: the service knows no other part of fewcal.
+
+Items of one batch come from different clients. So each is answered by itself: predictions that look at all queries
+together (transductive ones) have no place here.
+"""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 
+from fewcal._utils.arrays import LARGEST
 from fewcal._utils.types import JSON
 from fewcal.apply.predict import NONE_OF_THESE
 from fewcal.errors import InputError
@@ -19,7 +25,7 @@ Item: TypeAlias = np.ndarray | str
 
 @dataclass(frozen=True, eq=False)
 class ServedModel:
-    """What a service answers with; `extractor` is None where the model says nothing about one: rows alone are taken."""
+    """A classifier, its extractor (None: rows of features alone are served) and the level of "none of these"."""
 
     classifier: FewShotClassifier
     extractor: Extractor | None = None
@@ -34,45 +40,55 @@ class ServedModel:
     def classes(self) -> list[str]:
         return [str(name) for name in self.classifier.classes_]
 
-    def rows(self, values: JSON | np.ndarray) -> np.ndarray:
-        """Features `(R, D)` as a request gives them, checked."""
+    @property
+    def width(self) -> int:
+        """Numbers of a row."""
+        return int(self.classifier.n_features_in_)
+
+    def row(self, values: JSON | np.ndarray, name: str) -> np.ndarray:
+        """Features `(D,)` from a list of numbers or an array."""
+        is_list = isinstance(values, list) and all(type(value) in (int, float) for value in values)
+        if not isinstance(values, np.ndarray | list) or not (is_list or isinstance(values, np.ndarray)):
+            raise InputError(f"{name} is no list of numbers")
+        if len(values) != self.width:
+            raise InputError(f"{name} has {len(values)} numbers and the model takes {self.width}")
         try:
-            x = np.asarray(values, np.float32)
-        except (OverflowError, TypeError, ValueError) as error:
-            raise InputError("rows must be lists of numbers, all of one length") from error
-        if x.ndim != 2 or not len(x):
-            raise InputError(f"rows must be a list of lists of numbers, not of shape {x.shape}")
-        if x.shape[1] != self.classifier.n_features_in_:
-            wanted = self.classifier.n_features_in_
-            raise InputError(f"a row has {x.shape[1]} numbers and the model takes {wanted}")
-        if not np.isfinite(x).all():
-            raise InputError("rows hold NaN or infinity; give finite numbers")
+            with np.errstate(over="ignore"):
+                x = np.asarray(values, np.float32)
+        except OverflowError:  # an integer of hundreds of digits
+            x = np.array([np.inf], np.float32)
+        if not (np.abs(x) < LARGEST).all():
+            raise InputError(f"{name} holds NaN, infinity or a number beyond {LARGEST:.0e}")
         return x
 
-    def answer_rows(self, rows: list[np.ndarray]) -> list[JSON]:
-        """Answers to rows of features, each `(D,)`."""
-        return self._answers(np.stack(rows))
-
-    def answer_items(self, items: list[Item]) -> list[JSON]:
-        """Answers to pictures or texts that are ready for the extractor."""
+    def picture(self, data: bytes, name: str) -> np.ndarray:
+        """An encoded picture as the extractor takes it."""
         assert self.extractor is not None
-        return self._answers(self.extractor(items))
+        return self.extractor.decode(data, name)
 
-    def _answers(self, x: np.ndarray) -> list[JSON]:
+    def answer_rows(self, rows: list[np.ndarray]) -> list[bytes]:
+        """Answers to rows of features, each `(D,)`, as JSON."""
+        x = np.stack(rows)
         p = self.classifier.predict_proba(x)
-        best = p.argmax(axis=1)
-        other = None if self.reject is None else self.classifier.outlier_pvalue(x)
+        p_values = None if self.reject is None else self.classifier.outlier_pvalue(x)
         names = self.classes
-        out: list[JSON] = []
+        out = []
         for i, row in enumerate(p):
+            best = row.argmax()
+            probabilities = dict(zip(names, row.tolist(), strict=True))
             answer: dict[str, JSON] = {
-                "class": names[best[i]],
-                "probability": float(row[best[i]]),
-                "probabilities": dict(zip(names, row.tolist(), strict=True)),
+                "class": names[best],
+                "probability": float(row[best]),
+                "probabilities": probabilities,
             }
-            if other is not None and self.reject is not None:
-                answer["outlier_pvalue"] = float(other[i])
-                if other[i] >= self.reject:
+            if p_values is not None and self.reject is not None:
+                answer["outlier_pvalue"] = float(p_values[i])
+                if p_values[i] >= self.reject:
                     answer["class"] = NONE_OF_THESE
-            out.append(answer)
+            out.append(json.dumps(answer).encode())
         return out
+
+    def answer_items(self, items: list[Item]) -> list[bytes]:
+        """Answers to pictures or texts that are ready for the extractor, as JSON."""
+        assert self.extractor is not None
+        return self.answer_rows(list(self.extractor(items)))

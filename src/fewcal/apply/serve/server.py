@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import socket
+import logging
+import warnings
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 from fewcal.apply.saved import load_model
@@ -20,42 +20,34 @@ def serve_model(
     port: int = 8000,
     reject: float | None = None,
     device: str | None = None,
+    token: str | None = None,
+    behind_proxy: str | None = None,
     opened: Callable[[str], None] = print,
 ) -> None:
     """Serve a saved classifier until interrupted; `opened` gets the address once the server listens."""
-    read_meta(model)  # a file that is none is told before a server is loaded
+    read_meta(model)  # a file of another kind is refused before a server is loaded
+    if token is not None and not (token.isascii() and token.isprintable() and token.split() == [token]):
+        raise InputError("the token must be ASCII letters, digits and signs without spaces")
     try:
-        import uvicorn
+        import python_multipart  # noqa: F401  # starlette asks for it at the first upload
 
-        from fewcal.apply.serve.app import ServiceLimits, make_app
-        from fewcal.apply.web import allowed_hosts, bound_socket, shown_address
+        from fewcal.apply.connections import run_app
+        from fewcal.apply.serve.app import make_app
+        from fewcal.apply.serve.guard import Access
+        from fewcal.apply.web import allowed_hosts, bound_socket, proxy_origin, shown_address
     except ImportError as error:
         raise InputError(f"the service needs {error.name}: pip install 'fewcal[serve]'") from error
 
+    origin = None if behind_proxy is None else proxy_origin(behind_proxy)
     classifier, extractor = load_model(model, device)
-    served = ServedModel(classifier, extractor, reject)
     if reject is not None:
         classifier.outlier_pvalue(classifier.support_[0][:1])  # without base classes it is refused here, not later
     listening = bound_socket(host, port)
     port = listening.getsockname()[1]
-    limits = ServiceLimits()
-
-    class Server(uvicorn.Server):
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
-            if self.started:
-                opened(shown_address(host, port))
-
-    config = uvicorn.Config(
-        make_app(served, allowed_hosts(host, port), limits),
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        ws="none",
-        limit_concurrency=512,  # connections; beyond them a client is told to come again (503)
-        timeout_keep_alive=30,
-        timeout_graceful_shutdown=int(limits.seconds),
-    )
-    with listening, suppress(KeyboardInterrupt):  # the way to stop it
-        Server(config).run([listening])  # passes Ctrl-C on when all is closed
+    hosts = allowed_hosts(host, port) | (set() if origin is None else {origin.partition("://")[2]})
+    # What is wrong with an item goes to its client, not into the log.
+    warnings.filterwarnings("ignore", module="PIL")
+    for parser in ("PIL", "python_multipart"):
+        logging.getLogger(parser).setLevel(logging.CRITICAL)
+    app = make_app(ServedModel(classifier, extractor, reject), Access(hosts, token, origin))
+    run_app(app, listening, lambda: opened(shown_address(host, port)))

@@ -14,7 +14,6 @@ from fewcal.apply.studio.intake import inside
 from fewcal.apply.studio.store import Item, ProjectStore
 from fewcal.errors import FewcalError, InputError
 from fewcal.features.extractors import Extractor
-from fewcal.features.sources.pictures import decode_fitted
 
 BATCH = 16
 
@@ -143,4 +142,4 @@ class Embedder:
         if item.text is not None:
             return item.text
         self._seen[item.id] = self._file(item)
-        return decode_fitted(inside(self._folder, item.name), extractor.size, extractor.crop, item.name)
+        return extractor.decode(inside(self._folder, item.name), item.name)

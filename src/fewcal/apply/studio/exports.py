@@ -98,16 +98,11 @@ def python_snippet(rows: Sequence[Row], extractor: str, bank: str | None, preset
     listed = "\n".join(f"    ({item!r}, {name!r})," for item, name in support)
     model = "FewShotClassifier" if preset is None else "GDCClassifier"
     given = f"{bank!r}" if preset is None else f"{bank!r}, preset={preset!r}"
-    if texts:
-        load = "extractor(items)"
-        more = ""
-    else:
-        load = "extractor([decode_fitted(p, extractor.size, extractor.crop) for p in items])"
-        more = "\nfrom fewcal.features.sources.pictures import decode_fitted"
-    return f'''"""The classifier of a fewcal studio project, fitted anew: run it inside the project's folder."""
+    load = "extractor(items)" if texts else "extractor([extractor.decode(p) for p in items])"
+    return f'''"""The classifier of a fewcal studio project, fitted again: run it inside the project's folder."""
 
 from fewcal import {model}
-from fewcal.features.extractors import get_extractor{more}
+from fewcal.features.extractors import get_extractor
 
 examples = [
 {listed}

@@ -32,8 +32,7 @@ from fewcal.apply.studio.moment import Answered, Moment, answered
 from fewcal.apply.studio.store import NONE_CLASS, Edit, Found, Item, ProjectStore, checked_class_name
 from fewcal.bank import BaseBank
 from fewcal.errors import FewcalWarning, InputError
-from fewcal.features.extractors import Extractor, as_extractor
-from fewcal.features.extractors.base import find_entry
+from fewcal.features.extractors import Extractor, as_extractor, find_entry
 from fewcal.features.sources.kinds import DEFAULT_EXTRACTORS
 
 QUIET_S = 0.4  # without a change before examples are left out

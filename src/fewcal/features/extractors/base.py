@@ -1,4 +1,4 @@
-"""What an extractor is, the registry of those that have names, and what their modules share."""
+"""The extractor, the registry of those that have names, and what their modules share."""
 
 from __future__ import annotations
 
@@ -14,62 +14,77 @@ import torch
 from fewcal._utils.threads import in_parallel
 from fewcal.errors import InputError
 from fewcal.features.sources.items import Items
-from fewcal.features.sources.pictures import Pictures
+from fewcal.features.sources.pictures import Pictures, decode_fitted
+from fewcal.features.sources.recordings import Recordings
 
 if TYPE_CHECKING:
     from torch import nn
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-KINDS = ("picture", "text")
+KINDS = ("picture", "text", "recording")
 
-# uint8 pictures (B, S, S, 3), pictures of any size, or texts
-Batch: TypeAlias = np.ndarray | Sequence[np.ndarray] | Sequence[str] | Sequence[np.ndarray | str]
+# An item as an extractor takes it: a picture as an array, a text, sound, or several of these.
+Prepared: TypeAlias = Any
 Rows: TypeAlias = "np.ndarray | torch.Tensor | Sequence[Sequence[float]]"
-Embed: TypeAlias = Callable[..., Rows]  # of one batch; users give functions of pictures or of texts
+EmbedFunction: TypeAlias = Callable[..., Rows]  # of one batch; users give functions of pictures or of texts
 
 
 @dataclass(frozen=True, eq=False)
 class Extractor:
-    """Features of pictures or texts.
+    """A function from pictures, texts or recordings to features.
 
-    Call it with a batch, uint8 pictures `(B, S, S, 3)` or a list of B texts, and get float32 `(B, D)`.
+    Call it with a batch, uint8 pictures `(H, W, 3)` or texts or what `prepare` returned, and get float32 `(B, D)`.
 
     Attributes
     ----------
-    name : how it was asked for
-    kind : "picture" or "text"
+    name : what `get_extractor` makes it again from
+    kind : "picture", "text" or "recording"
     dim : D
     fingerprint : a digest of weights and preprocessing; features of equal fingerprints may be mixed, others may not
-    size, crop : pictures are made squares of `size`; see `pictures.decode_fitted`
-    beta : power that brings its features nearer to normal where there are no base classes to tell
+    embed : features of a batch of prepared items
+    size, crop : pictures become squares of `size`; see `pictures.square`
+    beta : power that brings the features nearer to normal, for use without base classes
     concurrent : whether several threads may call it at once
+    decoder : a picture or recording and its name → what `embed` takes, in place of size and crop
     """
 
     name: str
     kind: str
     dim: int
     fingerprint: str
-    embed: Embed
+    embed: EmbedFunction
     size: int | None = None
     crop: float | None = 1.0
     beta: float = 1.0
     concurrent: bool = False
+    decoder: Callable[[Any, str | None], Prepared] | None = None
 
     @property
     def stamp(self) -> str:
-        """Name and fingerprint in a line, as files keep it."""
-        return f"{self.name}@{self.fingerprint[:16]}"
+        """Name and fingerprint, as files keep them; options of the name hold no spaces, which end a stamp there."""
+        place, mark, options = self.name.partition("?")
+        return f"{place}{mark}{options.replace(' ', '%20')}@{self.fingerprint[:16]}"
 
-    def prepare(self, items: Items, i: int) -> np.ndarray | str:
-        """Item i as this extractor takes it: read, and a picture brought to its size."""
+    def decode(self, item: Any, name: str | None = None) -> Prepared:
+        """Return a picture or recording (encoded, or an array) as `embed` takes it; errors call it `name`."""
+        if self.decoder is not None:
+            return self.decoder(item, name)
+        return decode_fitted(item, self.size, self.crop, name)
+
+    def prepare(self, items: Items, i: int) -> Prepared:
+        """Return item i as `embed` takes it."""
         if items.kind != self.kind:
             raise ValueError(f"{self.name} takes {self.kind}s, not {items.kind}s")
-        return items.square(i, self.size, self.crop) if isinstance(items, Pictures) else items.load(i)
+        if isinstance(items, Pictures | Recordings):
+            return self.decode(items.content[i], items.names[i])
+        return items.load(i)
 
-    def __call__(self, batch: Batch) -> np.ndarray:
-        squares = self.kind == "picture" and self.size is not None and not isinstance(batch, np.ndarray)
+    def __call__(self, batch: Sequence[Prepared] | np.ndarray) -> np.ndarray:
+        if self.kind == "picture" and (self.decoder is not None or self.size is not None):
+            batch = [self.decode(x) if self._is_raw(x) else x for x in batch]
+            batch = batch if self.decoder is not None else np.stack(batch)
         with torch.inference_mode():
-            out = self.embed(np.stack([np.asarray(picture) for picture in batch]) if squares else batch)
+            out = self.embed(batch)
         rows = out.detach().cpu().numpy() if isinstance(out, torch.Tensor) else np.asarray(out)
         rows = rows.astype(np.float32, copy=False)
         if rows.ndim != 2 or len(rows) != len(batch) or (self.dim and rows.shape[1] != self.dim):
@@ -77,10 +92,16 @@ class Extractor:
             raise InputError(f"extractor {self.name} gave an array of shape {rows.shape}; it must be {want}")
         return rows
 
+    def _is_raw(self, picture: Prepared) -> bool:
+        """Return whether this is an image of Pillow, or a uint8 picture as no decoder and no size makes it."""
+        if not isinstance(picture, np.ndarray):
+            return hasattr(picture, "getbands")
+        return picture.dtype == np.uint8 and (self.decoder is not None or picture.shape != (self.size, self.size, 3))
+
 
 # ---- those with names -----------------------------------------------------------------------------------------------
 
-# name as asked for, device, whether weights may be fetched → extractor
+# name, device, whether weights may be fetched → extractor
 Make: TypeAlias = "Callable[[str, torch.device, bool], Extractor]"
 
 
@@ -90,58 +111,40 @@ class Entry:
 
     Attributes
     ----------
-    kind : "picture", "text" or "either"
+    kind : "picture", "text" or "recording", or "either" where only the model has it
     features : D, or "its own"
     signs : "≥ 0", "both" or "its own"
     needs : what must be installed
-    check : refuses a name, without torch, that leads to nothing an extractor can be made of; None where all do
+    check : refuses a name without loading a model; None where every name may lead to one
     """
 
     name: str
     make: Make
     kind: str
-    features: str
-    signs: str
-    needs: str
+    features: str = "its own"
+    signs: str = "its own"
+    needs: str = ""
     check: Callable[[str], object] | None = None
 
 
 REGISTRY: dict[str, Entry] = {}
 
 
-def register(
-    *names: str,
-    kind: str,
-    features: str = "its own",
-    signs: str = "its own",
-    needs: str,
-    check: Callable[[str], object] | None = None,
-) -> Callable[[Make], Make]:
-    """Let `get_extractor` find the decorated function under these names; see `Entry`."""
+def register(*names: str, **fields: Any) -> Callable[[Make], Make]:
+    """Let `get_extractor` find the decorated function under these names; `fields` are those of `Entry`."""
 
-    def added(make: Make) -> Make:
-        for name in names:
-            REGISTRY[name] = Entry(name, make, kind, features, signs, needs, check)
+    def add(make: Make) -> Make:
+        REGISTRY.update({name: Entry(name, make, **fields) for name in names})
         return make
 
-    return added
-
-
-def find_entry(name: str) -> Entry | None:
-    """The entry that an extractor's name asks for: the name itself, its prefix, or the extension of a file."""
-    prefix, colon, rest = name.partition(":")
-    if name in REGISTRY and name[-1] != ":" and name[0] != ".":
-        return REGISTRY[name]
-    if colon and rest and f"{prefix}:" in REGISTRY:
-        return REGISTRY[f"{prefix}:"]
-    return next((e for e in REGISTRY.values() if e.name.startswith(".") and name.endswith(e.name)), None)
+    return add
 
 
 # ---- what their modules share ---------------------------------------------------------------------------------------
 
 
-def normalised(model: nn.Module, mean: Sequence[float], std: Sequence[float], device: torch.device) -> Embed:
-    """uint8 pictures `(B, S, S, 3)` → (x / 255 − mean) / std as `(B, 3, S, S)` → the model → `(B, D)`."""
+def normalised(model: nn.Module, mean: Sequence[float], std: Sequence[float], device: torch.device) -> EmbedFunction:
+    """Return the map from uint8 pictures `(B, S, S, 3)` to features `(B, D)`, the model of (x / 255 − mean) / std."""
     shift = torch.tensor(list(mean), device=device).view(1, 3, 1, 1)
     scale = torch.tensor(list(std), device=device).view(1, 3, 1, 1)
 
@@ -154,15 +157,15 @@ def normalised(model: nn.Module, mean: Sequence[float], std: Sequence[float], de
     return embed
 
 
-def in_pieces(compute: Callable[[np.ndarray], torch.Tensor], size: int) -> Embed:
-    """A batch on a CPU: `size` pictures at once, by one thread, and several of these pieces side by side."""
+def in_pieces(compute: Callable[[np.ndarray], torch.Tensor], size: int) -> EmbedFunction:
+    """Return `compute` for a batch on a CPU: pieces of `size` pictures, each by one thread, side by side."""
 
-    def one(pictures: np.ndarray) -> torch.Tensor:
+    def piece(pictures: np.ndarray) -> torch.Tensor:
         with torch.inference_mode():  # which each thread sets for itself
             return compute(pictures)
 
     def embed(pictures: np.ndarray) -> torch.Tensor:
-        return torch.cat(list(in_parallel(one, [pictures[i : i + size] for i in range(0, len(pictures), size)])))
+        return torch.cat(list(in_parallel(piece, [pictures[i : i + size] for i in range(0, len(pictures), size)])))
 
     return embed
 
@@ -177,21 +180,22 @@ def from_module(
     mean: Sequence[float] = IMAGENET_MEAN,
     std: Sequence[float] = IMAGENET_STD,
 ) -> Extractor:
-    """An extractor from a network of pictures: it gets floats in 0..1, less `mean`, over `std`."""
+    """Return the extractor of a network of pictures, which gets floats in 0..1, less `mean`, over `std`."""
     model = model.eval().to(device)
     fingerprint = fingerprint_of(weights_digest(model), size, crop, list(mean), list(std))
     return with_dimension(Extractor(name, "picture", 0, fingerprint, normalised(model, mean, std, device), size, crop))
 
 
 def with_dimension(extractor: Extractor) -> Extractor:
-    """The same extractor, with its number of features found by trying it once."""
+    """Return the same extractor with its number of features, found by trying it once."""
     side = extractor.size or 64
-    probe: Batch = ["a text"] if extractor.kind == "text" else [np.zeros((side, side, 3), np.uint8)]
-    return replace(extractor, dim=extractor(probe).shape[1])
+    probe = {"text": "a text", "recording": np.zeros(16_000, np.float32)}
+    item = probe.get(extractor.kind, np.zeros((side, side, 3), np.uint8))
+    return replace(extractor, dim=extractor([item]).shape[1])
 
 
 def needed(package: str, name: str, remedy: str) -> Any:
-    """Import an optional package, or say which one to install."""
+    """Import an optional package, or raise an error that names the one to install."""
     try:
         return importlib.import_module(package)
     except ImportError as error:
@@ -200,14 +204,14 @@ def needed(package: str, name: str, remedy: str) -> Any:
 
 
 def weights_digest(model: nn.Module) -> bytes:
-    """A digest of a model's class and weights."""
+    """Return a digest of a model's class and weights."""
     digest = hashlib.sha256(type(model).__qualname__.encode())
     for key, value in sorted(model.state_dict().items()):
         digest.update(key.encode())
-        digest.update(value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes() if value.numel() else b"")
+        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.digest()
 
 
 def fingerprint_of(weights: bytes, *settings: object) -> str:
-    """What tells an extractor from others: its weights and its preprocessing."""
+    """Return a digest of weights and preprocessing, which distinguishes an extractor from others."""
     return hashlib.sha256(hashlib.sha256(weights).digest() + repr(settings).encode()).hexdigest()

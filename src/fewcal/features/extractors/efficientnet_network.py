@@ -1,18 +1,22 @@
-"""The network of EfficientNet-Lite: pictures (B, 3, S, S) → features (B, 1280) ≥ 0.
+"""The network of EfficientNet-Lite: pictures `(B, 3, S, S)` → features `(B, 1280)` ≥ 0.
 
 Tan & Le 2019, in the variant for small devices: no squeeze-and-excitation, ReLU6 everywhere, stem and head unscaled.
+`EfficientNetLite` is the network as it was published. `FusedEfficientNetLite` computes the same in fewer passes over
+memory: batch norm is folded into the weights, and on a CPU oneDNN clips its results to 0..6, or adds another tensor to
+them, while it still holds them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
+from functools import cache
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fewcal.errors import FileFormatError
-from fewcal.features.extractors.fused import FusedConv2d
 
 # width and depth relative to Lite0
 VARIANTS = {0: (1.0, 1.0), 1: (1.0, 1.1), 2: (1.1, 1.2)}
@@ -29,43 +33,9 @@ _STAGES = (
 _STEM, _HEAD = 32, 1280
 
 
-class FusedEfficientNetLite(nn.Module):
-    """The features of a plain network in fewer passes over memory (`FusedConv2d`); what differs is rounding."""
-
-    def __init__(self, plain: EfficientNetLite) -> None:
-        super().__init__()
-        layers = [_FusedBlock(*((b.body, b.add) if isinstance(b, _Block) else ([b], False))) for b in plain.layers]
-        self.layers = nn.Sequential(*layers)
-
-    def forward(self, x: Tensor) -> Tensor:
-        maps: Tensor = self.layers(x.flip(2, 3))
-        return maps.mean(dim=(2, 3))
-
-
-class _FusedBlock(nn.Module):
-    """A `_Block`, or one of its units."""
-
-    def __init__(self, units: Iterable[nn.Module], add: bool) -> None:
-        super().__init__()
-        self.units, self.add = nn.ModuleList(), add
-        for unit in units:
-            assert isinstance(unit, nn.Sequential)
-            conv, norm, *act = unit
-            assert isinstance(conv, nn.Conv2d)
-            assert isinstance(norm, nn.BatchNorm2d)
-            self.units.append(FusedConv2d(conv, norm, relu6=bool(act)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        y, last = x, len(self.units) - 1
-        for i, unit in enumerate(self.units):
-            y = unit(y, x if self.add and i == last else None)
-        return y
-
-
 class EfficientNetLite(nn.Module):
-    """The network up to the pooled features, layer by layer as it was published.
+    """The network up to the pooled features.
 
-    >>> import torch
     >>> EfficientNetLite(0)(torch.zeros(1, 3, 64, 64)).shape
     torch.Size([1, 1280])
     """
@@ -73,16 +43,18 @@ class EfficientNetLite(nn.Module):
     def __init__(self, variant: int = 0) -> None:
         super().__init__()
         width, depth = VARIANTS[variant]
-        channels = _STEM
-        layers: list[nn.Module] = [_unit(3, _STEM, 3, 2)]
-        for i, (repeats, kernel, stride, expansion, out) in enumerate(_STAGES):
-            out = _scaled(out, width)
-            if 0 < i < len(_STAGES) - 1:
-                repeats = math.ceil(repeats * depth)
-            for j in range(repeats):
-                layers.append(_Block(channels, out, kernel, stride if j == 0 else 1, expansion))
-                channels = out
-        layers.append(_unit(channels, _HEAD, 1))
+        inside = _STEM
+        layers: list[nn.Module] = [Unit(3, _STEM, 3, 2)]
+        for i, (repeats, kernel, stride, expansion, channels) in enumerate(_STAGES):
+            out = _scaled(channels, width)
+            inner = 0 < i < len(_STAGES) - 1
+            for j in range(math.ceil(repeats * depth) if inner else repeats):
+                wide = inside * expansion
+                units = [Unit(inside, wide, 1)] if expansion > 1 else []
+                units += [Unit(wide, wide, kernel, stride if j == 0 else 1, wide), Unit(wide, out, 1, relu6=False)]
+                layers.append(Block(units, add=inside == out and (stride == 1 or j > 0)))
+                inside = out
+        layers.append(Unit(inside, _HEAD, 1))
         self.layers = nn.Sequential(*layers)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -90,7 +62,7 @@ class EfficientNetLite(nn.Module):
         return maps.mean(dim=(2, 3))
 
     def load_published(self, state: Mapping[str, Tensor]) -> EfficientNetLite:
-        """Take the published weights; they are named otherwise but come in the same order, the classifier last."""
+        """Take the published weights; they have other names but come in the same order, the classifier last."""
         theirs = [(k, v) for k, v in state.items() if not k.startswith("_fc.")]
         ours = self.state_dict()
         if [tuple(v.shape) for _, v in theirs] != [tuple(v.shape) for v in ours.values()]:
@@ -99,11 +71,39 @@ class EfficientNetLite(nn.Module):
         return self.eval()
 
 
+class FusedEfficientNetLite(nn.Module):
+    """The features of a plain network by `FusedUnit`; they differ from its own by rounding."""
+
+    def __init__(self, plain: EfficientNetLite) -> None:
+        super().__init__()
+        blocks = [layer if isinstance(layer, Block) else Block([layer], add=False) for layer in plain.layers]
+        self.layers = nn.Sequential(*(Block([FusedUnit(unit) for unit in b.units], b.add) for b in blocks))
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps: Tensor = self.layers(x.flip(2, 3))
+        return maps.mean(dim=(2, 3))
+
+
 def _scaled(channels: int, width: float) -> int:
-    """A number of channels times the width, as a multiple of 8, and not below 90% of what was asked for."""
+    """Return channels times width as a multiple of 8, and not below 90% of the product."""
     wanted = channels * width
     out = max(8, int(wanted + 4) // 8 * 8)
     return out + 8 if out < 0.9 * wanted else out
+
+
+class Block(nn.Module):
+    """Widen, filter each channel by itself, narrow again; the input is added where the shapes allow it."""
+
+    def __init__(self, units: Sequence[nn.Module], add: bool) -> None:
+        super().__init__()
+        self.units, self.add = nn.ModuleList(units), add
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x
+        for unit in self.units[:-1]:
+            y = unit(y)
+        out: Tensor = self.units[-1](y, x if self.add else None)
+        return out
 
 
 class SameConv2d(nn.Conv2d):
@@ -117,22 +117,75 @@ class SameConv2d(nn.Conv2d):
         return super().forward(F.pad(x, pads) if any(pads) else x)
 
 
-def _unit(inside: int, out: int, kernel: int, stride: int = 1, groups: int = 1, act: bool = True) -> nn.Sequential:
-    layers = [SameConv2d(inside, out, kernel, stride, groups=groups, bias=False), nn.BatchNorm2d(out, eps=1e-3)]
-    return nn.Sequential(*layers, *([nn.ReLU6()] if act else []))
+class Unit(nn.Module):
+    """Convolution, batch norm, ReLU6."""
 
-
-class _Block(nn.Module):
-    """Widen, filter each channel by itself, narrow again; the input is added where the shapes allow it."""
-
-    def __init__(self, inside: int, out: int, kernel: int, stride: int, expansion: int) -> None:
+    def __init__(
+        self, inside: int, out: int, kernel: int, stride: int = 1, groups: int = 1, *, relu6: bool = True
+    ) -> None:
         super().__init__()
-        wide = inside * expansion
-        units = [_unit(inside, wide, 1)] if expansion > 1 else []
-        units += [_unit(wide, wide, kernel, stride, groups=wide), _unit(wide, out, 1, act=False)]
-        self.body = nn.Sequential(*units)
-        self.add = stride == 1 and inside == out
+        self.conv = SameConv2d(inside, out, kernel, stride, groups=groups, bias=False)
+        self.norm, self.relu6 = nn.BatchNorm2d(out, eps=1e-3), relu6
 
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.body(x)
-        return x + y if self.add else y
+    def forward(self, x: Tensor, plus: Tensor | None = None) -> Tensor:
+        y: Tensor = self.norm(self.conv(x))
+        y = y if plus is None else y + plus
+        return F.relu6(y) if self.relu6 else y
+
+
+class FusedUnit(nn.Module):
+    """A `Unit` in one pass over memory, of maps turned by 180°.
+
+    TensorFlow puts the odd pixel of padding at the end. torch only knows equal padding, and padding in a step of its
+    own copies the largest maps of a network. Turned by 180°, the odd pixel is at the beginning: then k // 2 pixels at
+    both ends do, because a stride of 2 never reaches the last one. So a chain of these, whose kernels are turned too,
+    makes of a turned picture the turned maps, of which the mean is the same.
+    """
+
+    def __init__(self, unit: nn.Module) -> None:
+        super().__init__()
+        assert isinstance(unit, Unit)
+        conv, norm = unit.conv, unit.norm
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
+        scale = norm.weight.double() / (norm.running_var.double() + norm.eps).sqrt()
+        weight = (conv.weight.double() * scale.view(-1, 1, 1, 1)).flip(2, 3).float()
+        bias = (norm.bias.double() - norm.running_mean.double() * scale).float()
+        self.weight = nn.Parameter(weight.contiguous(memory_format=torch.channels_last), requires_grad=False)
+        self.bias = nn.Parameter(bias, requires_grad=False)
+        self.padding, self.stride, self.groups = [k // 2 for k in conv.kernel_size], list(conv.stride), conv.groups
+        self.relu6 = unit.relu6
+
+    def forward(self, x: Tensor, plus: Tensor | None = None) -> Tensor:
+        """Map `(B, C, H, W)` → `(B, C', ⌈H / stride⌉, ⌈W / stride⌉)`, plus another tensor of that shape."""
+        if x.device.type == "cpu" and onednn_fuses():
+            return self.in_one_pass(x, plus)
+        y = F.conv2d(x, self.weight, self.bias, self.stride, self.padding, 1, self.groups)
+        y = y if plus is None else y.add_(plus)
+        return y.clamp_(0, 6) if self.relu6 else y
+
+    def in_one_pass(self, x: Tensor, plus: Tensor | None) -> Tensor:
+        """Compute the same by oneDNN's fused convolutions."""
+        convolution = torch.ops.mkldnn._convolution_pointwise  # private of torch: no public one clips or adds
+        how = (self.padding, self.stride, [1, 1], self.groups)
+        if plus is None:
+            clip = ("hardtanh", [0.0, 6.0], "") if self.relu6 else ("none", [], "")
+            y: Tensor = convolution(x, self.weight, self.bias, *how, *clip)
+            return y
+        y = convolution.binary(x, plus, self.weight, self.bias, *how, "add", None, None, [], None)
+        return y.clamp_(0, 6) if self.relu6 else y
+
+
+@cache
+def onednn_fuses() -> bool:
+    """Return whether this build of torch has oneDNN's fused convolutions and they compute what is meant."""
+    unit = FusedUnit(Unit(8, 8, 1))
+    x = torch.full((1, 8, 1, 1), 7.0)
+    with torch.inference_mode():
+        unit.weight.copy_(torch.eye(8).view(8, 8, 1, 1))
+        unit.bias.zero_()
+        try:
+            clipped, added = unit.in_one_pass(x, None), unit.in_one_pass(x, -x)
+        except (AttributeError, NotImplementedError, RuntimeError, TypeError):
+            return False
+    return bool((clipped == 6).all() and (added == 0).all())

@@ -12,7 +12,7 @@ _GREY = np.array([0.299, 0.587, 0.114], np.float32)
 
 @register("glyphs", kind="picture", features="256", signs="≥ 0", needs="nothing: its weights are in the package")
 def glyphs(name: str, device: torch.device, allow_download: bool = False) -> Extractor:
-    """Features of single letters; it was trained on bright ink, so that pictures are turned into their negative."""
+    """Return the features of single letters, of which the network takes the negative: it was trained on bright ink."""
     from fewcal.features.glyphs import SIZE, WEIGHTS, extract_glyphs, load_glyph_model
 
     model = load_glyph_model()

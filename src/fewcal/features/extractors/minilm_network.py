@@ -91,7 +91,7 @@ class _Layer:
         self.norm = pair(f"{name}.output.LayerNorm")
 
     def __call__(self, x: Tensor, same: list[tuple[int, int]]) -> Tensor:
-        """Tokens `(T, 384)` of texts, of which `same` says (length, how many), in order."""
+        """Return tokens `(T, 384)` of texts; `same` has (length, how many) of texts of one length, in order."""
         qkv = F.linear(x, *self.attend).view(-1, 3, HEADS, DIM // HEADS)
         parts = []
         for (length, count), part in zip(same, qkv.split([n * c for n, c in same]), strict=True):

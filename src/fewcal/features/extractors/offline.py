@@ -1,62 +1,55 @@
-"""Models of others without surprises: no network unless it is allowed, no progress bars, one line where it fails."""
+"""Models of other libraries: no network unless it is allowed, no reports, one line for every error."""
 
 from __future__ import annotations
 
-import importlib
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import ModuleType
+import sys
+import urllib.request
+from collections.abc import Iterator, MutableMapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
 
 from fewcal._utils.text import one_line
 from fewcal.errors import InputError
 
-_VARIABLE = "HF_HUB_OFFLINE"
-
-
-def unavailable(name: str, error: Exception, allow_download: bool) -> InputError:
-    """The error for a model that cannot be loaded."""
-    reason = one_line(error)
-    remedy = (
-        "check its name" if allow_download else "it is not on this machine, or allow fetching it (--allow-download)"
-    )
-    return InputError(f"extractor {name} cannot be loaded; {remedy} ({reason})")
-
 
 @contextmanager
-def offline(wanted: bool) -> Iterator[None]:
-    """Keep Hugging Face's hub, which others call without asking us, from the network."""
-    if not wanted:
-        yield
-        return
-    before = os.environ.get(_VARIABLE)
-    os.environ[_VARIABLE] = "1"
-    try:
-        constants: ModuleType | None = importlib.import_module("huggingface_hub.constants")  # has read it already
-    except ImportError:
-        constants = None
-    state = getattr(constants, _VARIABLE, None)
-    if constants is not None:
-        setattr(constants, _VARIABLE, True)
-    try:
-        yield
-    finally:
-        if constants is not None:
-            setattr(constants, _VARIABLE, state)
-        if before is None:
-            del os.environ[_VARIABLE]
-        else:
-            os.environ[_VARIABLE] = before
+def loading(name: str, allow_download: bool) -> Iterator[None]:
+    """Load a model in this block: quietly, offline unless allowed; every error becomes one that names the model."""
+    with ExitStack() as stack:
+        if not allow_download:  # Hugging Face's hub may have read the variable already; some weights have a plain URL
+            hub = sys.modules.get("huggingface_hub.constants")
+            for values in (os.environ, {} if hub is None else vars(hub)):
+                _replace(stack, values, "HF_HUB_OFFLINE", "1")
+            for module in (urllib.request, torch.hub):
+                _replace(stack, vars(module), "urlopen", _refuse)
+        if "transformers" in sys.modules:
+            logging = sys.modules["transformers"].utils.logging
+            stack.callback(logging.set_verbosity, logging.get_verbosity())
+            logging.set_verbosity_error()
+            if logging.is_progress_bar_enabled():
+                stack.callback(logging.enable_progress_bar)
+                logging.disable_progress_bar()
+        try:
+            yield
+        except InputError:
+            raise
+        except Exception as error:  # whatever the hub, the disk and the name give rise to
+            local = "it is not on this machine, or allow fetching it (--allow-download)"
+            remedy = "check its name" if allow_download else local
+            raise InputError(f"extractor {name} cannot be loaded; {remedy} ({one_line(error)})") from error
 
 
-@contextmanager
-def no_progress_bars(transformers: ModuleType) -> Iterator[None]:
-    """Progress bars of transformers off: fewcal shows its own."""
-    logging = transformers.utils.logging
-    enabled = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if enabled:
-            logging.enable_progress_bar()
+def _refuse(*_: object, **__: object) -> None:
+    raise OSError("fetching is not allowed")
+
+
+def _replace(stack: ExitStack, values: MutableMapping[str, Any], key: str, value: object) -> None:
+    """Set a variable until the stack ends."""
+    if key in values:
+        stack.callback(values.__setitem__, key, values[key])
+    else:
+        stack.callback(values.pop, key)
+    values[key] = value

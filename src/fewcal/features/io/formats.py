@@ -1,4 +1,4 @@
-"""What a file format of features is: how to read and, where that makes sense, write the arrays of one split.
+"""A file format of features: how to read and, where that makes sense, write the arrays of one split.
 
 To add a format, write a module beside this one that ends with `FORMAT = FileFormat(...)`, and name it in `files.py`.
 """
@@ -6,7 +6,7 @@ To add a format, write a module beside this one that ends with `FORMAT = FileFor
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from fewcal.errors import FileFormatError
 
 @dataclass(frozen=True)
 class RawSplit:
-    """What a file holds: features (R, D) of any dtype, labels (R,) int or str or None, class names or None."""
+    """Contents of a file: features `(R, D)` of any dtype, labels `(R,)` int or str or None, class names or None."""
 
     features: np.ndarray
     labels: np.ndarray | None
@@ -31,7 +31,7 @@ class FileFormat:
     Attributes
     ----------
     extensions : such as (".npz",); the first is the one that is written
-    read : the arrays as they stand in a file; what it raises is reported with the name of the file
+    read : the arrays as they stand in a file; its errors are reported with the name of the file
     write : to a path that replaces the old file when the writer is done; None for a format that is only read
     """
 
@@ -40,23 +40,28 @@ class FileFormat:
     write: Callable[[Path, RawSplit], None] | None = None
 
 
+def require_features(path: Path, names: Iterable[str], item: str) -> None:
+    """Refuse a file whose named arrays include no 'features'."""
+    names = list(names)
+    if "features" not in names:
+        content = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "") or "nothing"
+        raise FileFormatError(f"{path} has no {item} 'features' (it has: {content}); save it under that name")
+
+
 def classes_from_json(text: str, path: Path) -> list[str]:
-    """Class names kept as a JSON list in a file's metadata."""
+    """Return the class names of a JSON list in a file's metadata."""
     classes = json.loads(text)
     if not isinstance(classes, list):
         raise FileFormatError(f"{path}: the class names in its metadata are not a JSON list; write the file again")
     return [str(c) for c in classes]
 
 
-def as_text(value: object) -> str:
-    """A class name, whatever a file keeps it as."""
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+def class_names(values: np.ndarray | None) -> list[str] | None:
+    """Return an array of class names as text; bytes are UTF-8.
 
-
-def listed(names: Sequence[str]) -> str:
-    """The first names of what a file holds, for messages.
-
-    >>> listed(["a", "b"]), listed([])
-    ('a, b', 'nothing')
+    >>> class_names(np.array([b"cat", b"dog"]))
+    ['cat', 'dog']
     """
-    return (", ".join(names[:8]) + (", ..." if len(names) > 8 else "")) or "nothing"
+    if values is None:
+        return None
+    return [v.decode("utf-8", "replace") if isinstance(v, bytes) else str(v) for v in np.ravel(values)]

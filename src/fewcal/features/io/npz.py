@@ -7,32 +7,27 @@ from pathlib import Path
 import numpy as np
 
 from fewcal.errors import FileFormatError
-from fewcal.features.io.formats import FileFormat, RawSplit, as_text, listed
+from fewcal.features.io.formats import FileFormat, RawSplit, class_names, require_features
 
 
 def read_npz(path: Path) -> RawSplit:
-    with np.load(path, allow_pickle=False) as archive:
-        if isinstance(archive, np.ndarray):
-            raise FileFormatError(f"{path} is a single array (npy), not an npz; save features and labels with np.savez")
-        names = archive.files
-        if "features" not in names:
-            raise FileFormatError(f"{path} has no array 'features' (it has: {listed(names)}); save it under that name")
+    archive = np.load(path, allow_pickle=False)
+    if isinstance(archive, np.ndarray):
+        raise FileFormatError(f"{path} is a single array (npy), not an npz; save features and labels with np.savez")
+    with archive:
+        require_features(path, archive.files, "array")
         arrays = {}
-        for name in ("features", "labels", "classes"):
-            if name in names:
-                try:
-                    arrays[name] = archive[name]
-                except ValueError as error:
-                    if "allow_pickle" not in str(error):
-                        raise
-                    raise FileFormatError(
-                        f"{path}: array {name!r} holds Python objects, which are never loaded; "
-                        f"save it as plain numbers or text (np.asarray(x.tolist()))"
-                    ) from None
-    classes = arrays.get("classes")
-    return RawSplit(
-        arrays["features"], arrays.get("labels"), None if classes is None else [as_text(c) for c in np.ravel(classes)]
-    )
+        for name in {"features", "labels", "classes"} & set(archive.files):
+            try:
+                arrays[name] = archive[name]
+            except ValueError as error:
+                if "allow_pickle" not in str(error):
+                    raise
+                raise FileFormatError(
+                    f"{path}: array {name!r} holds Python objects, which are never loaded; "
+                    "save it as plain numbers or text (np.asarray(x.tolist()))"
+                ) from None
+    return RawSplit(arrays["features"], arrays.get("labels"), class_names(arrays.get("classes")))
 
 
 def write_npz(path: Path, raw: RawSplit) -> None:

@@ -1,4 +1,4 @@
-"""The `.plk` feature dictionaries of public few-shot repositories, `{class: [vector, ...]}`, without trust in them.
+"""The `.plk` feature dictionaries of public few-shot repositories, `{class: [vector, ...]}`, read without trust.
 
 A pickle is a program, which `pickle.load` runs. Here `unpickle`, a process with limits, reads it by an allow-list.
 """
@@ -18,23 +18,22 @@ from fewcal.errors import FileFormatError
 from fewcal.features.io.formats import FileFormat, RawSplit
 
 SCRIPT = Path(__file__).with_name("unpickle.py")
-# Processor time of a file, longest wait for its end, and what each megabyte adds to both.
+# Processor time of a file, time until its process must end, and what each megabyte adds to both.
 CPU_SECONDS, WAIT_SECONDS, SECONDS_PER_MB = 5, 60, 1
 
 
 def read_plk(path: Path) -> RawSplit:
     """Return the rows class by class, in the order of the dictionary; class names are None where keys are numbers."""
     more = SECONDS_PER_MB * (path.stat().st_size >> 20)
-    command = [sys.executable, "-P", str(SCRIPT), str(CPU_SECONDS + more)]
-    one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     with path.open("rb") as file:
         try:
             done = subprocess.run(
-                command,
+                [sys.executable, "-P", str(SCRIPT), str(CPU_SECONDS + more)],
                 stdin=file,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                env=os.environ | one_thread,
+                env=os.environ | threads,
                 timeout=WAIT_SECONDS + more,
                 check=True,
             )

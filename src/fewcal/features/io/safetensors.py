@@ -1,7 +1,7 @@
 """`.safetensors`: tensors `features` and `labels`; metadata `classes`, a JSON list, and `checksums`, both optional.
 
-Files that others write need no checksums. Where a file has them, features, labels and class names must be what was
-written: safetensors itself takes any change of its bytes for another number.
+Files of others need no checksums. Where a file has them, features, labels and class names are compared with them:
+safetensors itself reads a flipped bit as another number.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from fewcal.errors import FileFormatError
-from fewcal.features.io.formats import FileFormat, RawSplit, classes_from_json, listed
+from fewcal.features.io.formats import FileFormat, RawSplit, classes_from_json, require_features
 
 
 def read_safetensors(path: Path) -> RawSplit:
@@ -21,8 +21,7 @@ def read_safetensors(path: Path) -> RawSplit:
 
     with safe_open(str(path), framework="np") as file:
         names = list(file.keys())
-        if "features" not in names:
-            raise FileFormatError(f"{path} has no tensor 'features' (it has: {listed(names)}); save it under that name")
+        require_features(path, names, "tensor")
         if "BF16" in str(file.get_slice("features").get_dtype()):
             raise FileFormatError(
                 f"{path}: 'features' is bfloat16, which NumPy cannot hold; save it as float16 or float32"
@@ -31,10 +30,10 @@ def read_safetensors(path: Path) -> RawSplit:
         labels = file.get_tensor("labels") if "labels" in names else None
         metadata = file.metadata() or {}
     classes = metadata.get("classes")
-    found = _checksums(features, labels, classes)
-    # By key or by how they begin: damage that hits the one leaves the other.
-    known = [v for key, v in metadata.items() if key == "checksums" or v.startswith(found[:8])]
-    if known not in ([], [found]):
+    sums = _checksums(features, labels, classes)
+    # Found by key or by how they begin: damage that hits the one leaves the other.
+    stored = [v for key, v in metadata.items() if key == "checksums" or v.startswith(sums[:8])]
+    if stored not in ([], [sums]):
         raise FileFormatError(f"{path} is damaged: it does not hold what was written; get or make it again")
     return RawSplit(features, labels, None if classes is None else classes_from_json(classes, path))
 
@@ -49,24 +48,24 @@ def write_safetensors(path: Path, raw: RawSplit) -> None:
     classes = None if raw.classes is None else json.dumps(raw.classes)
     sums = _checksums(arrays["features"], arrays.get("labels"), classes)
     save_file(arrays, str(path), {"checksums": sums} | ({} if classes is None else {"classes": classes}))
-    _order_metadata(path)
+    _sort_metadata(path)
 
 
 def _checksums(features: np.ndarray, labels: np.ndarray | None, classes: str | None) -> str:
-    """CRC-32 of what a file holds, type and shape included, as JSON; null for what it has not."""
+    """Return the CRC-32 of each array, with its type and shape, and of the class names, as JSON."""
 
-    def one(array: np.ndarray | None) -> int | None:
+    def checksum(array: np.ndarray | None) -> int | None:
         if array is None:
             return None
-        kind = f"{array.dtype.str} {array.shape}".encode()
-        return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, zlib.crc32(kind))
+        start = zlib.crc32(f"{array.dtype.str} {array.shape}".encode())
+        return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, start)
 
     names = None if classes is None else zlib.crc32(classes.encode())
-    return json.dumps({"crc32": {"features": one(features), "labels": one(labels), "classes": names}})
+    return json.dumps({"crc32": {"features": checksum(features), "labels": checksum(labels), "classes": names}})
 
 
-def _order_metadata(path: Path) -> None:
-    """Put the metadata, which safetensors writes in a random order, in one: the same features give the same bytes."""
+def _sort_metadata(path: Path) -> None:
+    """Sort the metadata, which safetensors writes in a random order: the same features give the same bytes."""
     with path.open("r+b") as file:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))

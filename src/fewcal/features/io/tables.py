@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import re
 import unicodedata
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
@@ -11,21 +12,32 @@ from itertools import islice
 from pathlib import Path
 
 from fewcal.errors import FileFormatError, InputError
+from fewcal.features.io.regular import open_regular
 
 DELIMITED = ("csv", "tsv")
-# What separates columns: spreadsheets of many countries write semicolons into a CSV file.
-_DELIMITERS = ",;\t"
+# Separators of columns: spreadsheets of many countries write semicolons into a CSV file.
+DELIMITERS = ",;\t"
+
+
+def read_text(path: Path, remedy: str = "save it as UTF-8") -> str:
+    """Return a file's text: UTF-8, or UTF-16 by its first bytes, as spreadsheets and PowerShell write it."""
+    with open_regular(path) as file:
+        data = file.read()
+    try:
+        return data.decode("utf-16" if data[:2] in (BOM_UTF16_LE, BOM_UTF16_BE) else "utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise FileFormatError(f"{path} is not UTF-8 text ({error.reason}); {remedy}") from error
 
 
 def csv_header(path: Path) -> list[str]:
-    """The names of the columns of a CSV file, in small letters."""
+    """Return the names of the columns of a CSV file, in small letters."""
     return [name.strip().lower() for name in next(iter(_rows(path, 1)), [])]
 
 
 def read_csv(
     path: Path, need: Sequence[str] = (), remedy: str = "its first line must name the columns"
 ) -> dict[str, list[str]]:
-    """The columns of a CSV file with a header, as text; `need` names those that must be there.
+    """Return the columns of a CSV file with a header, as text; `need` names those that must be there.
 
     Commas, semicolons or tabs separate columns, whichever the header has most of outside of quotes.
 
@@ -36,7 +48,7 @@ def read_csv(
     ...     read_csv(file, ["path"])
     {'path': ['a.jpg'], 'label': ['cat']}
     """
-    if not path.is_file():
+    if not path.exists():
         raise InputError(f"{path} does not exist")
     rows = _rows(path)
     if not rows:
@@ -56,28 +68,20 @@ def read_csv(
     return {name: [row[i] for row in rows[1:]] for i, name in enumerate(header)}
 
 
-def encoding_of(path: Path) -> str:
-    """UTF-8, or UTF-16 where the first bytes say so: spreadsheets (as "Unicode text") and PowerShell write that."""
-    with path.open("rb") as file:
-        return "utf-16" if file.read(2) in (BOM_UTF16_LE, BOM_UTF16_BE) else "utf-8-sig"
-
-
-def _rows(path: Path, most: int | None = None) -> list[list[str]]:
-    """The first rows of a CSV file, or all of them; empty lines are left out."""
+def _rows(path: Path, count: int | None = None) -> list[list[str]]:
+    """Return the first rows of a CSV file, or all; empty lines are left out."""
+    text = read_text(path, "save it as CSV UTF-8")
+    header = next((line for line in io.StringIO(text) if line.strip()), "")
+    delimiter = max(DELIMITERS, key=re.sub('"[^"]*"', "", header).count)
     try:
-        with path.open(encoding=encoding_of(path), newline="") as file:
-            header = next((line for line in file if line.strip()), "")
-            file.seek(0)
-            delimiter = max(_DELIMITERS, key=re.sub('"[^"]*"', "", header).count)
-            return list(islice((row for row in csv.reader(file, delimiter=delimiter) if row), most))
-    except UnicodeDecodeError as error:
-        raise FileFormatError(f"{path} is not UTF-8 text ({error.reason}); save it as CSV UTF-8") from error
+        reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+        return list(islice((row for row in reader if row), count))
     except csv.Error as error:
         raise FileFormatError(f"{path} cannot be read as CSV ({error})") from error
 
 
 def class_name(text: str) -> str:
-    """A class name in one spelling: macOS and Linux write the same accented letters in different ways.
+    """Return a class name in one spelling: macOS and Linux write the same accented letters in different ways.
 
     >>> class_name("cafe" + chr(0x301)) == "caf" + chr(0xE9)
     True

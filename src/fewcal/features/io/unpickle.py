@@ -18,16 +18,13 @@ from typing import Any
 
 import numpy as np
 
-# Bytes that may be taken: by the limit of the process for each byte of the file and beside that, and by vectors.
+# Bytes for each byte of the file: of the process, beside a constant, and of the vectors.
 PROCESS_GROWTH, PROCESS_BYTES, VECTOR_GROWTH = 16, 256 << 20, 8
 NUMBER = re.compile(r"[<>|=]?([fiu][1248]|b1)")
 
 
 class Refused(Exception):
     """Content that is no dictionary of vectors; the message continues the name of the file."""
-
-
-# ---- the unpickler --------------------------------------------------------------------------------------------------
 
 
 class Name:
@@ -117,9 +114,6 @@ class Unpickler(pickle.Unpickler):
         return Name(NAMES[text])
 
 
-# ---- the dictionary -------------------------------------------------------------------------------------------------
-
-
 def load(data: bytes) -> tuple[np.ndarray, np.ndarray, list[str] | None]:
     """Return features `(R, D)`, labels `(R,)` and class names, None where classes are numbers.
 
@@ -132,75 +126,56 @@ def load(data: bytes) -> tuple[np.ndarray, np.ndarray, list[str] | None]:
             raise Refused(f" holds a {type(content).__name__}, not a dictionary {{class: [vectors]}}")
         if not content:
             raise Refused(" holds no class at all")
-        numbers, names = classes(list(content))
-        blocks, budget = [], VECTOR_GROWTH * len(data)
+        if (kinds := {type(key) for key in content}) not in ({str}, {int}):
+            odd = " and ".join(sorted(kind.__name__ for kind in kinds))
+            raise Refused(f" has classes of {odd}; they must be all text or all int")
+        rows: list[np.ndarray] = []
+        counts, budget = [], VECTOR_GROWTH * len(data)
         for key, value in content.items():
-            blocks.append(vectors(repr(key)[:40], value, budget))
-            budget -= max(blocks[-1].nbytes, 8 * len(blocks[-1]))
+            block, budget = vectors(f": class {repr(key)[:40]}", value, budget)
+            rows += block
+            counts.append(len(block))
+        if len(sizes := {len(row) for row in rows}) > 1:
+            raise Refused(f" has vectors of {', '.join(map(str, sorted(sizes)[:6]))} dimensions; all need the same")
+        names = list(content) if kinds == {str} else None
+        labels = np.repeat(np.array(list(content) if names is None else range(len(names)), np.int64), counts)
+        return np.stack(rows) if rows else np.empty((0, 0)), labels, names
     except OverflowError as error:
         raise Refused(" has a number beyond 64 bits") from error
     except (pickle.UnpicklingError, EOFError, ValueError, TypeError, AttributeError, LookupError) as error:
         reason = " ".join(str(error).split())[:80]
         raise Refused(f" is not a readable pickle ({reason}); it may be truncated") from error
-    check_dimensions("", {block.shape[1] for block in blocks if len(block)})
-    labels = np.repeat(numbers, [len(block) for block in blocks])
-    return np.concatenate([block for block in blocks if len(block)] or [np.empty((0, 0))]), labels, names
 
 
-def classes(keys: list[object]) -> tuple[np.ndarray, list[str] | None]:
-    """Return the classes as numbers, and their names where they have some."""
-    if all(type(key) is str for key in keys):
-        return np.arange(len(keys)), [str(key) for key in keys]
-    if odd := [key for key in keys if type(key) is not int]:
-        shown = f"{str(odd[0])[:40]!r} ({type(odd[0]).__name__})"
-        raise Refused(f" has the class {shown}; classes must be all text or all int")
-    return np.array(keys, np.int64), None
-
-
-def vectors(key: str, value: object, most: int) -> np.ndarray:
-    """Return the vectors of a class as `(R, D)` of at most so many bytes, never deeper than one list."""
+def vectors(where: str, value: object, budget: int) -> tuple[list[np.ndarray], int]:
+    """Return the vectors of a class, and the bytes left for others: a pickle may repeat a vector without bytes."""
     if isinstance(value, Array):
         if value.value.ndim != 2:
-            raise Refused(f": class {key} is an array of shape {value.value.shape}; it needs (rows, D)")
-        check_growth(max(value.value.nbytes, 8 * len(value.value)), most)  # rows without numbers have labels
-        return value.value
+            raise Refused(f"{where} is an array of shape {value.value.shape}; it needs (rows, D)")
+        left = spend(budget, value.value.nbytes + 8 * len(value.value))  # with the labels
+        return list(value.value), left
     if not isinstance(value, list | tuple):
-        raise Refused(f": class {key} holds a {type(value).__name__}; it needs a list of vectors")
-    rows: list[np.ndarray] = []
-    size = 0
+        raise Refused(f"{where} holds a {type(value).__name__}; it needs a list of vectors")
+    rows = []
     for vector in value:
-        size += 8 * max(len(vector), 1) if isinstance(vector, list | tuple) else 8
-        check_growth(size, most)
-        row = vector.value if isinstance(vector, Array) else number_row(key, vector)
+        if isinstance(vector, Array):
+            row = vector.value
+        elif odd := {type(x) for x in vector} - {int, float} if isinstance(vector, list | tuple) else {type(vector)}:
+            raise Refused(f"{where} holds a {odd.pop().__name__} where a vector of numbers is needed")
+        else:
+            row = np.asarray(vector, np.float64)
         if row.ndim != 1:
-            raise Refused(f": class {key} holds vectors of shape {row.shape}; flatten them to (D,)")
+            raise Refused(f"{where} holds vectors of shape {row.shape}; flatten them to (D,)")
+        budget = spend(budget, row.nbytes + 8)
         rows.append(row)
-    check_dimensions(f": class {key}", {len(row) for row in rows})
-    check_growth(sum(row.nbytes for row in rows), most)
-    return np.stack(rows) if rows else np.empty((0, 0))
+    return rows, budget
 
 
-def number_row(key: str, vector: object) -> np.ndarray:
-    """Return a list of numbers as an array."""
-    odd = {type(x) for x in vector} - {int, float} if isinstance(vector, list | tuple) else {type(vector)}
-    if odd:
-        raise Refused(f": class {key} holds a {odd.pop().__name__} where a vector of numbers is needed")
-    return np.asarray(vector, np.float64)
-
-
-def check_dimensions(where: str, sizes: set[int]) -> None:
-    """Refuse vectors of several dimensions."""
-    if len(sizes) > 1:
-        raise Refused(f"{where} has vectors of {', '.join(map(str, sorted(sizes)[:6]))} dimensions; all need the same")
-
-
-def check_growth(size: int, most: int) -> None:
-    """Refuse vectors that take many times the bytes of their file, since they repeat."""
-    if size > most:
+def spend(budget: int, size: int) -> int:
+    """Return what is left of the budget, or refuse vectors that take many times the bytes of their file."""
+    if size > budget:
         raise Refused(f" repeats its vectors {VECTOR_GROWTH} times or more")
-
-
-# ---- the process ----------------------------------------------------------------------------------------------------
+    return budget - size
 
 
 def limit(size: int, seconds: int) -> None:
@@ -213,9 +188,9 @@ def limit(size: int, seconds: int) -> None:
     with contextlib.suppress(OSError, ValueError):  # no /proc
         used = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
         limits[resource.RLIMIT_AS] = used + PROCESS_GROWTH * size + PROCESS_BYTES
-    for kind, most in limits.items():
+    for kind, value in limits.items():
         with contextlib.suppress(OSError, ValueError):  # a lower limit is there already
-            resource.setrlimit(kind, (most, most))
+            resource.setrlimit(kind, (value, value))
 
 
 def main() -> None:

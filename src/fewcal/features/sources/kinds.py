@@ -1,26 +1,28 @@
-"""What a source holds, told by its names and headers: pictures, texts or features."""
+"""The kind of a source, by its names and headers: pictures, texts, recordings or features."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from zipfile import BadZipFile
 
-import numpy as np
-
-from fewcal._utils.text import one_line
+from fewcal._utils.npz import read_npz
 from fewcal._utils.types import StrPath
-from fewcal.errors import FileFormatError, InputError
+from fewcal.errors import InputError
+from fewcal.features.io.regular import require_source
 from fewcal.features.io.tables import DELIMITED, csv_header
+from fewcal.features.sources import recordings
+from fewcal.features.sources.frames import Frame, kind_of_frame
 from fewcal.features.sources.items import Items
+from fewcal.features.sources.listing import files_below
 from fewcal.features.sources.pictures import is_picture, picture_files
 from fewcal.features.sources.texts import class_text_files
 
-# The extractor that is taken where none is named.
+# The extractor where none is named.
 DEFAULT_EXTRACTORS = {"picture": "efficientnet-lite0", "text": "minilm"}
 
 
-def kind_of(source: StrPath, text: str = "text") -> str:
-    """ "picture", "text" or "features"; a table with the column `text` holds texts, one with `path` pictures.
+def kind_of(source: StrPath | Frame, text: str = "text") -> str:
+    """Return "picture", "text", "recording" or "features"; a table with the column `text` holds texts.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -29,31 +31,40 @@ def kind_of(source: StrPath, text: str = "text") -> str:
     ...     kind_of(file)
     'text'
     """
+    if not isinstance(source, str | os.PathLike):
+        return kind_of_frame(source, text)
     path = Path(source)
-    if not path.exists():
-        raise InputError(f"{path} does not exist; give a folder of pictures, a file of texts or a feature file")
+    require_source(path, "give a folder of pictures, a file of texts or a feature file")
     suffix = path.suffix.lower()
     if path.is_dir():
-        return "text" if any(class_text_files(path)) and not picture_files(path) else "picture"
+        if picture_files(path):
+            return "picture"
+        if any(class_text_files(path)):
+            return "text"
+        return "recording" if files_below(path, recordings.EXTENSIONS) else "picture"
     if is_picture(path.name):
         return "picture"
+    if suffix[1:] in recordings.EXTENSIONS:
+        return "recording"
     if suffix in (".txt", ".jsonl", ".ndjson"):
         return "text"
     if suffix[1:] in DELIMITED:
         columns = csv_header(path)
         return "text" if text.lower() in columns else "picture" if "path" in columns else "features"
-    if suffix == ".npz":
-        return "picture" if {"data", "offsets"} <= _arrays(path) else "features"
+    if suffix == ".npz" and "offsets" in read_npz(path, ("offsets",)):  # a pack
+        return "picture"
     return "features"
 
 
-def default_extractor(source: StrPath | Items, text: str = "text") -> str:
-    """The extractor for a source where none is named."""
-    if isinstance(source, Items):
-        return DEFAULT_EXTRACTORS[source.kind]
-    kind = kind_of(source, text)
-    if kind == "features" and Path(source).suffix.lower()[1:] in DELIMITED:
-        columns = ", ".join(csv_header(Path(source)))
+def default_extractor(source: StrPath | Items | Frame, text: str = "text") -> str:
+    """Return the extractor for a source where none is named."""
+    kind = source.kind if isinstance(source, Items) else kind_of(source, text)
+    if kind == "recording":
+        raise InputError(
+            "no extractor of recordings comes with fewcal; name a model, such as hf:facebook/wav2vec2-base"
+        )
+    if kind == "features" and (path := Path(str(source))).suffix.lower()[1:] in DELIMITED:
+        columns = ", ".join(csv_header(path))
         if not columns:
             raise InputError(f"{source} is empty; it needs a header and at least one row")
         raise InputError(
@@ -63,11 +74,3 @@ def default_extractor(source: StrPath | Items, text: str = "text") -> str:
     if kind == "features":
         raise InputError(f"{source} holds features, not pictures or texts; use `fewcal predict` for them")
     return DEFAULT_EXTRACTORS[kind]
-
-
-def _arrays(path: Path) -> set[str]:
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            return set(file.files)
-    except (OSError, ValueError, AttributeError, BadZipFile) as error:
-        raise FileFormatError(f"{path} cannot be read as npz ({one_line(error)})") from error
