@@ -44,13 +44,13 @@ class Budget:
     first: int | None = None
     trials: int = PAPER_TRIALS
     trial_tasks: int = PAPER_STUDY_TASKS
-    drawn_trials: int = 0
+    drawn_trials: int = 10
     drawn_trial_tasks: int = PAPER_STUDY_TASKS
     seed: int = 0
 
     def __post_init__(self) -> None:
         for name, value in dataclasses.asdict(self).items():
-            least = 0 if name in ("seed", "drawn_trials") else 1
+            least = 0 if name == "seed" else 1
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
                 raise InputError(f"{name} is {value!r}; use a whole number from {least}")
 
@@ -71,7 +71,8 @@ class Budget:
         """
         gpu = device.startswith("cuda")
         usual = {"tasks": 400, "sampled": 100, "sgd": 100, "first": 10} if quick else {"first": 25}
-        usual |= {"trials": 20, "trial_tasks": 100} if quick else {"drawn_trials": 10, "drawn_trial_tasks": 50}
+        usual |= {"trials": 20, "trial_tasks": 100} if quick else {}
+        usual |= dict(zip(("drawn_trials", "drawn_trial_tasks"), (4, 10) if quick else (10, 30), strict=True))
         if gpu:
             usual = {"tasks": 200 if quick else 1000, "drawn_trials": 20 if quick else PAPER_TRIALS}
             usual |= {"sampled": usual["tasks"], "sgd": usual["tasks"]}

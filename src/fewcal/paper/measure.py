@@ -13,7 +13,7 @@ import hashlib
 import json
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,23 +24,25 @@ import numpy as np
 from fewcal._utils.arrays import pick_device
 from fewcal.episodes import EpisodeSpec, sample_episodes
 from fewcal.errors import FewcalError, FewcalWarning
-from fewcal.evaluation import Protocol, Results, evaluate, load_run
+from fewcal.evaluation import Paired, Protocol, Results, evaluate, load_run
 from fewcal.methods import Method
 from fewcal.methods.dc import DC
 from fewcal.methods.gdc import GDC
 from fewcal.paper.budget import QUERY, WAY, Budget
 from fewcal.paper.control import SupportAlone
 from fewcal.paper.sets import Features
-from fewcal.paper.statements import Claim, judge
+from fewcal.paper.settings import PRINTED, Variant
+from fewcal.paper.statements import Claim, difference, judge
 
 _RUN = re.compile(r"(\d+)-(\d+)-[0-9a-f]{8}")
 
 
 class Part(TypedDict):
-    """Where some tasks of a method are: the folder of a run in OUT/runs, and the name of the method there."""
+    """Where some tasks of a method are: a run in OUT/runs, the name of the method there, and how many of its tasks."""
 
     run: str
     method: str
+    count: int
 
 
 class Choice(TypedDict):
@@ -54,12 +56,13 @@ class Choice(TypedDict):
 
 @dataclass(frozen=True)
 class Row:
-    """A method of a table: its variant, its label, and whether the features have the paper's scale."""
+    """A method of a table: its variant, its label, its features and their split."""
 
     variant: str
     label: str
     method: Method
-    matched: bool = False
+    of: Features
+    split: str = "novel"
 
     @property
     def key(self) -> str:
@@ -89,7 +92,11 @@ class Runs:
         identity = results.identity
         for method, settings in identity["methods"].items():
             key = _key(identity["features"], results.protocol, identity["device"], settings)
-            self._parts.setdefault(key, {})[int(found[1]), int(found[2])] = {"run": name, "method": method}
+            self._parts.setdefault(key, {})[int(found[1]), int(found[2])] = {
+                "run": name,
+                "method": method,
+                "count": int(found[2]) - int(found[1]),
+            }
 
     def results(self, name: str) -> Results:
         """The results of a run by the name of its folder."""
@@ -99,7 +106,7 @@ class Runs:
 
     def accuracy(self, parts: Sequence[Part]) -> np.ndarray:
         """Accuracy of every task, `(T,)`."""
-        return np.concatenate([self.results(p["run"]).accuracy(p["method"]) for p in parts])
+        return np.concatenate([self.results(p["run"]).accuracy(p["method"])[: p["count"]] for p in parts])
 
     def evaluate(
         self, methods: Mapping[str, Method], of: Features, shot: int, tasks: int, split: str = "novel", seed: int = 0
@@ -115,7 +122,12 @@ class Runs:
                 missing.setdefault(start, {}).setdefault(key, name)
         for start, names in missing.items():
             self._compute({name: methods[name] for name in names.values()}, of, protocol, start)
-        return {n: [self._parts[key][at] for at in self._chain(key, tasks)] for n, key in keys.items()}
+        return {name: self._cut(key, tasks) for name, key in keys.items()}
+
+    def _cut(self, key: str, tasks: int) -> list[Part]:
+        """The parts that hold exactly these tasks."""
+        chain = self._chain(key, tasks)
+        return [{**self._parts[key][at], "count": min(at[1], tasks) - at[0]} for at in chain]
 
     def _chain(self, key: str, tasks: int) -> list[tuple[int, int]]:
         """Parts that follow each other from task 0, the longest first, until there are enough tasks."""
@@ -131,7 +143,8 @@ class Runs:
         spec = EpisodeSpec(protocol.way, protocol.shot, protocol.query, protocol.seed)
         split, tasks = of.features.split(protocol.split), protocol.tasks
         text = json.dumps([_settings(m) for m in methods.values()], sort_keys=True, default=str)
-        digest = hashlib.sha256(f"{of.features.split('base').fingerprint()}{text}{self.device}".encode()).hexdigest()[:8]
+        prints = [part.fingerprint() for part in of.features.splits().values()]
+        digest = hashlib.sha256(f"{prints}{text}{self.device}".encode()).hexdigest()[:8]
         seed = "" if spec.seed == 0 else f"-seed{spec.seed}"
         name = f"{of.name}-{spec.shot}shot-{protocol.split}{seed}/{start:05d}-{tasks:05d}-{digest}"
         drawn = None
@@ -139,9 +152,7 @@ class Runs:
             drawn = sample_episodes(split.require_labels(), spec, range(start, tasks), split.classes)
         asked = Protocol(spec.way, spec.shot, spec.query, tasks - start, spec.seed, protocol.split)
         with quiet():
-            evaluate(
-                methods, of.features, asked, self.device, out=self.folder / name, resume=True, episodes=drawn
-            )
+            evaluate(methods, of.features, asked, self.device, out=self.folder / name, resume=True, episodes=drawn)
         self._add(name)
 
 
@@ -204,33 +215,63 @@ class RowRecord(TypedDict):
 
 
 class TableRecord(TypedDict):
-    """Rows by key, choices of searches by key, notes for the reader, and how often statements were judged."""
+    """Rows by key, choices of searches by key, notes for the reader, and how often statements were judged.
+
+    `settings` are parameters in words, by variant.
+    """
 
     rows: dict[str, RowRecord]
     choices: dict[str, Choice]
+    settings: dict[str, str]
     notes: list[str]
     looks: int
 
 
+@dataclass
+class Plan:
+    """The rows of a table, what searches chose for them, parameters in words by variant, and notes."""
+
+    of: Features
+    rows: list[Row] = field(default_factory=list)
+    choices: dict[str, Choice] = field(default_factory=dict)
+    settings: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def add(
+        self, variant: Variant, label: str, method: Method, split: str = "novel", of: Features | None = None
+    ) -> None:
+        """A row, on the features of the plan at the scale of the variant, or on others."""
+        own = self.of.matched if variant.matched else self.of
+        self.rows.append(Row(variant.name, label, method, of or own, split))
+
+
 @dataclass(frozen=True)
 class Measured:
-    """A record with the accuracies of its rows, each `(T,)`."""
+    """Accuracies of the rows of a record by key, each `(T,)`."""
 
-    record: TableRecord
-    accuracy: dict[str, np.ndarray] = field(default_factory=dict)
+    accuracy: dict[str, np.ndarray]
 
     @classmethod
     def load(cls, record: TableRecord, runs: Runs) -> Measured:
-        """The record with what its runs hold."""
-        return cls(record, {key: runs.accuracy(row["parts"]) for key, row in record["rows"].items()})
+        """What the runs of a record hold."""
+        return cls({key: runs.accuracy(row["parts"]) for key, row in record["rows"].items()})
 
     def labels(self, variant: str) -> list[str]:
         """Labels of the rows of a variant."""
         return [key.removeprefix(f"{variant}: ") for key in self.accuracy if key.startswith(f"{variant}: ")]
 
+    def has(self, variant: str, labels: Iterable[str]) -> bool:
+        """Whether `of` finds all of these rows."""
+        return all({f"{variant}: {label}", f"{PRINTED.name}: {label}"} & set(self.accuracy) for label in labels)
+
     def of(self, variant: str, label: str) -> np.ndarray:
-        """Accuracy of every task of a row."""
-        return self.accuracy[f"{variant}: {label}"]
+        """Accuracy of every task of a row; a row that the variant lacks is that of the method as printed."""
+        own = f"{variant}: {label}"
+        return self.accuracy[own if own in self.accuracy else f"{PRINTED.name}: {label}"]
+
+    def difference(self, variant: str, label: str, other: str) -> Paired:
+        """One row minus another."""
+        return difference(lambda name: self.of(variant, name), (label,), (other,))
 
 
 def kind(method: Method) -> str:
@@ -242,47 +283,48 @@ def kind(method: Method) -> str:
     return "sampled" if drawn else "plain"
 
 
-def measure(case: Case, rows: Sequence[Row], claims: Sequence[Claim] = (), control: str = "") -> TableRecord:
+def measure(case: Case, plan: Plan, claims: Sequence[Claim] = (), control: str = "") -> TableRecord:
     """Evaluate rows as the budget has it: those with SGD until every claim about them is decided, or at the end."""
+    rows = plan.rows
     budget, looks = case.budget, case.budget.looks(case.shot)
     counts = {"plain": budget.tasks, "sampled": budget.sampled}
     parts = _evaluate(case, [(row, counts[kind(row.method)]) for row in rows if kind(row.method) in counts])
     left = [row for row in rows if row.key not in parts]
     for count in looks if left else ():
         parts |= _evaluate(case, [(row, count) for row in left])
-        found = Measured({"rows": {}, "choices": {}, "notes": [], "looks": 0}, {})
-        found.accuracy.update({key: case.runs.accuracy(p) for key, p in parts.items()})
-        undecided = {key for variant in {r.variant for r in rows} for key in _open(found, variant, claims, control, looks)}
+        found = Measured({key: case.runs.accuracy(p) for key, p in parts.items()})
+        undecided = {
+            key for variant in {r.variant for r in rows} for key in _open(found, variant, claims, control, looks)
+        }
         left = [row for row in left if row.key in undecided]
         if not left:
             break
     return {
         "rows": {row.key: _row_record(case.runs, row, parts[row.key]) for row in rows},
-        "choices": {},
-        "notes": [],
+        "choices": plan.choices,
+        "settings": plan.settings,
+        "notes": plan.notes,
         "looks": len(looks),
     }
 
 
 def _evaluate(case: Case, rows: Sequence[tuple[Row, int]]) -> dict[str, list[Part]]:
     """Parts by key; rows with the same features and number of tasks are one run."""
-    groups: dict[tuple[bool, int], list[Row]] = {}
+    groups: dict[tuple[Features, str, int], list[Row]] = {}
     for row, tasks in rows:
-        groups.setdefault((row.matched, tasks), []).append(row)
+        groups.setdefault((row.of, row.split, tasks), []).append(row)
     out: dict[str, list[Part]] = {}
-    for (matched, tasks), own in groups.items():
-        of = case.of.matched if matched else case.of
+    for (of, split, tasks), own in groups.items():
         methods = {row.key: row.method for row in own}
-        out |= case.runs.evaluate(methods, of, case.shot, tasks, seed=case.budget.seed)
+        out |= case.runs.evaluate(methods, of, case.shot or 1, tasks, split, case.budget.seed)
     return out
 
 
 def _open(found: Measured, variant: str, claims: Sequence[Claim], control: str, looks: Sequence[int]) -> set[str]:
     """Rows of a variant that an undecided claim is about."""
-    labels = set(found.labels(variant))
     out: set[str] = set()
     for claim in claims:
-        if labels.issuperset(claim.labels):
+        if f"{variant}: {claim.above[0]}" in found.accuracy and found.has(variant, claim.labels):
             verdict = judge(claim, lambda label: found.of(variant, label), "", variant, looks=len(looks))
             if verdict.holds is None:
                 out |= {f"{variant}: {label}" for label in (*claim.labels, *([control] if control else []))}
