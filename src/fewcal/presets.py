@@ -159,7 +159,9 @@ def _presets() -> dict[str, Preset]:
     }
     found = [Preset(name, params, summary) for name, (params, summary) in families.items()]
     found.append(
-        Preset("dc", _DC, "distribution calibration (Yang et al. 2021) in GDC's terms: the method `dc`, k = 2, α = 0.21")
+        Preset(
+            "dc", _DC, "distribution calibration (Yang et al. 2021) in GDC's terms: the method `dc`, k = 2, α = 0.21"
+        )
     )
     for family, (base, _) in families.items():
         for row in paper_rows():

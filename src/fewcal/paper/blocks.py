@@ -143,7 +143,7 @@ _MARKS = {True: "good", False: "bad", None: ""}
 
 def verdict_table(verdicts: Sequence[Verdict], caption: str) -> Table:
     """Statements one by one."""
-    rows = [
+    rows: list[list[Value]] = [
         [
             v.claim,
             v.where,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 from fewcal.errors import InputError
 
@@ -30,8 +31,8 @@ class Budget:
         is decided, up to `sgd` tasks divided by the number of shots. None: `sgd` tasks, whatever they show.
     trials, trial_tasks : int
         Settings that a search tries, and the validation tasks of each.
-    drawn_trials, drawn_trial_tasks : int
-        The same where a trial trains on drawn points.
+    sgd_trials, sgd_trial_tasks : int
+        The same where every trial trains the paper's head.
     seed : int
 
     >>> Budget.make(tasks=5000).sgd, Budget.make().looks(shot=1), Budget.make(quick=True).looks(shot=5)
@@ -44,8 +45,8 @@ class Budget:
     first: int | None = None
     trials: int = PAPER_TRIALS
     trial_tasks: int = PAPER_STUDY_TASKS
-    drawn_trials: int = 10
-    drawn_trial_tasks: int = PAPER_STUDY_TASKS
+    sgd_trials: int = 10
+    sgd_trial_tasks: int = PAPER_STUDY_TASKS
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -70,19 +71,19 @@ class Budget:
         A number of tasks holds for every method, `sgd` for those with SGD; trials hold for every search.
         """
         gpu = device.startswith("cuda")
-        usual = {"tasks": 400, "sampled": 100, "sgd": 100, "first": 10} if quick else {"first": 25}
+        usual: dict[str, Any] = {"tasks": 400, "sampled": 100, "sgd": 100, "first": 10} if quick else {"first": 25}
         usual |= {"trials": 20, "trial_tasks": 100} if quick else {}
-        usual |= dict(zip(("drawn_trials", "drawn_trial_tasks"), (4, 10) if quick else (10, 30), strict=True))
+        usual |= dict(zip(("sgd_trials", "sgd_trial_tasks"), (4, 10) if quick else (10, 30), strict=True))
         if gpu:
-            usual = {"tasks": 200 if quick else 1000, "drawn_trials": 20 if quick else PAPER_TRIALS}
+            usual = {"tasks": 200 if quick else 1000, "sgd_trials": 20 if quick else PAPER_TRIALS}
             usual |= {"sampled": usual["tasks"], "sgd": usual["tasks"]}
         if tasks is not None:
             usual |= {"tasks": tasks, "sampled": tasks, "sgd": tasks}
         if sgd is not None:
             usual["sgd"] = sgd
         if trials is not None:
-            usual |= dict.fromkeys(("trials", "drawn_trials"), trials)
-            usual |= dict.fromkeys(("trial_tasks", "drawn_trial_tasks"), PAPER_STUDY_TASKS)
+            usual |= dict.fromkeys(("trials", "sgd_trials"), trials)
+            usual |= dict.fromkeys(("trial_tasks", "sgd_trial_tasks"), PAPER_STUDY_TASKS)
         first = None if gpu or tasks is not None or sgd is not None else usual.get("first")
         return cls(**usual | {"seed": seed, "first": first})
 

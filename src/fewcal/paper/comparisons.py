@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,6 +28,7 @@ from fewcal.paper.settings import (
     TUNED,
     TUNED_SGD,
     UNIT,
+    UNIT_DRAWN,
     gdc,
     paper_params,
     params_text,
@@ -61,7 +63,7 @@ DC_SEARCH: Axes = {
 
 def dc(dataset: str, shot: int) -> DC:
     """DC as published; for meta-tieredImageNet with the values that the paper tuned for it."""
-    found = published()["dc settings"].get(f"{dataset}/{shot}", {})
+    found: dict[str, Any] = published()["dc settings"].get(f"{dataset}/{shot}", {})
     return DC(**found)
 
 
@@ -73,7 +75,7 @@ def tune_dc(case: Case) -> tuple[Choice, Method]:
     return choice, DC(**_dc_arguments(choice["setting"]))
 
 
-def _dc_arguments(setting: Setting) -> dict[str, float]:
+def _dc_arguments(setting: Setting) -> dict[str, Any]:
     return {"beta": float(setting["beta"]), "k": int(setting["k"]), "alpha": float(setting["alpha"])}
 
 
@@ -164,7 +166,7 @@ def ablation(case: Case) -> Plan:
     if reason := can_search(case):
         plan.notes.append(reason)
         return plan
-    for variant, params in ((TUNED, UNIT.params(base)), (TUNED_SGD, base)):
+    for variant, params in ((TUNED, UNIT_DRAWN.params(base)), (TUNED_SGD, base)):
         plan.settings[variant.name] = params_text(params)
         for label, choice in _steps(case, params, bases).items():
             plan.choices[f"{variant.name}: {label}"] = choice

@@ -103,7 +103,7 @@ def alphas(case: Case) -> Plan:
             _cell(a, r): params.with_changes(alpha1=float(a), alpha2_ratio=float(r)) for a in ALPHAS for r in ALPHAS
         }
 
-    return _plan(case, (PRINTED, MATCHED, UNIT), rows)
+    return _plan(case, (PRINTED, MATCHED, UNIT_DRAWN), rows)
 
 
 def _cell(alpha1: int, ratio: int) -> str:

@@ -119,7 +119,7 @@ def _opening(config: Config, found: Found, left_out: Sequence[str]) -> list[Bloc
     blocks: list[Block] = [
         f"Feature sets: {sets}. Tasks have 5 ways and 15 queries a class: {b['tasks']} novel ones, {b['sampled']} for "
         f"methods that train on drawn points by L-BFGS, {b['sgd']} for the paper's SGD head{sequential}. Searches have "
-        f"{b['trials']} trials of {b['trial_tasks']} validation tasks, {b['drawn_trials']} of {b['drawn_trial_tasks']} "
+        f"{b['trials']} trials of {b['trial_tasks']} validation tasks, {b['sgd_trials']} of {b['sgd_trial_tasks']} "
         f"where a trial trains on drawn points. Seed {b['seed']}.",
         f"† marks figures of the paper, on the paper's own features ({published()['paper']}). Intervals are 95% over "
         "tasks, paired where two methods are compared; with several looks at the same rows each is wider (Bonferroni).",

@@ -37,9 +37,9 @@ def search(case: Case, axes: Axes, make: Callable[[Setting], Method], first: Seq
     """
     import optuna
 
-    drawn = kind(make({name: values[0] for name, values in axes.items()})) != "plain"
+    sgd = kind(make({name: values[0] for name, values in axes.items()})) == "sgd"
     budget = case.budget
-    trials, tasks = (budget.drawn_trials, budget.drawn_trial_tasks) if drawn else (budget.trials, budget.trial_tasks)
+    trials, tasks = (budget.sgd_trials, budget.sgd_trial_tasks) if sgd else (budget.trials, budget.trial_tasks)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     batch = max(1, trials // BATCHES)
     with warnings.catch_warnings():

@@ -44,7 +44,7 @@ UNIT = Variant("unit scale", "the paper's values in closed form, centred unit ve
                {**UNIT_SCALE, "head": "closed_form", "psd": "clip", "transform_base": True})  # fmt: skip
 UNIT_DRAWN = Variant("unit scale, L-BFGS", "the paper's values, 750 points a support point and L-BFGS, centred unit "
                      "vectors", {**UNIT_SCALE, "head": "lbfgs"})  # fmt: skip
-TUNED = Variant("tuned", "values tuned by TPE on validation classes, in closed form on centred unit vectors")
+TUNED = Variant("tuned", "values tuned by TPE on validation classes, centred unit vectors")
 TUNED_SGD = Variant("tuned, SGD", "values tuned by TPE on validation classes, SGD, features at their own scale")
 # Rows that no statement of the paper is about.
 OTHERS = Variant("other methods", "baselines, and HGDC, the recommendation of this package; no statement is about them")
