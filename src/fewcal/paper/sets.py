@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,7 +28,7 @@ PREFIXES = {
     "dogs": ("dogs", "stanford-dogs", "stanforddogs"),
     "meta-tiered": ("meta-tiered", "metatiered", "tiered"),
 }
-# Matching a scale stops at this relative error; Tukey's ladder takes one step, as distances then grow as c^(2β).
+# Matching a scale stops at this relative error of the distance, or after so many steps.
 SCALE_TOLERANCE, SCALE_STEPS = 1e-3, 20
 
 
@@ -66,14 +67,21 @@ def nearest_distance(features: FeatureSet, dataset: str) -> float:
 
 
 def scale_constant(features: FeatureSet, dataset: str) -> float:
-    """The constant c for which the features times c have the paper's distance to the nearest base class."""
-    beta, aim, constant = max(paper_params(dataset, 1).beta, 0.25), paper_distance(dataset), 1.0
+    """The constant c for which the features times c have the paper's distance to the nearest base class.
+
+    Secant steps in the logarithms: with Tukey's ladder distances grow as c^(2β), with Yeo-Johnson about so.
+    """
+    slope, aim, constant = 2 * max(paper_params(dataset, 1).beta, 0.25), math.log(paper_distance(dataset)), 0.0
+    before: tuple[float, float] | None = None
     for _ in range(SCALE_STEPS):
-        ratio = aim / nearest_distance(scaled(features, constant), dataset)
-        if abs(ratio - 1) < SCALE_TOLERANCE:
+        distance = math.log(nearest_distance(scaled(features, math.exp(constant)), dataset))
+        if abs(aim - distance) < SCALE_TOLERANCE:
             break
-        constant *= ratio ** (1 / (2 * beta))
-    return constant
+        if before is not None and constant != before[0]:
+            slope = min(max((distance - before[1]) / (constant - before[0]), 0.25), 6.0)
+        before = constant, distance
+        constant += (aim - distance) / slope
+    return math.exp(constant)
 
 
 def scaled(features: FeatureSet, constant: float) -> FeatureSet:
