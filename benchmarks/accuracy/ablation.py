@@ -86,8 +86,11 @@ def main() -> None:
                 found.setdefault(group(folder), {}).setdefault(name, []).append((points, error))
     groups = sorted(found)
     columns = [f"{what}, {name}" for name in groups for what in ("points", "worst", "ECE")]
-    print(f"{options.split} tasks, seed {options.seed}, cells {options.cells}; " + "; ".join(
-        f"{name}: {len(found[name]['HGDC'])} cells" for name in groups) + "\n")
+    print(
+        f"{options.split} tasks, seed {options.seed}, cells {options.cells}; "
+        + "; ".join(f"{name}: {len(found[name]['HGDC'])} cells" for name in groups)
+        + "\n"
+    )
     table = Table("change", *columns)
     for name in (*CHANGES, *BASELINES):
         row: list[str] = []

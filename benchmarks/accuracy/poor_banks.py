@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from common import QUERIES, Points, Table, add_record_option, difference, feature_folders, parse_cells
+from fewcal.methods.hierarchical import HierarchicalGDC
 
 from fewcal._utils.randomness import TaskRandom
 from fewcal.bank import BaseBank
@@ -25,7 +26,6 @@ from fewcal.errors import FewcalWarning
 from fewcal.evaluation import Protocol, evaluate
 from fewcal.features import FeatureSet, FeatureSplit
 from fewcal.methods import TaskBatch, make_method
-from fewcal.methods.hierarchical import HierarchicalGDC
 
 FEW = (5, 20, 40)
 MADE_UP_CLASSES, MADE_UP_ROWS = 64, 30

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
+import equations as eq
 import numpy as np
 import pytest
 import torch
 
-import equations as eq
 from fewcal._utils.randomness import TaskRandom
 from fewcal.bank import BaseBank
 from fewcal.calibrate import Calibrator, MetricOptions, distances

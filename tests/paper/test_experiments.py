@@ -177,9 +177,7 @@ def test_candidates_have_the_rows_of_table_7(case: Case) -> None:
 
 
 @pytest.mark.parametrize("name", ["accuracy-n", "alphas", "effect-k"])
-def test_curves_have_a_picture_and_verdicts_by_variant(
-    name: str, case: Case, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_curves_have_a_picture_and_verdicts_by_variant(name: str, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(curves, "ALPHAS", (0, 200, 600))
     monkeypatch.setattr(curves, "COUNTS", (2, 100, 750, 1000))
     record, section = compute(name, case)
@@ -199,9 +197,7 @@ def test_claims_about_curves_hold_for_rows_that_are_made_so() -> None:
     claims = {c.text: c for c in (*curves._n_claims("dogs", 1), *curves._alpha_claims("dogs", 1))}
     made = {"n = 100": 0.5, "n = 750": 0.6, "n = 1000": 0.602}
     rows = {label: around(mean) for label, mean in made.items()}
-    rows |= {
-        curves._cell(a, r): around({0: 0.5, 200: 0.6}.get(a, 0.55)) for a in curves.ALPHAS for r in curves.ALPHAS
-    }
+    rows |= {curves._cell(a, r): around({0: 0.5, 200: 0.6}.get(a, 0.55)) for a in curves.ALPHAS for r in curves.ALPHAS}
     from fewcal.paper.statements import judge
 
     found = [judge(c, rows.__getitem__, "", "").holds for c in claims.values()]
@@ -292,7 +288,10 @@ def test_off_diagonal_ratio_is_that_of_the_distribution_and_not_of_few_rows(case
 def plane() -> dict[str, Any]:
     row = paper_params("mini", 1).with_changes(n=8, k=3)
     features = small(base=8)
-    methods: dict[str, tuple[DC | GDC, FeatureSet]] = {"DC": (DC(n=8), features), "GDC, as printed": (GDC(row), features)}
+    methods: dict[str, tuple[DC | GDC, FeatureSet]] = {
+        "DC": (DC(n=8), features),
+        "GDC, as printed": (GDC(row), features),
+    }
     found = points.tsne_data(methods, spec=EpisodeSpec(3, 1, 4), shown=5, scored=3, iterations=250)
     back: dict[str, Any] = json.loads(json.dumps(found))
     return back

@@ -57,9 +57,7 @@ class TestRuns:
         for name in methods:
             assert runs.accuracy(more[name]).tolist() == whole.accuracy(name).tolist()
 
-    def test_what_a_run_has_is_not_computed_again(
-        self, of: Features, tmp_path: Path, computed: list[str]
-    ) -> None:
+    def test_what_a_run_has_is_not_computed_again(self, of: Features, tmp_path: Path, computed: list[str]) -> None:
         runs = Runs(tmp_path)
         five = runs.accuracy(runs.evaluate({"a": make_method("ncm"), "b": make_method("ncm")}, of, 1, 5)["b"])
         assert computed == ["a"]
