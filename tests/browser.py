@@ -269,15 +269,13 @@ class BrowserPage:
             )
         )
 
-    def serious_faults(self) -> list[str]:
-        """What axe-core finds that keeps people out, with the element; empty is good."""
+    def faults(self) -> list[str]:
+        """What axe-core finds that hinders people, with the elements; empty is good."""
         assert AXE is not None
         self.call("Page.setBypassCSP", enabled=True)
         self.js(AXE.read_text(encoding="utf-8") + "; true")
-        found = self.js(
-            "axe.run().then(r => r.violations.map(v => [v.impact, v.id, v.nodes.map(n => n.html.slice(0, 120))]))"
-        )
-        return [f"{name}: {elements}" for impact, name, elements in found if impact in ("serious", "critical")]
+        found = self.js("axe.run().then(r => r.violations.map(v => [v.id, v.nodes.map(n => n.html.slice(0, 120))]))")
+        return [f"{name}: {elements}" for name, elements in found]
 
     def screenshot(self, path: str | Path, whole: bool = True) -> Path:
         """Save the page as PNG, from top to bottom or what the window shows."""

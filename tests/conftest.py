@@ -39,10 +39,16 @@ settings.load_profile("any machine")
 LONGEST = (
     *("apply/test_studio_browser.py", "paper/test_paper.py", "tuning/test_workers.py", "test_docs.py"),
     *("evaluation/test_executors.py", "redteam/test_redteam.py", "cli/test_cli.py", "cli/test_streams.py"),
-    *("test_demo.py", "evaluation/test_evaluation.py", "render/test_figures.py", "training/test_training.py"),
+    *(
+        "test_demo.py",
+        "evaluation/test_evaluation.py",
+        "render/test_figures.py",
+        "render/test_page.py",
+        "training/test_training.py",
+    ),
     *("tuning/test_tuning.py", "paper/test_reproduction.py", "features/test_extractors.py", "report/test_report.py"),
     *("features/test_glyphs.py", "heads/test_heads.py", "estimators/test_saved.py", "test_api.py", "test_imports.py"),
-    *("_utils/test_cpu_kernels.py", "paper/test_evaluations.py", "paper/test_paper_figures.py", "test_presets.py"),
+    *("test_ops.py", "paper/test_evaluations.py", "paper/test_paper_figures.py", "test_presets.py"),
 )
 
 

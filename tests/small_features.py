@@ -1,4 +1,4 @@
-"""A feature set small enough to evaluate in milliseconds, and a method slow enough to be interrupted."""
+"""A feature set small enough to evaluate in milliseconds, and methods as test doubles."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from fewcal.features import FeatureSet, FeatureSplit
+from fewcal.heads.base import TaskBatch
+from fewcal.heads.linear import class_means, membership
 from fewcal.methods.ncm import NearestCentroid
 
 
@@ -50,6 +53,22 @@ class Slow(NearestCentroid):
     def fit(self, *args: Any, **kwargs: Any) -> Any:
         time.sleep(self.pause)
         return super().fit(*args, **kwargs)
+
+
+class Together(NearestCentroid):
+    """A transductive method: class means that the queries pull towards them, and a constant score for none of them."""
+
+    name = "together"
+    transductive = True
+    probabilistic = True
+
+    def fit_predict(self, batch: TaskBatch, query: torch.Tensor) -> torch.Tensor:
+        member = membership(batch.labels, batch.n_classes, query.dtype)
+        means = class_means(batch.support, batch.labels, batch.n_classes)
+        weight = torch.cat([member, torch.softmax(-(torch.cdist(query, means) ** 2), dim=-1)], dim=1)
+        means = (weight.mT @ torch.cat([batch.support, query], dim=1)) / weight.sum(dim=1)[..., None]
+        scores = -(torch.cdist(query, means) ** 2)
+        return torch.cat([scores, torch.full_like(scores[..., :1], -1.0)], dim=-1)
 
 
 class Broken(NearestCentroid):

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from fewcal.domain_match import held_out_similarity
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.svm import SVC
@@ -18,7 +19,6 @@ import reference
 from conftest import SmallData, single_shots
 from fewcal._utils.names import nearest_names
 from fewcal._utils.randomness import TaskRandom
-from fewcal.domain_match import held_out_similarity
 from fewcal.errors import FewcalWarning, InputError
 from fewcal.evaluation import Protocol, evaluate
 from fewcal.features.synthetic import make_features

@@ -1,100 +1,93 @@
-"""How honest the accuracy is that the studio expects: its value and interval against the truth.
+"""How true the accuracy is that the studio expects, after every label from the fourth on.
 
-    fewcal extract IMAGES --out cub-efficientnet
-    python benchmarks/accuracy/expected.py cub-efficientnet [--bank] [--split novel] [--ways 5] [--runs 30]
+    python benchmarks/accuracy/expected.py glyphs [--bank]            12 letters in 30 drawings each, made on the spot
+    python benchmarks/accuracy/expected.py cub-efficientnet [--bank]  of a feature folder
 
-Each run draws classes and 30 items of each, and labels 1, 2, 3 and 5 times as many items as there are classes: at
-random, or as the studio proposes. The truth is the share of right answers to all other items of classes that have a
-label. `left out` is the share of right answers to examples that were left out one at a time. With `--bank` the base
-split is the bank.
+The truth is the share of right answers to all items without a label, those of classes that have no example yet among
+them. Labels come as the studio proposes them, at random, or class by class (three each, then as proposed). `before` is
+the mean probability of the answers, given from the first answer on.
 """
 
 from __future__ import annotations
 
 import argparse
-import warnings
-from pathlib import Path
 
 import numpy as np
 from common import Table, add_record_option
+from projects import add_project_options, answers, projects
 
-from fewcal import BaseBank
-from fewcal.apply.studio.answers import (
-    Recipe,
-    doubt,
-    expected_accuracy,
-    fitted,
-    label_next,
-    leave_one_out,
-    similarities,
-)
-from fewcal.features import FeatureSet
+from fewcal.apply.labelling import centre, doubt, expected_accuracy, label_next, similarities
+from fewcal.apply.studio.answers import Recipe
 
-SHOTS = (1, 2, 3, 5)
-ITEMS = 30  # of a class
-HEADER = (
-    *("labels", "chosen", "true", "expected", "error"),
-    *("interval", "in it", "truth below", "truth above", "left out"),
-)
+FIRST = 4  # label from which on a figure must be true
+TOLERANCE = 0.1
+ORDERS = ("proposed", "random", "class by class")
+EACH = 3  # labels of a class, where they come class by class
 
 
-def one_run(
-    x: np.ndarray, y: np.ndarray, ways: int, way: str, recipe: Recipe, seed: int
-) -> dict[int, tuple[float, ...]]:
-    """By the number of labels: true, expected, low, high, share of left-out examples answered rightly."""
-    rng = np.random.default_rng(seed)
-    classes = rng.choice(np.unique(y), ways, replace=False)
-    pool = rng.permutation(np.concatenate([rng.permutation(np.flatnonzero(y == c))[:ITEMS] for c in classes]))
-    x, y = x[pool], y[pool]
-    labelled, doubts, similar = np.zeros(len(x), bool), np.ones(len(x)), similarities(x, recipe.beta)
-    out = {}
-    for n in range(1, ways * max(SHOTS) + 1):
-        proposed = way == "proposed"
-        labelled[label_next(similar, labelled, doubts)[0] if proposed else rng.choice(np.flatnonzero(~labelled))] = True
-        shown = n in [ways * k for k in SHOTS]
-        classifier = fitted(recipe, x[labelled], y[labelled]) if proposed or shown else None
-        if classifier is None:
+def follow(x: np.ndarray, y: np.ndarray, recipe: Recipe, order: str, labels: int, seed: int) -> np.ndarray:
+    """Rows (labels, 3) of truth, figure (NaN: none) and mean probability, from label `FIRST` on."""
+    rng = np.random.default_rng([seed, 1])
+    queue = [int(i) for c in rng.permutation(np.unique(y)) for i in np.flatnonzero(y == c)[:EACH]]
+    similar = similarities(centre(x))
+    at: list[int] = []
+    labelled, doubts = np.zeros(len(x), bool), np.ones(len(x))
+    out = []
+    for n in range(1, labels + 1):
+        if order == "random":
+            chosen = int(rng.choice(np.flatnonzero(~labelled)))
+        elif order == "class by class" and n <= len(queue):
+            chosen = queue[n - 1]
+        else:
+            covered = similar[labelled].max(axis=0, initial=0.0)
+            chosen = label_next(similar, covered, labelled, doubts)[0]
+        at.append(chosen)
+        labelled[chosen] = True
+        if (found := answers(recipe, x, y, at)) is None:
             continue
-        p = classifier.predict_proba(x)
+        p, classes = found
         doubts = doubt(p)
-        if shown:
-            asked = ~labelled & np.isin(y, classifier.classes_)
-            found = expected_accuracy(p, labelled)
-            left = leave_one_out(recipe, x[labelled], y[labelled])
-            assert found is not None
-            true = float((classifier.classes_[p.argmax(axis=1)] == y)[asked].mean())
-            share = float("nan") if left is None else left.right / left.asked
-            out[n] = (true, found.accuracy, found.low, found.high, share)
-    return out
+        expected = expected_accuracy(p, y[at].tolist(), labelled)
+        assert expected is not None
+        figure = np.nan if expected.accuracy is None else expected.accuracy
+        truth = (classes[p.argmax(axis=1)] == y)[~labelled].mean()
+        out.append((n, truth, figure, p[~labelled].max(axis=1).mean()))
+    rows = np.array(out)
+    return rows[rows[:, 0] >= FIRST, 1:]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("features", type=Path)
-    parser.add_argument("--split", default="novel")
-    parser.add_argument("--runs", type=int, default=30)
-    parser.add_argument("--ways", type=int, default=5)
-    parser.add_argument("--bank", action="store_true")
+    add_project_options(parser, ways=12, runs=10)
+    parser.add_argument("--labels", type=int, default=60)
     add_record_option(parser)
     options = parser.parse_args()
-    warnings.simplefilter("ignore")
-    data = FeatureSet.load(options.features)
-    rows = data.split(options.split)
-    x, y = rows.float32(), rows.require_labels()
-    beta = 0.5 if (x >= 0).all() and not options.bank else 1.0  # that of EfficientNet-Lite's extractor
-    base = data.base
-    recipe = Recipe(BaseBank().fit(base.float32(), base.require_labels()) if options.bank else None, beta=beta)
-    table = Table(*HEADER)
-    for way in ("random", "proposed"):
-        runs = [one_run(x, y, options.ways, way, recipe, seed) for seed in range(options.runs)]
-        for n in runs[0]:
-            true, expected, low, high, left = np.array([run[n] for run in runs if n in run]).T
-            inside = (low <= true) & (true <= high)
-            error = f"{100 * (expected - true).mean():+.0f} ± {100 * (expected - true).std(ddof=1):.0f}"
-            shares = [inside.mean(), (true < low).mean(), (true > high).mean(), np.nanmean(left)]
-            cells = [f"{100 * true.mean():.0f}", f"{100 * expected.mean():.0f}", error]
-            cells += [f"{100 * low.mean():.0f} to {100 * high.mean():.0f}", *(f"{100 * s:.0f}" for s in shares)]
-            table.add(n, way, *cells)
+    table = Table(
+        *("labels", "runs", "first figure at label", "labels with a figure %", "error, points", "within 10 points %"),
+        *("runs always within", "largest error", "largest error before"),
+    )
+    for order in ORDERS:
+        runs = [
+            follow(x, y, recipe, order, options.labels, seed) for seed, (x, y, recipe) in enumerate(projects(options))
+        ]
+        length = max(len(run) for run in runs)
+        found = np.stack([np.vstack([np.full((length - len(run), 3), np.nan), run]) for run in runs])
+        error, before = found[:, :, 1] - found[:, :, 0], np.abs(found[:, :, 2] - found[:, :, 0])
+        shown = ~np.isnan(error)
+        wrong = np.abs(np.nan_to_num(error)) > TOLERANCE
+        first = [int(np.argmax(one)) + FIRST + options.labels - FIRST + 1 - length for one in shown if one.any()]
+        values = 100 * error[shown]
+        table.add(
+            order,
+            len(runs),
+            f"{np.median(first):.0f}" if first else "none",
+            f"{100 * shown.mean():.0f}",
+            f"{values.mean():+.1f} ± {values.std():.1f}" if len(values) else "–",
+            f"{100 * (1 - wrong[shown].mean()):.0f}" if len(values) else "–",
+            f"{int((~wrong).all(axis=1).sum())} of {len(runs)}",
+            f"{np.abs(values).max():.0f}" if len(values) else "–",
+            f"{100 * np.nanmax(before):.0f}",
+        )
     table.keep(options.record)
 
 

@@ -21,6 +21,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from fewcal._utils.threads import single_thread
 from fewcal.bank import BaseBank
 from fewcal.errors import FewcalWarning, InputError
 
@@ -162,6 +163,7 @@ class _Inverse(NamedTuple):
     logdet: Tensor  # (C,) float64
 
 
+@single_thread()
 def _inverse_covariances(bank: BaseBank, ridge: float) -> _Inverse:
     # Products in float64: with a condition number of 10⁶ those in float32 leave two digits of Σ⁻¹.
     factors = bank.class_factors().double()  # (C, P, D)

@@ -158,7 +158,7 @@ def write_report(
         _results_table(page, results)
     page.facts(WHAT)
     _poor_banks(page, runs[0], poor)
-    task = solve_task(features, runs[0].protocol, median_task(runs[0].accuracy("gdc")))
+    task = solve_task(features, runs[0].protocol, median_task(runs[0].accuracy("hgdc")))
     _task(page, pictures, task, runs[0])
     _neighbours(page, pictures, task)
     _plane(page, features, runs[0].protocol, task.number)
@@ -187,7 +187,7 @@ def _results_table(page: Page, results: Results) -> None:
             d = summary.difference(name, REFERENCE)
             sign = ("good" if d.difference > 0 else "bad") if abs(d.difference) > d.ci95 else ""
             cells.append(Cell(_points(d.difference, d.ci95, "+"), 100 * d.difference, mark=sign))
-        rows.append([*cells, f"{m.ece:.3f}"])
+        rows.append([*cells, None if m.ece is None else f"{m.ece:.3f}"])
     page.table(
         ["method", "accuracy %", f"points above {REFERENCE}", "calibration error"],
         rows,
@@ -203,17 +203,24 @@ def _poor_banks(page: Page, full: Results, poor: Sequence[PoorBank]) -> None:
     page.heading("When the known letters do not help")
     page.text(
         "Unknown letters share strokes with known ones, so that the known ones tell where their other pictures will "
-        f"lie: that is what gdc gains above. {FEW_LETTERS} letters are too few for a near one among them: little but "
+        f"lie: that is what hgdc gains above. {FEW_LETTERS} letters are too few for a near one among them: little but "
         "their covariance is used, and most of the say is left to the examples. Letters whose labels were shuffled "
         "have nothing in common with each other, and answers come from the examples alone. fewcal notices and says so. "
         "The same one-shot tasks:"
     )
     rows: list[list[Value]] = []
     for what, results in (("all", full), *((bank.what, bank.results) for bank in poor)):
-        gap = results.summary(WITHOUT_BASES, class_intervals=False).difference("gdc", WITHOUT_BASES)
-        figures = [f"{100 * results.accuracy(name).mean():.2f}" for name in (REFERENCE, WITHOUT_BASES, "gdc")]
-        rows.append([what, *figures, _points(gap.difference, gap.ci95, "+"), f"{results.bins['gdc'].error():.3f}"])
-    columns = ["known letters", REFERENCE, WITHOUT_BASES, "gdc", f"gdc − {WITHOUT_BASES}", "calibration error of gdc"]
+        gap = results.summary(WITHOUT_BASES, class_intervals=False).difference("hgdc", WITHOUT_BASES)
+        figures = [f"{100 * results.accuracy(name).mean():.2f}" for name in (REFERENCE, WITHOUT_BASES, "hgdc")]
+        rows.append(
+            [
+                what,
+                *figures,
+                _points(gap.difference, gap.ci95, "+"),
+                f"{results.summary(class_intervals=False).methods['hgdc'].ece:.3f}",
+            ]
+        )
+    columns = ["known letters", REFERENCE, WITHOUT_BASES, "hgdc", f"hgdc − {WITHOUT_BASES}", "ECE of hgdc"]
     page.table(columns, rows, "accuracy in %, one example of each letter", sortable=False)
     for bank in poor:
         if bank.warning:
@@ -227,7 +234,7 @@ def _task(page: Page, pictures: dict[str, GlyphPictures], task: SolvedTask, resu
     page.heading("One task in pictures")
     page.text(
         f"The median one-shot task: number {task.number + 1} of {results.protocol.tasks}, the first whose accuracy with"
-        f" gdc is the median of all. From one picture of each of the five letters gdc answered {int(right.sum())} of "
+        f" hgdc is the median of all. From one picture of each of the five letters hgdc answered {int(right.sum())} of "
         f"{right.size} queries rightly; the first {SHOWN_QUERIES} of each letter are shown."
     )
     page.table(
@@ -260,8 +267,8 @@ def _neighbours(page: Page, pictures: dict[str, GlyphPictures], task: SolvedTask
         page.heading(f"{i + 1}. {name}", level=4)
         own = picture_png(pictures["novel"].pictures[task.support[i]])
         items = [(own, f"support picture of {name}", f"{told.own_share:.0%} itself")]
-        for label, share in list(zip(told.bases, told.shares, strict=True))[:SHOWN_BASES]:
-            letter = str(label)
+        shares = [(str(label), share) for label, share in zip(told.bases, told.shares, strict=True)]
+        for letter, share in [one for one in shares if one[0] in base][:SHOWN_BASES]:  # their mean has no picture
             items.append((picture_png(base[letter].drawings[0]), letter, f"{share:.0%} {letter}"))
         _small_gallery(page, items)
         if rest := told.shares[SHOWN_BASES:]:

@@ -1,7 +1,7 @@
 """The checks that scikit-learn and imbalanced-learn run on their own estimators.
 
-GDCClassifier is checked without a bank: the checks make data of many widths, and a bank has one. That the
-classifier with a bank keeps the same contract is in test_estimators.py.
+Classifiers are checked without a bank: the checks make data of many widths, and a bank has one. That those
+with a bank keep the same contract is in test_classifiers.py.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ import imblearn.utils.estimator_checks as imblearn_checks
 import pytest
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from fewcal.estimators import Gaussianizer, GDCClassifier
+from fewcal.estimators import FewShotClassifier, Gaussianizer, GDCClassifier
 from fewcal.estimators.sampler import GDCSampler
 
 # No expected failures.
 ESTIMATORS = [
     Gaussianizer(),
     Gaussianizer(kind="yeo-johnson", beta=0.0, center=True, l2=True),
-    GDCClassifier(),
+    FewShotClassifier(),
+    GDCClassifier(n=5),
+    GDCClassifier(alpha1=1.0, alpha2_ratio=0.0, head="closed_form"),
     GDCSampler(random_state=0),
 ]
 

@@ -5,24 +5,28 @@ from __future__ import annotations
 import gc
 import json
 import math
+import os
 import pickle
 import re
 import threading
 import warnings
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import roc_auc_score, roc_curve
 
 from fewcal._utils.parameters import parameters_of
 from fewcal._utils.randomness import TaskRandom
 from fewcal.episodes import Episodes, EpisodeSpec, sample_episodes
 from fewcal.errors import InputError
-from fewcal.evaluation import Protocol, Results, evaluate
+from fewcal.evaluation import Protocol, Results, evaluate, load_run
 from fewcal.evaluation import engine as engine_module
 from fewcal.evaluation.engine import Engine, Job, run_block
-from fewcal.evaluation.stats import expected_calibration_error
+from fewcal.evaluation.stats import calibration_bins, calibration_error
 from fewcal.features import FeatureSet, FeatureSplit
 from fewcal.heads import HEADS
 from fewcal.methods import GDC, METHODS, Method, TaskBatch, make_method, parse_methods
@@ -30,10 +34,20 @@ from fewcal.methods.ncm import NearestCentroid
 from fewcal.params import GDCParams
 from fewcal.presets import get_preset
 from limits import PATIENCE
-from small_features import Broken, feature_set, save_features, split
+from small_features import Broken, Together, feature_set, save_features, split
 
 PROTOCOL = Protocol(way=4, shot=2, query=6, tasks=40, seed=3)
+SHORT = Protocol(tasks=5, query=4)
 SAMPLED = get_preset("paper").with_changes(k=3, n=6, alpha1=0.5, alpha2_ratio=0.5, l2=True, head="lbfgs")
+CLOSED = SAMPLED.with_changes(head="closed_form")
+UNBALANCED = {
+    "dirichlet": {"dirichlet": 1.0},
+    "one query": {"queries": 1},
+    "outliers": {"outliers": 0.25, "present": 2},
+    "shots": {"min_shot": 1, "shot": 3, "outliers": 0.2},
+    "ways": {"min_way": 2, "dirichlet": 2.0},
+    "meta": {"min_way": 2, "query": 4, "meta_dataset": True},
+}
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +61,11 @@ def some_methods() -> dict[str, Method]:
         "simpleshot": make_method("simpleshot"),
         "lr": make_method("lr"),
         "dc": make_method("dc", n=12),
-        "gdc": make_method("gdc", "whitened"),
+        "hgdc": make_method("hgdc"),
+        "gdc": GDC(CLOSED),
         "sampled": GDC(SAMPLED),
         "sgd": GDC(SAMPLED.with_changes(head="sgd")),
+        "together": Together(),
     }
 
 
@@ -62,9 +78,12 @@ def same(a: Results, b: Results) -> None:
     """Equal in every count of every task."""
     assert list(a.correct) == list(b.correct)
     np.testing.assert_array_equal(a.classes, b.classes)
+    np.testing.assert_array_equal(a.queries, b.queries)
     for name in a.correct:
         np.testing.assert_array_equal(a.correct[name], b.correct[name], err_msg=name)
-        assert a.bins[name].counts.sum() == b.bins[name].counts.sum()
+        assert a.bins[name][0].sum() == b.bins[name][0].sum()
+    for name in a.detection:
+        np.testing.assert_allclose(a.detection[name], b.detection[name], err_msg=name, atol=1e-6)
 
 
 # ---- what must not matter -------------------------------------------------------------------------------------------
@@ -78,6 +97,16 @@ def test_batch_size_does_not_change_a_task(
     same(evaluate(some_methods(), features, PROTOCOL), reference)
 
 
+@pytest.mark.parametrize("change", UNBALANCED.values(), ids=list(UNBALANCED))
+def test_batch_size_does_not_change_an_unbalanced_task(
+    features: FeatureSet, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]
+) -> None:
+    protocol = replace(PROTOCOL, **change)
+    together = evaluate(some_methods(), features, protocol)
+    monkeypatch.setattr(Engine, "batch_sizes", lambda self: dict.fromkeys(self.methods, 1))
+    same(evaluate(some_methods(), features, protocol), together)
+
+
 @pytest.mark.parametrize("size", [3, 39])
 def test_block_size_does_not_change_a_task(
     features: FeatureSet, reference: Results, monkeypatch: pytest.MonkeyPatch, size: int
@@ -86,20 +115,17 @@ def test_block_size_does_not_change_a_task(
     same(evaluate(some_methods(), features, PROTOCOL), reference)
 
 
-def test_a_method_alone_gives_what_it_gives_in_company(features: FeatureSet, reference: Results) -> None:
+def test_methods_alone_or_in_another_order_give_the_same(features: FeatureSet, reference: Results) -> None:
     for name, method in some_methods().items():
         alone = evaluate({name: method}, features, PROTOCOL)
         np.testing.assert_array_equal(alone.correct[name], reference.correct[name], err_msg=name)
-
-
-def test_order_of_methods_does_not_matter(features: FeatureSet, reference: Results) -> None:
     turned = evaluate(dict(reversed(some_methods().items())), features, PROTOCOL)
     for name in reference.correct:
         np.testing.assert_array_equal(turned.correct[name], reference.correct[name], err_msg=name)
 
 
 def test_more_tasks_begin_with_the_same_tasks(features: FeatureSet, reference: Results) -> None:
-    more = evaluate(some_methods(), features, Protocol(way=4, shot=2, query=6, tasks=55, seed=3))
+    more = evaluate(some_methods(), features, replace(PROTOCOL, tasks=55))
     for name in reference.correct:
         np.testing.assert_array_equal(more.correct[name][:40], reference.correct[name], err_msg=name)
 
@@ -118,7 +144,11 @@ def test_worker_processes_give_the_same(
     assert seen == [(done, 40) for done in range(0, 41, 10)]
 
 
-def test_memory_mapped_features_are_taken_without_a_warning(features: FeatureSet, reference: Results, tmp_path) -> None:
+def test_features_from_a_folder_or_mapped_into_memory_give_the_same(
+    features: FeatureSet, reference: Results, tmp_path: Path
+) -> None:
+    features.save(tmp_path / "folder")
+    same(evaluate(some_methods(), tmp_path / "folder", PROTOCOL), reference)
     mapped = {}
     for name, part in features.splits().items():
         np.save(tmp_path / f"{name}.npy", part.features)
@@ -130,19 +160,13 @@ def test_memory_mapped_features_are_taken_without_a_warning(features: FeatureSet
         same(evaluate(some_methods(), FeatureSet(**mapped), PROTOCOL), reference)
 
 
-def test_features_from_a_folder_or_in_memory(features: FeatureSet, reference: Results, tmp_path) -> None:
-    features.save(tmp_path)
-    same(evaluate(some_methods(), tmp_path, PROTOCOL), reference)
-
-
 # ---- what must matter -----------------------------------------------------------------------------------------------
 
 
 def test_seed_and_split_choose_the_tasks(features: FeatureSet) -> None:
-    ncm = ["ncm"]
-    first = evaluate(ncm, features, PROTOCOL)
-    other = evaluate(ncm, features, Protocol(way=4, shot=2, query=6, tasks=40, seed=4))
-    val = evaluate(ncm, features, Protocol(way=4, shot=2, query=6, tasks=40, seed=3, split="val"))
+    first, other, val = (
+        evaluate(["ncm"], features, p) for p in (PROTOCOL, replace(PROTOCOL, seed=4), replace(PROTOCOL, split="val"))
+    )
     assert (first.classes != other.classes).any()
     assert first.class_names == [f"n{i}" for i in range(7)]
     assert val.class_names == [f"v{i}" for i in range(6)]
@@ -150,42 +174,38 @@ def test_seed_and_split_choose_the_tasks(features: FeatureSet) -> None:
     assert not np.array_equal(val.accuracy("ncm"), first.accuracy("ncm"))
 
 
-def test_without_replacement_each_row_is_used_once_in_a_pass(features: FeatureSet) -> None:
-    # 20 rows a class are two hands of 2 + 6, so the first two tasks of a pass cannot share a row.
-    protocol = Protocol(way=4, shot=2, query=6, tasks=30, seed=3, replacement=False)
-    novel = features.split("novel")
-    tasks = sample_episodes(novel.require_labels(), protocol.spec, range(30))
-    rows = np.concatenate([tasks.support[:2].ravel(), tasks.query[:2].ravel()])
-    assert len(set(rows.tolist())) == rows.size
-    results = evaluate(["ncm"], features, protocol)
-    np.testing.assert_array_equal(results.classes, tasks.classes)
-    np.testing.assert_array_equal(results.correct["ncm"], by_hand(novel, tasks))
-    assert not np.array_equal(
-        results.correct["ncm"], evaluate(["ncm"], features, Protocol(4, 2, 6, 30, 3)).correct["ncm"]
-    )
-
-
-def by_hand(part: FeatureSplit, tasks: Episodes) -> np.ndarray:
-    """Right answers of nearest centroid, from the definition."""
-    out = np.zeros(tasks.classes.shape, int)
+def by_hand(part: FeatureSplit, tasks: Episodes) -> tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]:
+    """Right answers of nearest centroid, and its distances to queries of the classes and to outliers."""
+    correct, inside, outside = np.zeros(tasks.classes.shape, int), [], []
     for t in range(len(tasks)):
-        means = part.features[tasks.support[t]].mean(axis=1)
+        own = [rows[rows >= 0] for rows in tasks.support[t] if (rows >= 0).any()]
+        means = np.stack([part.features[rows].astype(np.float64).mean(axis=0) for rows in own])
+
+        def distances(rows: np.ndarray, means: np.ndarray = means) -> np.ndarray:
+            return np.linalg.norm(part.features[rows[rows >= 0]][:, None] - means, axis=2)
+
         for way, rows in enumerate(tasks.query[t]):
-            distance = np.linalg.norm(part.features[rows][:, None] - means, axis=2)
-            out[t, way] = (distance.argmin(axis=1) == way).sum()
-    return out
+            correct[t, way] = (distances(rows).argmin(axis=1) == way).sum()
+        inside.append(distances(tasks.query[t].ravel()))
+        outside.append(distances(tasks.outliers[t]))
+    return correct, inside, outside
 
 
-def test_counts_are_those_of_the_definition(features: FeatureSet, reference: Results) -> None:
-    novel = features.split("novel")
-    tasks = sample_episodes(novel.require_labels(), PROTOCOL.spec, range(40))
-    right = by_hand(novel, tasks)
-    np.testing.assert_array_equal(reference.correct["ncm"], right)
-    np.testing.assert_allclose(reference.accuracy("ncm"), right.sum(axis=1) / 24)
-    summary = reference.summary().methods["ncm"]
+@pytest.mark.parametrize("change", [{}, {"replacement": False}, *UNBALANCED.values()])
+def test_counts_are_those_of_the_definition(features: FeatureSet, change: dict[str, Any]) -> None:
+    protocol, novel = replace(PROTOCOL, **change), features.split("novel")
+    results = evaluate({"ncm": make_method("ncm")}, features, protocol)
+    tasks = sample_episodes(novel.require_labels(), protocol.spec, range(40))
+    right, queries = by_hand(novel, tasks)[0], (tasks.query >= 0).sum(axis=2)
+    np.testing.assert_array_equal(results.classes, tasks.classes)
+    np.testing.assert_array_equal(results.queries, queries)
+    np.testing.assert_array_equal(results.correct["ncm"], right)
+    np.testing.assert_allclose(results.accuracy("ncm"), right.sum(axis=1) / queries.sum(axis=1))
+    per_class = results.summary().methods["ncm"].per_class
     for position, name in enumerate(novel.classes):
-        asked = tasks.classes == position
-        assert summary.per_class[name] == pytest.approx(right[asked].sum() / (6 * asked.sum()))
+        of_class = tasks.classes == position
+        expected = right[of_class].sum() / queries[of_class].sum() if queries[of_class].any() else math.nan
+        assert per_class[name] == pytest.approx(expected, nan_ok=True)
 
 
 def test_two_heads_see_the_same_samples(features: FeatureSet, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,44 +226,108 @@ def test_two_heads_see_the_same_samples(features: FeatureSet, monkeypatch: pytes
         true = getattr(module, head)
         monkeypatch.setattr(module, head, lambda *a, _true=true, **k: noted_head(*a, _true=_true, **k))
     both = {"a": GDC(SAMPLED), "b": GDC(SAMPLED.with_changes(head="sgd"))}
-    evaluate(both, features, Protocol(tasks=1, query=4))
-    assert len(made) == 1
-    assert len(seen) == 2
+    evaluate(both, features, replace(SHORT, tasks=1))
+    assert (len(made), len(seen)) == (1, 2)
     assert seen[0] is seen[1]
-    evaluate(both | {"c": GDC(SAMPLED.with_changes(alpha1=1.0))}, features, Protocol(tasks=1, query=4))
+    evaluate(both | {"c": GDC(SAMPLED.with_changes(alpha1=1.0))}, features, replace(SHORT, tasks=1))
     assert len(made) == 3, "another covariance needs samples of its own"
 
 
 # ---- fixed lists of tasks -------------------------------------------------------------------------------------------
 
 
-def test_saved_tasks_give_the_drawn_result_and_can_be_cut(features: FeatureSet, reference: Results, tmp_path) -> None:
-    labels = features.split("novel").require_labels()
-    sample_episodes(labels, PROTOCOL.spec, range(40)).save(tmp_path / "tasks.npz")
+@pytest.mark.parametrize("change", [{}, UNBALANCED["shots"]])
+def test_saved_tasks_give_the_drawn_result_and_can_be_cut(
+    features: FeatureSet, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    protocol, labels = replace(PROTOCOL, **change), features.split("novel").require_labels()
+    drawn = evaluate(some_methods(), features, protocol)
+    sample_episodes(labels, protocol.spec, range(40)).save(tmp_path / "tasks.npz")
     tasks = Episodes.load(tmp_path / "tasks.npz", labels)
     # The list brings its own shape: that of the protocol is replaced.
-    from_list = evaluate(some_methods(), features, Protocol(tasks=40), episodes=tasks)
-    same(from_list, reference)
-    assert from_list.protocol == PROTOCOL
-    assert from_list.identity == reference.identity
+    listed = evaluate(some_methods(), features, Protocol(tasks=40), episodes=tasks)
+    same(listed, drawn)
+    assert listed.protocol == protocol
+    assert listed.identity == drawn.identity
     cut = evaluate(["ncm"], features, Protocol(tasks=20), episodes=tasks)
-    np.testing.assert_array_equal(cut.correct["ncm"], reference.correct["ncm"][:20])
+    np.testing.assert_array_equal(cut.correct["ncm"], drawn.correct["ncm"][:20])
 
 
-def test_a_list_of_other_tasks_is_another_run(features: FeatureSet, reference: Results) -> None:
+def test_list_of_other_tasks_is_another_run(features: FeatureSet, reference: Results) -> None:
     labels = features.split("novel").require_labels()
     tasks = sample_episodes(labels, PROTOCOL.spec, range(100, 140))
     other = evaluate(["ncm"], features, PROTOCOL, episodes=tasks)
     assert other.identity["episodes"] is not None
     assert not np.array_equal(other.correct["ncm"], reference.correct["ncm"])
-
-
-def test_lists_that_do_not_fit_are_refused(features: FeatureSet) -> None:
-    tasks = sample_episodes(features.split("novel").require_labels(), PROTOCOL.spec, range(10))
-    with pytest.raises(InputError, match="40 tasks were asked for, but the list has 10"):
-        evaluate(["ncm"], features, PROTOCOL, episodes=tasks)
+    with pytest.raises(InputError, match="the protocol has 41 tasks, but the list has 40"):
+        evaluate(["ncm"], features, replace(PROTOCOL, tasks=41), episodes=tasks)
     with pytest.raises(InputError, match="drawn from other labels than those of split 'val'"):
         evaluate(["ncm"], features, Protocol(tasks=10, split="val"), episodes=tasks)
+
+
+# ---- transductive methods and outliers ------------------------------------------------------------------------------
+
+
+def test_transductive_method_gets_all_queries_of_a_task_together(features: FeatureSet) -> None:
+    class Noted(Together):
+        seen: list[tuple[int, ...]] = []  # noqa: RUF012
+
+        def fit_predict(self, batch: TaskBatch, query: torch.Tensor) -> torch.Tensor:
+            self.seen.append((*batch.support.shape, *query.shape[1:]))
+            return super().fit_predict(batch, query)
+
+    protocol = replace(PROTOCOL, min_way=3, outliers=0.25)
+    results = evaluate({"noted": Noted(), "ncm": make_method("ncm")}, features, protocol)
+    assert {shape[1:] for shape in Noted.seen} == {(2 * n, 12, 6 * n, 12) for n in (3, 4)}
+    assert sum(shape[0] for shape in Noted.seen) == 40
+    assert results.settings["noted"] == {"method": "together", "transductive": True}
+    assert results.settings["ncm"] == {"method": "ncm", "probabilistic": False}
+
+
+def test_transductive_method_that_looks_at_each_query_alone_equals_the_inductive_one(features: FeatureSet) -> None:
+    class Alone(NearestCentroid):
+        name = "alone"
+        transductive = True
+
+    protocol = replace(PROTOCOL, dirichlet=2.0, outliers=0.2)
+    results = evaluate({"alone": Alone(), "ncm": make_method("ncm")}, features, protocol)
+    np.testing.assert_array_equal(results.correct["alone"], results.correct["ncm"])
+    np.testing.assert_allclose(results.detection["alone"], results.detection["ncm"], atol=1e-6)
+
+
+def test_outliers_are_detected_by_confidence_or_by_a_score_of_their_own(features: FeatureSet) -> None:
+    class Distance(NearestCentroid):
+        """Its outlier score is the distance to the nearest class mean."""
+
+        def fit(self, batch: TaskBatch) -> Any:
+            head, means = super().fit(batch), _means(batch)
+            object.__setattr__(head, "outlier", lambda x: torch.cdist(x, means).amin(dim=-1))
+            return head
+
+    protocol, novel = replace(PROTOCOL, outliers=0.25), features.split("novel")
+    results = evaluate({"ncm": make_method("ncm"), "own": Distance(), "none": Together()}, features, protocol)
+    np.testing.assert_array_equal(results.correct["own"], results.correct["ncm"])
+    _, inside, outside = by_hand(novel, sample_episodes(novel.require_labels(), protocol.spec, range(40)))
+    for t, (a, b) in enumerate(zip(inside, outside, strict=True)):
+        truth, score = np.repeat([0, 1], [len(a), len(b)]), np.concatenate([a, b]).min(axis=1)
+        fpr, tpr, _ = roc_curve(truth, score, drop_intermediate=False)
+        expected = [roc_auc_score(truth, score), tpr[fpr <= 0.05].max()]
+        np.testing.assert_allclose(results.detection["own"][t], expected, atol=1e-6)
+    assert (results.detection["none"] != results.detection["ncm"]).any()
+    summary = results.summary()
+    assert summary.methods["own"].value("auroc") == pytest.approx(results.detection["own"][:, 0].mean())
+    assert summary.methods["own"].value("outlier_recall") == pytest.approx(results.detection["own"][:, 1].mean())
+    assert evaluate("ncm", features, PROTOCOL).detection == {}
+
+
+def _means(batch: TaskBatch) -> torch.Tensor:
+    return batch.support.view(len(batch.support), batch.n_classes, -1, batch.support.shape[2]).mean(dim=2)
+
+
+def test_single_query_of_a_task_is_answered(features: FeatureSet) -> None:
+    results = evaluate(some_methods(), features, replace(PROTOCOL, queries=1, tasks=30))
+    assert (results.queries.sum(axis=1) == 1).all()
+    assert set(np.unique(results.accuracy("together"))) == {0.0, 1.0}
 
 
 # ---- methods --------------------------------------------------------------------------------------------------------
@@ -253,36 +337,60 @@ def test_methods_without_a_bank_work_without_base(features: FeatureSet) -> None:
     bare = FeatureSet(novel=features.novel)
     free = [name for name, m in parse_methods("all").items() if not m.needs_bank]
     assert {"ncm", "lr", "cosine"} <= set(free)
-    results = evaluate(free, bare, Protocol(tasks=10, query=4))
-    assert set(results.correct) == set(free)
-    with pytest.raises(InputError, match=r"method 'gdc' needs base classes, but the features have no base split"):
-        evaluate(["ncm", "gdc"], bare, Protocol(tasks=10, query=4))
+    assert set(evaluate(free, bare, SHORT).correct) == set(free)
+    with pytest.raises(InputError, match=r"method 'hgdc' needs base classes, but the features have no base split"):
+        evaluate(["ncm", "hgdc"], bare, SHORT)
+    of_base = replace(SHORT, split="base")
+    assert evaluate(["ncm"], features, of_base).class_names[0] == "b0"
+    with pytest.raises(InputError, match=r"method 'hgdc' .* drawn from the base split itself"):
+        evaluate(["hgdc"], features, of_base)
 
 
-def test_tasks_from_base_itself(features: FeatureSet) -> None:
-    results = evaluate(["ncm"], features, Protocol(tasks=10, query=4, split="base"))
-    assert results.class_names[0] == "b0"
-    with pytest.raises(InputError, match=r"method 'gdc' .* drawn from the base split itself"):
-        evaluate(["gdc"], features, Protocol(tasks=10, query=4, split="base"))
-
-
-def test_names_as_text_list_or_mapping(features: FeatureSet) -> None:
-    short = Protocol(tasks=5, query=4)
-    for methods in ("ncm,gdc:default", ["ncm", "gdc:default"]):
-        assert list(evaluate(methods, features, short).correct) == ["ncm", "gdc:default"]
+def test_names_are_text_list_or_mapping(features: FeatureSet) -> None:
+    for methods in ("ncm,gdc:paper/cub/1shot", ["ncm", "gdc:paper/cub/1shot"]):
+        assert list(evaluate(methods, features, SHORT).correct) == ["ncm", "gdc:paper/cub/1shot"]
     with pytest.raises(InputError, match="did you mean 'gdc'"):
-        evaluate(["gcd"], features, short)
+        evaluate(["gcd"], features, SHORT)
     with pytest.raises(InputError, match="no methods were given"):
-        evaluate({}, features, short)
+        evaluate({}, features, SHORT)
 
 
-def test_the_callers_methods_are_left_alone_and_travel_light(features: FeatureSet, tmp_path) -> None:
-    methods = {"gdc": make_method("gdc", "whitened")}
+OWN = """
+from fewcal.methods.ncm import NearestCentroid
+
+class Mine(NearestCentroid):
+    name = "mine"
+
+class NoMethod: ...
+"""
+
+
+def test_method_of_ones_own_is_loaded_by_module_and_class(
+    features: FeatureSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_method.py").write_text(OWN)
+    (tmp_path / "torn_method.py").write_text("def")
+    monkeypatch.chdir(tmp_path)
+    results = evaluate("ncm,own_method:Mine", features, SHORT, n_jobs=2, out="run")
+    np.testing.assert_array_equal(results.correct["own_method:Mine"], results.correct["ncm"])
+    assert load_run("run").settings["own_method:Mine"]["method"] == "mine"
+    for name, words in {
+        "own_method:Other": "AttributeError",
+        "none_method:Mine": "No module named 'none_method'",
+        "torn_method:Mine": "SyntaxError",
+        "own_method:NoMethod": "is no subclass of fewcal.methods.Method",
+    }.items():
+        with pytest.raises(InputError, match=words):
+            parse_methods(name)
+
+
+def test_methods_of_the_caller_are_left_alone_and_travel_light(features: FeatureSet, tmp_path: Path) -> None:
+    # It asks for more neighbours than there are base classes: the record has what was used.
+    methods: dict[str, Method] = {"gdc": GDC(CLOSED.with_changes(k=20), cap_k=True)}
     before = pickle.dumps(methods)
     first = evaluate(methods, features, PROTOCOL, out=tmp_path / "run")
     assert pickle.dumps(methods) == before, "a prepared bank would be shipped with every block"
-    # The preset asks for more neighbours than there are base classes: the record has what was used.
-    assert methods["gdc"].settings["k"] > 8
+    assert methods["gdc"].settings["k"] == 20
     assert first.settings["gdc"]["k"] == 8
     again = evaluate(methods, features, PROTOCOL, out=tmp_path / "run", resume=True)
     assert again.settings == first.settings
@@ -293,25 +401,14 @@ def test_the_callers_methods_are_left_alone_and_travel_light(features: FeatureSe
     ("method", "settings", "words"),
     [
         ("cosine", {"scale": -3}, "scale=-3 is out of range; use a number from 1e-06 to 1e+06"),
-        ("cosine", {"scale": 0.0}, "scale=0.0 is out of range"),
         ("cosine", {"scale": math.nan}, "scale=nan is out of range"),
-        ("cosine", {"steps": -1}, "steps=-1 is out of range; use a number ≥ 0"),
-        ("cosine", {"lr": 0.0}, "lr=0.0 is out of range; use a number ≥ 1e-30"),
         ("cosine", {"lr": math.inf}, "lr=inf must be finite"),
-        *(
-            (name, {"C": value}, f"C={value} is out of range")
-            for name in ("lr", "lr-gauss", "lr_l2")
-            for value in (0.0, -1)
-        ),
+        ("lr", {"C": 0.0}, "C=0.0 is out of range"),
         ("lr-gauss", {"beta": 11}, "beta=11 is out of range; use a number from -10 to 10"),
         ("dc", {"k": 0}, "k=0 is out of range; use a number ≥ 1"),
-        ("dc", {"alpha": -0.1}, "alpha=-0.1 is out of range; use a number ≥ 0"),
-        ("dc", {"beta": -10.5}, "beta=-10.5 is out of range"),
-        ("dc", {"n": 0}, "n=0 is out of range; use a number ≥ 1"),
-        ("dc", {"C": -1.0}, "C=-1.0 is out of range; use a number ≥ 1e-30"),
     ],
 )
-def test_parameters_of_methods_that_are_out_of_range(method: str, settings: dict[str, Any], words: str) -> None:
+def test_parameters_out_of_range_are_refused(method: str, settings: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=re.escape(f"method {method!r}: {words}")):
         make_method(method, **settings)
     with pytest.raises(InputError, match=re.escape(words)):
@@ -324,9 +421,8 @@ def test_every_number_that_a_method_or_a_head_takes_has_a_range() -> None:
     for name, accepted in (heads | methods | {"gdc": parameters_of(GDCParams)}).items():
         for key, one in accepted.items():
             assert one.choices or one.flag or one.low is not None or key == "head", f"{name} takes any {key}"
-    for name, cls in METHODS.items():
-        if name != "gdc":
-            assert cls().settings.keys() == cls.accepts.keys(), f"{name} takes what it does not check"
+    for name in methods:
+        assert METHODS[name]().settings.keys() == METHODS[name].accepts.keys(), f"{name} takes what it does not check"
 
 
 def test_settings_of_methods_are_checked_by_name_and_kind() -> None:
@@ -345,92 +441,21 @@ def test_settings_of_methods_are_checked_by_name_and_kind() -> None:
         make_method("dc", "paper")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("",), "no method in ''"),
-        (("ncm,ncm",), "'ncm' is listed twice"),
-        (("ncm", "paper"), "--preset is for gdc"),
-        (("ncm", None, ["k=3"]), "--set names method 'gdc', which is not among ncm"),
-        (("ncm", None, ["dc.k=3"]), "--set names method 'dc'"),
-        (("gdc", None, ["k"]), "--set 'k' is not key=value"),
-        (("gdc", None, ["=3"]), "--set '=3' is not key=value"),
-        (("gdc", None, ["kk=3"]), "no parameter 'kk'; did you mean 'k'"),
-        (("gdc:papr",), "preset 'papr' is unknown; did you mean 'paper'"),
-    ],
-)
-def test_method_lists_that_are_refused(arguments, message: str) -> None:
-    with pytest.raises(InputError) as caught:
-        parse_methods(*arguments)
-    assert message in str(caught.value)
-
-
-def test_presets_and_settings_reach_the_method() -> None:
-    methods = parse_methods("gdc,gdc:paper/cub/5shot,dc", "paper/mini/1shot", ["n=9", "dc.alpha=0.5"])
-    assert methods["gdc"].settings["alpha1"] == get_preset("paper/mini/1shot").alpha1
-    assert methods["gdc:paper/cub/5shot"].settings["alpha1"] == get_preset("paper/cub/5shot").alpha1
-    assert [methods[m].settings["n"] for m in ("gdc", "gdc:paper/cub/5shot", "dc")] == [9, 9, 750]
-    assert methods["dc"].settings["alpha"] == 0.5
-
-
 # ---- figures --------------------------------------------------------------------------------------------------------
 
 
-def test_summary_has_the_promised_shape(reference: Results) -> None:
-    summary = json.loads(json.dumps(reference.summary().to_dict(), allow_nan=False))
-    assert list(summary) == ["protocol", "methods", "paired"]
-    assert summary["protocol"] == {
-        "way": 4,
-        "shot": 2,
-        "query": 6,
-        "tasks": 40,
-        "seed": 3,
-        "split": "novel",
-        "replacement": True,
-    }
-    assert list(summary["methods"]) == list(some_methods())
-    for name, m in summary["methods"].items():
-        acc = reference.accuracy(name)
-        assert m["accuracy"] == pytest.approx(acc.mean())
-        assert m["paper_doubled"] == pytest.approx(2 * m["ci95"])
-        assert m["worst10"] == pytest.approx(np.sort(acc)[:4].mean())
-        assert m["class_interval"]["low"] <= m["accuracy"] <= m["class_interval"]["high"]
-        assert 0 <= m["ece"] <= 1
-        assert m["tasks"] == 40
-        assert m["tasks_per_second"] == pytest.approx(40 / m["seconds"])
-        assert m["settings"]["method"] in ("ncm", "simpleshot", "lr", "dc", "gdc")
-    pairs = [(d["a"], d["b"]) for d in summary["paired"]]
-    assert len(pairs) == 21
-    assert pairs[0] == ("ncm", "simpleshot")
-    for d in summary["paired"]:
-        expected = reference.accuracy(d["a"]) - reference.accuracy(d["b"])
-        assert d["difference"] == pytest.approx(expected.mean())
-        assert d["p_t_holm"] >= d["p_t"]
-    against = reference.summary("ncm").to_dict()["paired"]
-    assert [(d["a"], d["b"]) for d in against] == [(m, "ncm") for m in some_methods() if m != "ncm"]
-
-
-def test_one_method_and_one_task_have_no_interval(features: FeatureSet) -> None:
-    summary = evaluate(["ncm"], features, Protocol(tasks=1, query=4)).summary()
-    assert summary.paired == []
-    assert math.isnan(summary.methods["ncm"].ci95)
-    assert summary.to_dict()["methods"]["ncm"]["ci95"] is None
-    json.dumps(summary.to_dict(), allow_nan=False)
-
-
-def test_calibration_error_is_that_of_the_probabilities(features: FeatureSet, reference: Results) -> None:
+def test_calibration_error_is_that_of_the_probabilities(features: FeatureSet) -> None:
     novel = features.split("novel")
-    tasks = sample_episodes(novel.require_labels(), PROTOCOL.spec, range(40))
+    protocol = replace(PROTOCOL, outliers=0.25)
+    found = evaluate("lr", features, protocol).summary().methods["lr"]
+    [group] = sample_episodes(novel.require_labels(), protocol.spec, range(40)).groups()
     x = torch.from_numpy(novel.features)
-    labels = torch.arange(4).repeat_interleave(2).expand(40, -1)
-    support = x[torch.from_numpy(tasks.support.reshape(40, -1))]
-    head = NearestCentroid().fit(TaskBatch(support, labels, 4, TaskRandom(0, range(40))))
-    p = torch.softmax(head.logits(x[torch.from_numpy(tasks.query.reshape(40, -1))]), dim=-1)
-    confidence, answer = p.max(dim=-1)
-    right = answer == torch.arange(4).repeat_interleave(6)
-    expected = expected_calibration_error(confidence.numpy(), right.numpy())
-    assert reference.summary().methods["ncm"].ece == pytest.approx(expected, abs=1e-6)
-    assert not math.isclose(expected, 0, abs_tol=1e-3)
+    batch = TaskBatch(x[group.support], torch.from_numpy(group.labels), 4, TaskRandom(0, range(40)))
+    p = torch.softmax(make_method("lr").fit(batch).logits(x[group.query]), dim=-1).numpy()
+    own = group.truth >= 0
+    error = calibration_error(calibration_bins(p.max(axis=-1)[own], (p.argmax(axis=-1) == group.truth)[own]))
+    assert found.ece == pytest.approx(error, abs=1e-5)
+    assert not math.isclose(error, 0, abs_tol=1e-3)
 
 
 def test_shared_work_is_charged_to_each_method(features: FeatureSet, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -446,7 +471,7 @@ def test_shared_work_is_charged_to_each_method(features: FeatureSet, monkeypatch
     monkeypatch.setattr(calibrated, "augment", slow_augment)
     monkeypatch.setattr(engine_module.time, "perf_counter", lambda: now[0])
     both = {"a": GDC(SAMPLED), "b": GDC(SAMPLED.with_changes(C=2.0)), "ncm": make_method("ncm")}
-    results = evaluate(both, features, Protocol(tasks=1, query=4))
+    results = evaluate(both, features, replace(SHORT, tasks=1))
     assert results.seconds == {"a": 1.0, "b": 1.0, "ncm": 0.0}
     assert results.summary().methods["b"].tasks_per_second == 1.0
     assert math.isnan(results.summary().methods["ncm"].tasks_per_second)
@@ -455,14 +480,14 @@ def test_shared_work_is_charged_to_each_method(features: FeatureSet, monkeypatch
 # ---- the engine -----------------------------------------------------------------------------------------------------
 
 
-def job(features: FeatureSet, token: str = "t", **changes) -> Job:
+def job(features: FeatureSet, token: str = "t", **changes: Any) -> Job:
     assert features.base is not None
     novel = features.split("novel")
     values = {
         "base": (features.base.features, features.base.require_labels()),
         "features": novel.features,
         "labels": novel.require_labels(),
-        "methods": {"gdc": make_method("gdc"), "simpleshot": make_method("simpleshot")},
+        "methods": {"hgdc": make_method("hgdc"), "simpleshot": make_method("simpleshot")},
         "spec": EpisodeSpec(3, 1, 4),
         "episodes": None,
         "device": "cpu",
@@ -471,7 +496,7 @@ def job(features: FeatureSet, token: str = "t", **changes) -> Job:
     return Job(**(values | changes))
 
 
-def test_a_process_prepares_a_job_once_and_drops_the_last_one(
+def test_process_prepares_a_job_once_and_drops_the_last_one(
     features: FeatureSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = []
@@ -503,10 +528,13 @@ def test_two_threads_prepare_a_job_once(features: FeatureSet, monkeypatch: pytes
         found = list(pool.map(work, (0, 3)))
     assert made == ["t"]
     whole = Engine(shared).run(0, 6)
-    np.testing.assert_array_equal(np.concatenate([b.correct["gdc"] for b in found]), whole.correct["gdc"])
+    np.testing.assert_array_equal(np.concatenate([b.correct["hgdc"] for b in found]), whole.correct["hgdc"])
 
 
-def test_methods_of_a_single_batch_stand_side_by_side(features: FeatureSet) -> None:
+@pytest.mark.parametrize(("tasks", "batches"), [(1, {}), (2, {"a": 25, "b": 1})])
+def test_methods_and_tasks_of_a_short_block_stand_side_by_side(
+    features: FeatureSet, tasks: int, batches: dict[str, int]
+) -> None:
     both = threading.Barrier(2, timeout=PATIENCE)
 
     class Waiting(NearestCentroid):
@@ -514,32 +542,15 @@ def test_methods_of_a_single_batch_stand_side_by_side(features: FeatureSet) -> N
             both.wait()  # breaks where the other is not there at the same time
             return super().fit(batch)
 
-    ready = Engine(job(features, methods={"a": Waiting(), "b": Waiting()}))
+    other = NearestCentroid() if batches else Waiting()
+    ready = Engine(job(features, methods={"a": Waiting(), "b": other}, batches=batches))
     ready.threads = 2
-    found = ready.run(0, 1).correct
-    np.testing.assert_array_equal(found["a"], found["b"])
-
-
-def test_tasks_of_a_short_block_stand_side_by_side(features: FeatureSet) -> None:
-    both = threading.Barrier(2, timeout=PATIENCE)
-
-    class Waiting(NearestCentroid):
-        def fit(self, batch: TaskBatch):
-            both.wait()
-            return super().fit(batch)
-
-    ready = Engine(job(features, methods={"a": Waiting(), "b": NearestCentroid()}, batches={"a": 25, "b": 1}))
-    ready.threads = 2
-    found = ready.run(0, 2).correct
+    found = ready.run(0, tasks).correct
     np.testing.assert_array_equal(found["a"], found["b"])
 
 
 def test_features_are_mapped_once_for_each_space(features: FeatureSet) -> None:
-    methods = {
-        "a": make_method("gdc", "whitened"),
-        "b": make_method("gdc", "whitened", m=1.5),
-        "ncm": make_method("ncm"),
-    }
+    methods = {"a": GDC(CLOSED), "b": GDC(CLOSED.with_changes(m=1.5)), "ncm": make_method("ncm")}
     ready = Engine(job(features, methods=methods))
     assert len(ready.features) == 2
     assert ready.methods["a"].space == ready.methods["b"].space != ready.methods["ncm"].space
@@ -562,7 +573,7 @@ def test_batches_shrink_with_memory_and_groups_share_a_size(
 
 
 def test_nothing_of_a_block_stays_behind(features: FeatureSet) -> None:
-    methods = {"gdc": make_method("gdc"), "a": GDC(SAMPLED), "b": GDC(SAMPLED.with_changes(C=2.0))}
+    methods = {"hgdc": make_method("hgdc"), "a": GDC(SAMPLED), "b": GDC(SAMPLED.with_changes(C=2.0)), "c": Together()}
     ready = Engine(job(features, methods=methods))
 
     def held() -> int:
@@ -576,9 +587,9 @@ def test_nothing_of_a_block_stays_behind(features: FeatureSet) -> None:
     assert held() == before
 
 
-def test_an_error_inside_a_method_is_not_hidden(features: FeatureSet) -> None:
+def test_error_inside_a_method_is_not_hidden(features: FeatureSet) -> None:
     with pytest.raises(ZeroDivisionError, match="a bug in a method"):
-        evaluate({"broken": Broken()}, features, Protocol(tasks=5, query=4))
+        evaluate({"broken": Broken()}, features, SHORT)
 
 
 # ---- bad input ------------------------------------------------------------------------------------------------------
@@ -587,27 +598,52 @@ def test_an_error_inside_a_method_is_not_hidden(features: FeatureSet) -> None:
 @pytest.mark.parametrize(
     ("protocol", "message"),
     [
-        (Protocol(way=8, query=4, tasks=5), "8 ways need as many classes, but there are 7"),
         (Protocol(shot=10, query=11, tasks=5), "10 shots and 11 queries need 21"),
+        (Protocol(way=7, query=4, outliers=0.5, tasks=5), "14 outliers need as many rows of other classes"),
         (Protocol(split="test", tasks=5), "no split 'test'; this feature set has base, val, novel"),
     ],
 )
-def test_protocols_that_the_data_cannot_serve(features: FeatureSet, tmp_path, protocol: Protocol, message: str) -> None:
+def test_protocol_that_the_data_cannot_serve_is_refused(
+    features: FeatureSet, tmp_path: Path, protocol: Protocol, message: str
+) -> None:
     with pytest.raises(InputError, match=message):
         evaluate(["ncm"], features, protocol, out=tmp_path / "run")
     assert not (tmp_path / "run").exists(), "nothing half-written"
 
 
 @pytest.mark.parametrize("tasks", [0, -1, 2.5, True, "10"])
-def test_tasks_must_be_a_positive_integer(tasks) -> None:
+def test_tasks_must_be_a_positive_integer(tasks: Any) -> None:
     with pytest.raises(InputError, match="tasks is"):
         Protocol(tasks=tasks)
 
 
-def test_splits_that_do_not_fit_together(tmp_path) -> None:
+def test_protocols_in_words_and_in_json_are_complete() -> None:
+    assert str(PROTOCOL) == "40 tasks, 4-way 2-shot, 6 queries a class, split novel, seed 3"
+    many = Protocol(tasks=2, way=9, min_way=3, min_shot=1, shot=4, queries=1, dirichlet=2, present=2, outliers=0.25)
+    assert str(many) == (
+        "2 tasks, 3- to 9-way 1- to 4-shot, 1 query, class shares Dirichlet(2), of 2 classes, 25% outliers, "
+        "split novel, seed 0"
+    )
+    assert str(Protocol(meta_dataset=True)).startswith("1000 tasks, 5-way, shots as Meta-Dataset, 15 queries a class")
+    assert Protocol(**json.loads(json.dumps(many.to_dict()))) == many
+    assert set(many.to_dict()) == {"tasks", "split", *EpisodeSpec.__dataclass_fields__}
+
+
+def test_splits_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
     wide = save_features(tmp_path / "wide", base=split("b", 6, 20, 0), novel=split("n", 6, 20, 1, dim=9))
     with pytest.raises(InputError, match=r"base has 12 dimensions .* novel 9"):
         evaluate(["ncm"], wide)
     leak = save_features(tmp_path / "leak", base=split("n", 6, 20, 0), novel=split("n", 6, 20, 1))
     with pytest.raises(InputError, match="n0"):
         evaluate(["ncm"], leak)
+
+
+def test_run_stays_in_its_folder_when_the_process_changes_its_own(
+    features: FeatureSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(engine_module, "BLOCK_TASKS", 2)
+    evaluate("ncm", features, SHORT, out="run", progress=lambda done, total: os.chdir(tmp_path / "elsewhere"))
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+    assert len(load_run(tmp_path / "run").classes) == 5

@@ -14,6 +14,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
+from fewcal.heads.composite import FallbackHead, QueryCalibratedHead
 
 from conftest import make_world
 from fewcal import BaseBank, GDCClassifier, GDCParams
@@ -24,11 +25,8 @@ from fewcal.cli import main
 from fewcal.errors import FewcalWarning, InputError
 from fewcal.estimators import explain as explain_module
 from fewcal.estimators.sampler import GDCSampler
-from fewcal.evaluation import Protocol, evaluate, load_run
-from fewcal.features.synthetic import make_features
 from fewcal.heads import HEADS, Calibrated, HeadTrainer, LinearHead, Shared, TaskBatch, register_head
 from fewcal.heads import calibrated as calibrated_module
-from fewcal.heads.composite import FallbackHead, QueryCalibratedHead
 from fewcal.heads.linear import nearest_mean_head
 from fewcal.heads.sgd import SGD
 from fewcal.methods import GDC, METHODS, make_method
@@ -245,30 +243,6 @@ def test_trials_of_an_old_study_are_read() -> None:
         assert space.params(before) == space.params(values)
 
 
-def test_a_run_from_before_is_loaded_and_continued(tmp_path: Path) -> None:
-    features, protocol = make_features(base=9, val=0, novel=5, rows=12, dim=8), Protocol(tasks=3, query=3)
-    methods = {"gdc": make_method("gdc", "whitened")}
-    now = evaluate(methods, features, protocol, out=tmp_path / "run")
-    file = tmp_path / "run" / "config.json"
-    text = file.read_text()
-    for old, new in RENAMED.items():
-        text = text.replace(f'"{new}"', f'"{old}"')
-    config = json.loads(text)
-    del config["checksum"]  # files of earlier versions have none, and do not say whose they are
-    file.write_text(json.dumps(config))
-    for kept in (tmp_path / "run").rglob("*.npz"):
-        with np.load(kept) as arrays:
-            plain = {k: v for k, v in arrays.items() if k != "run"}
-        np.savez(kept, **plain)
-    assert load_run(tmp_path / "run").settings["gdc"]["unit"] == now.settings["gdc"]["distance_scale"]
-    with pytest.warns(FewcalWarning, match="unit is now called distance_scale"):
-        again = evaluate(methods, features, protocol, out=tmp_path / "run", resume=True)
-    np.testing.assert_array_equal(again.accuracy("gdc"), now.accuracy("gdc"))
-    other = {"gdc": make_method("gdc", "whitened", distance_scale=2.0)}
-    with pytest.warns(FewcalWarning), pytest.raises(InputError, match=r"holds another run: methods\.gdc"):
-        evaluate(other, features, protocol, out=tmp_path / "run", resume=True)
-
-
 def test_the_sampler_takes_its_old_name() -> None:
     x, y = WORLD.x, WORLD.y
     keep = np.ones(len(y), bool)
@@ -342,9 +316,8 @@ def test_pickles_hold_no_base_rows() -> None:
 
 
 def test_a_fit_on_a_cold_bank_stays_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    from module_switches import fit_on_a_cold_bank, module_switches
-
     import fewcal.methods.hierarchical as model
+    from module_switches import fit_on_a_cold_bank, module_switches
 
     whole = module_switches(fit_on_a_cold_bank()).total()
     # Tasks of base classes are fits of their own, with both of its classifiers.

@@ -77,7 +77,7 @@ def test_calibrated_distribution_is_equations_4_to_10(
         close(found.weights[0, i], w)
         close(found.mean[0, i], mu)
         close(gaussian.dense()[0, i], shrunk)
-        close(gaussian.log_prob(found.mean)[0, i], eq.log_density(mu, mu, shrunk))
+        close(gaussian.log_prob(found.mean[:, :, None])[0, i, 0], eq.log_density(mu, mu, shrunk))
     drawn = method.calibrated(batch).points()
     close(drawn[0][0, : len(support)], support)
     points = [drawn[0][0, len(support) + 3 * i : len(support) + 3 * (i + 1)].numpy() for i in range(len(support))]

@@ -7,13 +7,14 @@ python tests/redteam [--inputs 300] [--kills 11] [--no-limits] [--seed 0]
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import time
 
 import torch
 from formats import FORMATS
 from fuzz import BAD, fuzz
-from kills import COMMANDS, disturb, fill_disk, race
+from kills import COMMANDS, disturb, fill_disk, lose_workers, race, vanish
 from memory import COMMANDS as LIMITED
 from memory import LIMITS, limited
 from service import REQUESTS, attack
@@ -83,6 +84,10 @@ def disturbed_commands(runs: int, seed: int) -> list[str]:
     print("\n| command | disturbance | runs | kills | identical | lost | errors |")
     print("|---|---|---:|---:|---:|---:|---:|", flush=True)
     rows = [(c.name, "SIGKILL, continued", lambda c=c: disturb(c, runs, seed)) for c in COMMANDS]
+    evaluations = [c for c in COMMANDS if c.name.startswith("evaluate")]
+    rows += [(c.name, "Ctrl-C, continued", lambda c=c: disturb(c, runs, seed, by=signal.SIGINT)) for c in evaluations]
+    rows += [(c.name, "folder moved away", lambda c=c: vanish(c, runs, seed)) for c in evaluations[:2]]
+    rows += [("evaluate, Dask", "workers killed", lambda: lose_workers(runs, seed))]
     filled = [c for c in COMMANDS if "," not in c.name]
     rows += [(c.name, "full disk, continued", lambda c=c: fill_disk(c, runs, seed)) for c in filled]
     rows += [("evaluate", "two at once", lambda: race(runs))]

@@ -12,11 +12,14 @@ import os
 import random
 import shutil
 import signal
+import sqlite3
 import sys
 import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +32,7 @@ from fewcal.features.extract import extract
 from fewcal.features.extractors import as_extractor
 from fewcal.features.sources.texts import Texts
 from fewcal.features.synthetic import make_features
+from fewcal.methods import make_method
 from fewcal.paper.budget import Budget
 from fewcal.paper.experiments import choose
 from fewcal.paper.run import run_experiments
@@ -37,6 +41,7 @@ from fewcal.training import TrainSettings, train
 from fewcal.training.data import PixelSplit
 from fewcal.tuning import Search, tune
 from limits import largest_file
+from small_features import Together
 
 
 @dataclass(frozen=True)
@@ -52,11 +57,16 @@ class Command:
 _SET = make_features(base=6, val=5, novel=5, rows=20, dim=16)
 _PAPER = make_features(base=33, val=8, novel=8, rows=20, dim=16)
 _PROTOCOL = Protocol(way=3, query=5, tasks=600)
+_UNBALANCED = Protocol(way=4, min_way=2, min_shot=1, shot=3, query=5, dirichlet=1.0, outliers=0.2, tasks=400)
 
 
-def _evaluation(name: str, **more: object) -> Command:
+def _evaluation(name: str, protocol: Protocol = _PROTOCOL, **more: object) -> Command:
     def run(folder: Path) -> None:
-        evaluate(["ncm", "gdc", "lr"], _SET, _PROTOCOL, out=folder, resume=True, **more)  # type: ignore[arg-type]
+        methods = {"ncm": make_method("ncm"), "gdc": make_method("gdc"), "lr": make_method("lr"), "t": Together()}
+        os.chdir(folder.parent)  # a relative name, from which the process then goes away
+        evaluate(
+            methods, _SET, protocol, out=folder.name, resume=True, progress=lambda done, total: os.chdir("/"), **more  # type: ignore[arg-type]
+        )  # fmt: skip
 
     def outcome(folder: Path) -> str:
         return hashlib.sha256((folder / "tasks.parquet").read_bytes()).hexdigest()
@@ -79,14 +89,16 @@ def _extract(folder: Path) -> None:
 
 
 def _tune(folder: Path) -> None:
-    tune(_SET, Search(trials=8, tasks=20, query=5, heads=("closed_form",)), out=folder, resume=True, plots=False)
+    tune(_SET, Search(trials=8, tasks=20, query=5, final_tasks=20), out=folder, resume=True, plots=False)
 
 
 def _finished(folder: Path) -> int:
-    """Trials that the journal has as complete: nobody may lose one."""
-    journal = folder / "study.journal"
-    lines = journal.read_bytes().split(b"\n")[:-1] if journal.exists() else []
-    return sum(b'"op_code":6' in line and b'"state":1' in line for line in lines)
+    """Trials that the database has as finished: none may be lost."""
+    if not (folder / "study.db").exists():
+        return 0
+    with closing(sqlite3.connect(folder / "study.db")) as database, suppress(sqlite3.OperationalError):  # no tables yet
+        return len(database.execute("SELECT 1 FROM trials WHERE state IN ('COMPLETE', 'PRUNED')").fetchall())
+    return 0
 
 
 def _pictures(seed: int, names: str) -> PixelSplit:
@@ -126,10 +138,11 @@ def _untimed(value: object) -> object:
 
 COMMANDS = [
     _evaluation("evaluate"),
+    _evaluation("evaluate, unbalanced", _UNBALANCED),
     _evaluation("evaluate, n_jobs=2", n_jobs=2),
     _evaluation("evaluate, Dask", scheduler="local:1"),
     Command("extract", _extract, _file("x.npz")),
-    Command("tune", _tune, lambda folder: (folder / "preset.json").is_file(), _finished),
+    Command("tune", _tune, lambda folder: (folder / "settings.json").is_file(), _finished),
     Command("train", _train, _file("best.safetensors")),
     Command("paper", _paper, _records, lambda folder: len(list((folder / "results").rglob("*.json")))),
 ]
@@ -173,8 +186,8 @@ def _ended(pid: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def disturb(command: Command, runs: int, seed: int = 0, kills: int = 2) -> Disturbed:
-    """Kill and continue a command, `runs` times."""
+def disturb(command: Command, runs: int, seed: int = 0, kills: int = 2, by: int = signal.SIGKILL) -> Disturbed:
+    """Kill and continue a command, `runs` times; `by` may be SIGINT for Ctrl-C."""
     rng, found = random.Random(f"{command.name} {seed}"), Disturbed()
     with tempfile.TemporaryDirectory() as folder:
         began = time.monotonic()
@@ -188,8 +201,8 @@ def disturb(command: Command, runs: int, seed: int = 0, kills: int = 2) -> Distu
             for _ in range(kills):
                 pid = _started(lambda: command.run(place))  # noqa: B023
                 time.sleep(rng.uniform(0, seconds))
-                os.kill(pid, signal.SIGKILL)
-                found.kills += _ended(pid) == -signal.SIGKILL
+                os.kill(pid, by)
+                found.kills += _ended(pid) != 0
                 now = command.kept(place)
                 found.lost += now < kept and not (place / "tasks.parquet").exists()
                 kept = now
@@ -221,6 +234,61 @@ def fill_disk(command: Command, runs: int, seed: int = 0) -> Disturbed:
             found.lost += _ended(_started(lambda: command.run(place))) != 0 or command.kept(place) < kept  # noqa: B023
             found.runs += 1
             found.identical += command.outcome(place) == truth
+    return found
+
+
+def vanish(command: Command, runs: int, seed: int = 0) -> Disturbed:
+    """Move the folder away at a random moment: the command is refused, and goes on in the folder's new place."""
+    rng, found = random.Random(f"{command.name} {seed}"), Disturbed()
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.monotonic()
+        _ended(_started(lambda: command.run(Path(folder) / "whole")))
+        seconds, truth = time.monotonic() - began, command.outcome(Path(folder) / "whole")
+        for i in range(runs):
+            place, moved = Path(folder) / f"run {i}", Path(folder) / f"moved {i}"
+            pid = _started(lambda: command.run(place))  # noqa: B023
+            time.sleep(rng.uniform(0, seconds))
+            with suppress(FileNotFoundError):
+                place.rename(moved)
+            found.errors += _ended(pid) not in (0, 3)
+            found.lost += place.exists() and moved.exists()
+            end = moved if moved.exists() else place
+            found.errors += _ended(_started(lambda: command.run(end))) != 0  # noqa: B023
+            found.runs += 1
+            found.identical += command.outcome(end) == truth
+    return found
+
+
+def lose_workers(runs: int, seed: int = 0) -> Disturbed:
+    """Kill the worker process of a Dask cluster of our own, at a random moment from its start on, up to twice."""
+    import psutil
+
+    rng, found = random.Random(seed), Disturbed()
+    truth = evaluate(["ncm", "lr"], _SET, _PROTOCOL).correct["lr"].tobytes()
+
+    def kill(delay: float, ended: threading.Event) -> None:
+        seen: set[int] = set()
+        while not ended.wait(0.01) and len(seen) < 2:
+            for child in psutil.Process().children(recursive=True):
+                with suppress(psutil.Error):
+                    if child.pid not in seen and "spawn_main" in " ".join(child.cmdline()):
+                        seen.add(child.pid)
+                        time.sleep(delay)
+                        child.kill()
+                        found.kills += 1
+
+    for _ in range(runs):
+        ended = threading.Event()
+        killer = threading.Thread(target=kill, args=(rng.uniform(0, 4), ended))
+        killer.start()
+        try:
+            results = evaluate(["ncm", "lr"], _SET, _PROTOCOL, scheduler="local:1")
+            found.identical += results.correct["lr"].tobytes() == truth
+        except FewcalError:
+            found.errors += 1
+        found.runs += 1
+        ended.set()
+        killer.join()
     return found
 
 

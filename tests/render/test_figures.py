@@ -6,7 +6,6 @@ import builtins
 import math
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -61,14 +60,8 @@ def test_figures_of_a_run() -> None:
         "intervals": figures.accuracy_intervals(
             {"a": {"accuracy": 0.5, "ci95": 0.01, "low": 0.4, "high": 0.6}, "b": {"accuracy": 0.6, "ci95": None}}
         ),
-        "forest": figures.difference_forest(
-            [
-                SimpleNamespace(a="a", b="b", difference=0.1, ci95=0.01),
-                SimpleNamespace(a="a", b="c", difference=-0.1, ci95=0.2),
-                SimpleNamespace(a="b", b="c", difference=-0.1, ci95=math.nan),
-            ]
-        ),
-        "reliability": figures.reliability({"a": {"counts": [0, 10], "correct": [0, 6], "confidence": [0, 7]}}),
+        "forest": figures.difference_forest([("a", "b", 0.1, 0.01), ("a", "c", -0.1, 0.2), ("b", "c", -0.1, math.nan)]),
+        "reliability": figures.reliability({"a": np.array([[0, 10], [0, 6], [0, 7]])}),
         "tasks": figures.task_distribution({"a": np.array([0.2, 0.4, 1.0]), "b" * 60: np.array([1.0, 1.0, 1.0])}),
     }
     for figure in drawn.values():
@@ -81,14 +74,14 @@ def test_figures_of_a_run() -> None:
 
 
 def test_lines_and_heat_maps_leave_out_what_is_unknown() -> None:
-    lines = figures.accuracy_lines([1, 2, 3], {"a": ([0.5, None, 0.6], [0.1, None, None])}, xlabel="k")
+    lines = figures.accuracy_panels([1, 2, 3], {"": {"a": ([0.5, None, 0.6], [0.1, None, None])}}, xlabel="k")
     assert np.isnan(lines.axes[0].lines[0].get_ydata()).tolist() == [False, True, False]
     labels = {"xlabel": "x", "ylabel": "y"}
-    some = figures.heat_map([[0.5, None], [0.6, 0.7]], [1, 2], [3, 4], **labels)
+    some = figures.heat_maps({"": [[0.5, None], [0.6, 0.7]]}, [1, 2], [3, 4], **labels)
     assert sorted(t.get_text() for t in some.axes[0].texts) == ["50.0", "60.0", "70.0"]
-    assert figures.heat_map([[None]], [1], [1], **labels).axes[0].texts[:] == []
+    assert figures.heat_maps({"": [[None]]}, [1], [1], **labels).axes[0].texts[:] == []
     with pytest.raises(InputError, match="heat map has"):
-        figures.heat_map([[0.5]], [1, 2], [3], **labels)
+        figures.heat_maps({"": [[0.5]]}, [1, 2], [3], **labels)
 
 
 def luminance(colour: str) -> float:
@@ -100,14 +93,14 @@ def luminance(colour: str) -> float:
 
 
 def test_colours_stand_out_from_white_and_from_each_other() -> None:
-    assert all(1.05 / (luminance(c) + 0.05) > 2 for c in figures.COLOURS)
-    rgb = [np.array([int(c[i : i + 2], 16) for i in (1, 3, 5)], float) for c in figures.COLOURS]
+    assert all(1.05 / (luminance(c) + 0.05) > 2 for c in style.COLOURS)
+    rgb = [np.array([int(c[i : i + 2], 16) for i in (1, 3, 5)], float) for c in style.COLOURS]
     # Red-blind and green-blind sight, by Viénot, Brettel and Mollon 1999, roughly: red and green become one.
     for mix in ((0.56, 0.44, 0.0), (0.3, 0.7, 0.0)):
         seen = [np.array([np.dot(mix, c), c[2]]) for c in rgb]
         gaps = [math.dist(a, b) for i, a in enumerate(seen) for b in seen[:i]]
         assert min(gaps) > 12
-    assert len(figures.MARKERS) == len(figures.LINES) == len(figures.COLOURS)
+    assert len(style.MARKERS) == len(style.LINES) == len(style.COLOURS)
 
 
 def test_saving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,9 +131,7 @@ def test_saving_again_gives_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_dollars_in_names_are_no_formula(tmp_path: Path) -> None:
-    with style():
-        from matplotlib.figure import Figure
-
+    with style.style():
         figure = Figure()
         figure.suptitle(r"$\undefinedmacro$")
         [path] = save(figure, tmp_path / "x", ["png"])

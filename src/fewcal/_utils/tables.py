@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from html import escape
 
 from fewcal._utils.text import printable
 
@@ -23,6 +24,20 @@ def table(header: list[str] | None, rows: list[list[str]], sides: Sequence[str] 
         table.add_row(*(printable(cell).replace("\n", "\\n") for cell in row))
     # A pipe has no width: every row stays on its line.
     Console(width=None if sys.stdout.isatty() else 10_000, markup=False, highlight=False).print(table)
+
+
+def html_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table for a notebook; cells after the first are aligned to the right.
+
+    >>> html_table(["name"], [["<b>"]])
+    '<table><thead><tr><th>name</th></tr></thead><tbody><tr><td>&lt;b&gt;</td></tr></tbody></table>'
+    """
+    head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
+    lines = []
+    for first, *others in rows:
+        numbers = "".join(f'<td style="text-align: right">{escape(cell)}</td>' for cell in others)
+        lines.append(f"<tr><td>{escape(first)}</td>{numbers}</tr>")
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
 
 
 def print_markdown(text: str) -> None:

@@ -1,8 +1,8 @@
 """`fewcal evaluate` and `fewcal compare`: methods on the same tasks."""
 
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -28,9 +28,20 @@ from fewcal.errors import InputError
 Methods = Annotated[
     str,
     typer.Option(
-        help="Comma-separated: ncm, simpleshot, lr, lr-gauss, lr_l2, cosine, lda, dc, bankless, gdc, gdc:PRESET. "
-        "'all' for all.",
+        help="Comma-separated: ncm, simpleshot, lr, lr-gauss, lr_l2, cosine, lda, dc, gdc, gdc:PRESET, hgdc, "
+        "support-only, or module:Class for a method of your own. 'all' for all.",
         autocompletion=complete_method,
+    ),
+]
+
+# What makes tasks unbalanced: fields of Protocol.
+VARIATIONS = ("queries", "dirichlet", "present", "outliers", "min_way", "min_shot", "meta_dataset")
+Vary = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Unbalanced tasks: queries=75 (in all), dirichlet=2 (class shares), present=2 (classes with queries), "
+        "outliers=0.25 (queries of no class), min_way=5, min_shot=1, meta_dataset=true. Repeatable.",
+        metavar="KEY=VALUE",
     ),
 ]
 
@@ -49,6 +60,7 @@ def evaluate(
     replacement: Annotated[
         bool, typer.Option("--replacement/--no-replacement", help="Whether tasks may share rows.")
     ] = True,
+    vary: Vary = None,
     reference: Reference = None,
     task_list: Annotated[Path | None, typer.Option(help="Use the tasks of this file (see --save-tasks).")] = None,
     save_list: Annotated[Path | None, typer.Option("--save-tasks", help="Save the drawn tasks for later runs.")] = None,
@@ -65,31 +77,51 @@ def evaluate(
         raise InputError("--resume needs --out: the folder of the run to continue")
     if task_list is not None and save_list is not None:
         raise InputError("--task-list and --save-tasks exclude each other: the list is saved already")
-    from fewcal.features import FeatureSet
-
-    features = FeatureSet.load(folder)
     from fewcal._utils.terminal import ProgressBar
+    from fewcal.episodes import Episodes, sample_episodes
     from fewcal.evaluation import Protocol
     from fewcal.evaluation import evaluate as run
-    from fewcal.evaluation.task_list import load_tasks, save_tasks
+    from fewcal.features import FeatureSet
     from fewcal.methods import parse_methods
 
     chosen = parse_methods(methods, preset, set_ or [])
-    protocol = Protocol(way, shot, query, 1000 if tasks is None else tasks, seed, split, replacement)
+    protocol = Protocol(
+        way, shot, query, 1000 if tasks is None else tasks, seed, split, replacement, **_variations(vary or [])
+    )
     if reference is not None and reference not in chosen:
         raise InputError(f"--reference {reference!r} is not among the methods: {', '.join(chosen)}")
+    features = FeatureSet.load(folder)
     episodes = None
     if task_list is not None:
-        episodes, protocol = load_tasks(task_list, features, protocol, tasks)
+        episodes = Episodes.load(task_list, features.split(split).require_labels())
+        protocol = replace(protocol, tasks=len(episodes) if tasks is None else tasks)
     if save_list is not None:
-        save_tasks(save_list, features, protocol)
-    start = partial(run, out=out, resume=resume, n_jobs=n_jobs, scheduler=scheduler)
+        sample_episodes(features.split(split).require_labels(), protocol.spec, range(protocol.tasks)).save(save_list)
     with ProgressBar("tasks", quiet) as report:
-        results = start(chosen, features, protocol, device, episodes=episodes, progress=report)
+        results = run(
+            chosen, features, protocol, device, out=out, resume=resume, episodes=episodes, n_jobs=n_jobs,
+            scheduler=scheduler, progress=report,
+        )  # fmt: skip
     summary = results.summary(reference)
     if not quiet:
         print_markdown(summary.to_markdown())  # before the file, which may fail where hours of work should not be lost
     write_json(json_file, summary.to_dict())
+
+
+def _variations(pairs: list[str]) -> dict[str, Any]:
+    """Fields of a protocol from `key=value`."""
+    from fewcal._utils.names import nearest_names
+
+    out: dict[str, Any] = {}
+    for pair in pairs:
+        name, _, value = pair.partition("=")
+        if name not in VARIATIONS:
+            raise InputError(f"--vary {pair!r} is unknown{nearest_names(name, VARIATIONS)}")
+        try:
+            out[name] = True if value == "true" else int(value) if value.isdecimal() else float(value)
+        except ValueError:
+            raise InputError(f"--vary {pair!r} needs a number, or true") from None
+    return out
 
 
 def compare(

@@ -75,7 +75,8 @@ Set = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
-        help="A parameter: key=value for gdc, method.key=value for others; see `fewcal presets params`. Repeatable.",
+        help="A parameter: key=value for gdc, method.key=value for others, @FILE for a file of `fewcal tune`; see "
+        "`fewcal presets params`. Repeatable.",
     ),
 ]
 Raw = Annotated[
@@ -85,15 +86,15 @@ Way = Annotated[int, typer.Option(help="Classes of a task.")]
 Shot = Annotated[int, typer.Option(help="Support examples of a class.")]
 Query = Annotated[int, typer.Option(help="Queries of a class.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")]
-Reference = Annotated[str | None, typer.Option(help="Compare every method with this one instead of all pairs.")]
+Reference = Annotated[str | None, typer.Option(help="Compare every method with this one; without it with the best.")]
 Scheduler = Annotated[str | None, typer.Option(help="Address of a Dask scheduler, or local:N.")]
 Support = Annotated[Path, typer.Option(help="Labelled examples of your classes.", callback=existing)]
 Reject = Annotated[
     float | None,
     typer.Option(
         "--reject",
-        help="With base classes: answer 'none of these' where more than this share of their examples look as much like "
-        "your classes (e.g. 0.05).",
+        help="Answer 'none of these' where the p-value of belonging to one of your classes is lower (e.g. 0.05: about "
+        "5% of their members are turned away).",
         callback=checked_reject,
     ),
 ]

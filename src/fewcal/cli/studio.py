@@ -32,6 +32,16 @@ def studio(
     demo: Annotated[bool, typer.Option("--demo", help="Letters of unseen scripts to try it on.")] = False,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port; 0 takes a free one.", min=0, max=65535)] = 0,
+    behind_proxy: Annotated[
+        str | None,
+        typer.Option(
+            help="The page's address behind a proxy (JupyterHub, Codespaces): https://hub.example/user/me/proxy/8000.",
+            metavar="ADDRESS",
+        ),
+    ] = None,
+    rescue: Annotated[
+        bool, typer.Option("--rescue", help="Save what can be read of a damaged project, and leave.")
+    ] = False,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page.")] = True,
     device: Device = "cpu",
     quiet: Quiet = False,
@@ -39,6 +49,11 @@ def studio(
     """Label pictures or texts in the browser. Answers, doubt, what to label next, exports."""
     from tempfile import TemporaryDirectory
 
+    if rescue:
+        from fewcal.apply.studio.rescue import rescue as save
+
+        print(save(folder if folder is not None else Path()))
+        return
     from fewcal.apply.studio.server import serve_studio
     from fewcal.apply.studio.start import new_folder_note, project_settings
 
@@ -64,4 +79,4 @@ def studio(
         settings = project_settings(
             place, demo=demo, extractor=extractor, bank=bank, base_pictures=base_pictures, preset=preset, device=device
         )
-        serve_studio(place, settings, host=host, port=port, opened=opened)
+        serve_studio(place, settings, host=host, port=port, behind_proxy=behind_proxy, opened=opened)

@@ -7,6 +7,7 @@ import os
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
+from sklearn.utils import Tags
 
 from fewcal.bank import BaseBank
 from fewcal.errors import InputError
@@ -71,6 +72,8 @@ class GDCClassifier(TaskClassifier):
     """
 
     params_: GDCParams
+    # Whether it was read from a file and fitted with a bank, which files do not have.
+    had_bank_ = False
 
     def __init__(
         self,
@@ -112,9 +115,17 @@ class GDCClassifier(TaskClassifier):
         del arguments["self"]
         self.__dict__.update(arguments)
 
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        # α1 and α2 of the paper are for features of its own: on others they hide the classes.
+        tags.classifier_tags.poor_score = True
+        return tags
+
     def _method(self, X: np.ndarray, y: np.ndarray) -> Method:
         given = given_params(self)
         params = resolve_params(self.preset, given)
+        if self.bank is None and self.had_bank_:
+            raise InputError("the file has no base classes to fit again with; use set_params(bank=...) first")
         bank = self._own_classes(X, y) if self.bank is None else resolve_bank(self.bank, self.device)
         if bank.dim != X.shape[1]:
             raise InputError(f"X has {X.shape[1]} features and the bank {bank.dim}; use the same extractor for both")
@@ -131,5 +142,5 @@ class GDCClassifier(TaskClassifier):
             raise InputError("no class has two rows, so that there are no base classes; give a bank")
         return BaseBank().fit(X[several], y[several], device=self.device)
 
-    def _seed(self) -> int:
+    def seed(self) -> int:
         return seed_from(self.random_state)

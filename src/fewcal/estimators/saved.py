@@ -24,7 +24,7 @@ from fewcal.bank.io import label_from_json, label_to_json
 from fewcal.errors import FewcalError, FileFormatError, InputError
 from fewcal.estimators.few_shot import FewShotClassifier
 from fewcal.estimators.gdc import GDCClassifier
-from fewcal.estimators.inputs import as_tensor
+from fewcal.estimators.inputs import as_tensor, check_priors, check_rows
 from fewcal.gaussianize import Gaussianization
 from fewcal.heads.linear import LinearHead
 from fewcal.hgdc.prior import TENSORS, Prior
@@ -59,14 +59,18 @@ def write_classifier(classifier: TaskClassifier, target: Path, extractor: str | 
     if isinstance(classifier, FewShotClassifier):
         settings = {k: v for k, v in classifier.get_params().items() if k not in ("bank", "device")}
         meta |= {"kind": "hgdc", "settings": settings, "temperature": classifier.temperature_, "prior": None}
+        meta["priors"] = None if classifier.priors_ is None else [classifier.priors_[c] for c in classes.tolist()]
+        if classifier.unlabelled_ is not None:
+            tensors["unlabelled"] = as_tensor(classifier.unlabelled_)
         if classifier.prior_ is not None:
             own, parts = prior_to_file(classifier.prior_)
             meta["prior"], tensors = own, tensors | parts
     elif isinstance(classifier, GDCClassifier):
-        head, row_map = classifier._head, classifier._row_map
+        head, row_map = classifier.head_, classifier.row_map_
         if not isinstance(head, LinearHead) or not isinstance(row_map, Gaussianization):
             raise InputError("a classifier with a scikit-learn head cannot be saved; use a named head")
         meta |= {"kind": "gdc", "settings": classifier.params_.as_dict(), "transform": row_map.settings()}
+        meta |= {"bank": classifier.bank is not None or classifier.had_bank_, "seed": classifier.seed()}
         tensors |= {"weight": head.weight, "bias": head.bias}
         tensors |= {f"transform.{name}": t for name, t in row_map.tensors().items()}
     write_tensors(target, {k: v.detach().cpu().contiguous() for k, v in tensors.items()}, meta)
@@ -89,10 +93,14 @@ def read_classifier(cls: type[Classifier], file: Path, device: str | torch.devic
         made.n_features_in_ = support.shape[1]
         made.extractor_ = meta["extractor"]
         if isinstance(made, FewShotClassifier):
-            return made._fit_rows(support, labels).set_temperature(float(meta["temperature"]))
+            if meta["priors"] is not None:
+                made.priors_ = check_priors(meta["priors"], np.unique(labels).tolist())
+            if "unlabelled" in tensors:
+                made.unlabelled_ = check_rows(made, tensors["unlabelled"].numpy(), reset=False)
+            return made.fit_rows(support, labels).set_temperature(float(meta["temperature"]))
         made.support_, made.classes_ = (support, labels), np.unique(labels)
-        made._row_map, made._head = _transform(meta["transform"], tensors), _head(tensors, made)
-        made._contributions = None
+        made.row_map_, made.head_ = _transform(meta["transform"], tensors), _head(tensors, made)
+        made.contributions_ = None
         return made
 
 
@@ -116,6 +124,7 @@ def classifier_facts(file: Path) -> dict[str, JSON]:
             "model": "GDC" if meta["kind"] == "gdc" else "HGDC" if prior else "support-only",
             "classes": len(names),
             "examples": dict(zip(names, counts, strict=True)),
+            "unlabelled": len(arrays["unlabelled"]) if "unlabelled" in arrays else 0,
             "features": arrays["support"].shape[1],
             "extractor": meta["extractor"],
             "base_classes": len(prior["classes"]) if prior else None,
@@ -172,8 +181,7 @@ def prior_from_file(meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> P
 
 
 def _transform(s: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Gaussianization:
-    parts = {name: tensors.get(f"transform.{name}") for name in ("mean", "scale", "whitening")}
-    return Gaussianization(s["kind"], float(s["beta"]), float(s["eps"]), l2=bool(s["l2"]), **parts)
+    return Gaussianization.from_settings(s, tensors)
 
 
 def _support(meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tuple[np.ndarray, np.ndarray]:
@@ -197,8 +205,9 @@ def _few_shot(meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> FewShot
 
 
 def _gdc(meta: Mapping[str, Any]) -> GDCClassifier:
-    made = GDCClassifier(preset=GDCParams().with_changes(**meta["settings"]))
-    made.params_ = made.preset
+    params = GDCParams().with_changes(**meta["settings"])
+    made = GDCClassifier(preset=params, random_state=int(meta["seed"]))
+    made.params_, made.had_bank_ = params, bool(meta["bank"])
     return made
 
 

@@ -16,7 +16,7 @@ import warnings
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,9 +26,10 @@ from fewcal._utils.arrays import as_features
 from fewcal._utils.randomness import TaskRandom
 from fewcal._utils.threads import in_parallel
 from fewcal.bank import BaseBank
-from fewcal.episodes import Episodes, EpisodeSpec, sample_episodes
+from fewcal.episodes import Episodes, EpisodeSpec, Group, Sampler
 from fewcal.errors import FewcalWarning, InputError
-from fewcal.evaluation.stats import CalibrationBins
+from fewcal.evaluation.outcome import Outcome
+from fewcal.evaluation.stats import calibration_bins, outlier_detection
 from fewcal.methods import Method
 from fewcal.methods.base import Shared, TaskBatch
 
@@ -40,8 +41,8 @@ CUDA_BLOCK_TASKS = 2500
 # Working memory of a batch. On a CPU more than this only costs cache; on a GPU more keeps it busy.
 _CPU_BYTES = 256 << 20
 _CUDA_SHARE = 0.4
-# Tasks in a batch on a CPU, at most: a block must have enough batches for all cores. Light ones are over before the
-# next can be begun, so more of them go together.
+# Tasks of a batch on a CPU: a block must have enough batches for all cores. Light ones are over before the next can be
+# begun, so they go together in larger numbers.
 _CPU_BATCH, _LIGHT_BATCH, _LIGHT_BYTES = 25, 50, 4 << 20
 
 
@@ -58,12 +59,10 @@ class Job:
     spec : EpisodeSpec
     episodes : Episodes or None
         A fixed list of tasks instead of drawn ones.
-    batches : dict
-        Tasks computed together, by method; part of the job so that a resumed run makes the same batches.
-    rows_recur : bool
-        Whether rows are queries so often that what methods can precompute of them is computed once for all of them.
     token : str
         Unlike that of any other job, so that a worker prepares this one once and no other in its place.
+    batches : dict
+        Tasks computed together, by method; part of the job so that a resumed run makes the same batches.
     """
 
     base: tuple[np.ndarray, np.ndarray] | None
@@ -75,36 +74,37 @@ class Job:
     device: str
     token: str
     batches: dict[str, int] = field(default_factory=dict)
-    rows_recur: bool = False
 
 
-@dataclass(frozen=True, eq=False)
-class Block:
-    """What one block of tasks gave.
-
-    Attributes
-    ----------
-    start : int
-        Index of its first task.
-    classes : array (B, N)
-        Classes of each task, as positions in the split's class list.
-    correct : dict of arrays (B, N), right answers among the Q queries of each class
-    bins : dict of CalibrationBins
-    seconds : dict of float
-        Time of each method as if it ran alone: what it found ready in its batch is charged to it as well. What it takes
-        from the base classes as a whole, once for all tasks, is not.
-    """
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Block(Outcome):
+    """The outcome of consecutive tasks from `start` on."""
 
     start: int
-    classes: np.ndarray
-    correct: dict[str, np.ndarray]
-    bins: dict[str, CalibrationBins]
-    seconds: dict[str, float]
 
     @property
     def stop(self) -> int:
         """One past its last task."""
         return self.start + len(self.classes)
+
+
+class Piece(NamedTuple):
+    """Tasks that are computed together: part of a group, by methods that share work."""
+
+    names: list[str]
+    group: Group
+    tensors: list[Tensor]  # rows and classes of its support and its queries
+    part: slice
+    ids: list[int]
+
+
+class Answers(NamedTuple):
+    """Answers of a method to the queries of a piece, each (B, M)."""
+
+    correct: Tensor
+    confidence: Tensor
+    outlier: Tensor | None
+    seconds: float
 
 
 class Engine:
@@ -121,6 +121,7 @@ class Engine:
         if bank is None and job.base is not None:
             bank = BaseBank().fit(*job.base, device=self.device)
         self.bank = bank
+        self.sampler = Sampler(job.labels, job.spec)
         # Not `from_numpy`: arrays that come from a file or another process may be read-only.
         self._raw = as_features(job.features, "features", device=self.device, check=False)
         self._prepare()
@@ -132,7 +133,6 @@ class Engine:
         for method in self.methods.values():
             if method.space not in self.features:
                 self.features[method.space] = method.transform(self._raw, "features")
-        self.precomputed = dict.fromkeys(self.methods)
 
     def with_methods(self, methods: dict[str, Method]) -> Engine:
         """An engine for other methods on the same tasks; bank, raw features and threads are shared with this one."""
@@ -151,6 +151,11 @@ class Engine:
         """Tasks in a block on this device."""
         return CUDA_BLOCK_TASKS if self.device.type == "cuda" else BLOCK_TASKS
 
+    @property
+    def detects_outliers(self) -> bool:
+        """Whether tasks have queries of no class."""
+        return self.job.spec.query_counts(self.job.spec.way)[1] > 0
+
     def batch_sizes(self) -> dict[str, int]:
         """Tasks to compute together for each method, from the memory there is; methods that share work share a size."""
         spec = self.job.spec
@@ -160,105 +165,132 @@ class Engine:
             free, _ = torch.cuda.mem_get_info(self.device)
             kept = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
             budget = int((free + kept) * _CUDA_SHARE)  # what torch keeps for later is free as well
-        rows = spec.way * (spec.shot + spec.query)
+        rows = spec.max_support + sum(spec.query_counts(spec.way))
         sizes = {}
         for name, method in self.methods.items():
             dim = self.features[method.space].shape[1]
-            need = method.task_bytes(spec.way * spec.shot, spec.way, dim) + 4 * rows * dim
-            narrow = _LIGHT_BATCH if need <= _LIGHT_BYTES else _CPU_BATCH
-            most = narrow if on_cpu else self.block_tasks
-            size = int(np.clip(budget // max(need, 1), 1, most))
-            sizes[name] = size if on_cpu else -(-most // -(-most // size))  # batches of one size, none of a few tasks
-        for group in self._groups():
-            common = min(sizes[name] for name in group)
-            sizes |= dict.fromkeys(group, common)
+            need = method.task_bytes(spec.max_support, spec.way, dim) + 4 * rows * dim
+            limit = (_LIGHT_BATCH if need <= _LIGHT_BYTES else _CPU_BATCH) if on_cpu else self.block_tasks
+            size = int(np.clip(budget // max(need, 1), 1, limit))
+            sizes[name] = size if on_cpu else -(-limit // -(-limit // size))  # batches of one size, none of a few tasks
+        for names in self._names():
+            sizes |= dict.fromkeys(names, min(sizes[name] for name in names))
         return sizes
 
-    def _groups(self) -> list[list[str]]:
-        groups: dict[Hashable, list[str]] = {}
+    def _names(self) -> list[list[str]]:
+        """Names of methods, those that share work together."""
+        together: dict[Hashable, list[str]] = {}
         for name, method in self.methods.items():
-            groups.setdefault(method.sampling_key if method.sampling_key is not None else ("alone", name), []).append(
-                name
-            )
-        return list(groups.values())
+            key = method.sampling_key if method.sampling_key is not None else ("alone", name)
+            together.setdefault(key, []).append(name)
+        return list(together.values())
 
-    def _pieces(self, tasks: int) -> list[tuple[list[str], slice]]:
-        """Batches of a block of so many tasks: methods that share work, and places in the block.
+    def _pieces(self, episodes: Episodes) -> list[Piece]:
+        """Batches of a block: tasks of one shape together.
 
-        On a CPU a block of fewer tasks has as many batches, of fewer tasks each: every batch has one core.
+        On a CPU fewer tasks are as many batches, of fewer tasks each: every batch has one core.
         """
         out = []
-        for group in self._groups():
-            size = self.job.batches.get(group[0], self.block_tasks)
-            if self.device.type == "cpu":
-                size = min(size, -(-size * tasks // self.block_tasks))
-            out += [(group, slice(low, min(low + size, tasks))) for low in range(0, tasks, size)]
+        for group in episodes.groups():
+            ids = episodes.task_ids[group.at].tolist()
+            arrays = (group.support, group.labels, group.query, group.truth)
+            tensors = [torch.tensor(a, device=self.device) for a in arrays]  # copies: some are read-only
+            for names in self._names():
+                one_by_one = not group.even and self.methods[names[0]].sampling_key is not None
+                size = 1 if one_by_one else self.job.batches.get(names[0], self.block_tasks)
+                if self.device.type == "cpu":
+                    size = min(size, -(-size * len(episodes) // self.block_tasks))
+                for low in range(0, len(ids), size):
+                    part = slice(low, low + size)
+                    out.append(Piece(names, group, tensors, part, ids[part]))
         return out
 
     def run(self, start: int, stop: int) -> Block:
         """Compute tasks `start` to `stop`."""
-        spec = self.job.spec
-        if self.job.episodes is None:
-            episodes = sample_episodes(self.job.labels, spec, range(start, stop))
-        else:
-            episodes = self.job.episodes[start:stop]
-        tasks = len(episodes)
-        support = torch.tensor(episodes.support.reshape(tasks, -1), device=self.device)
-        query = torch.tensor(episodes.query.reshape(tasks, -1), device=self.device)
-        order = torch.arange(spec.way, device=self.device)
-        labels = order.repeat_interleave(spec.shot)
-        truth = order.repeat_interleave(spec.query)
-        correct = {name: np.zeros((tasks, spec.way), np.int32) for name in self.methods}
-        bins = {name: CalibrationBins() for name in self.methods}
+        fixed = self.job.episodes
+        episodes = self.sampler.draw(range(start, stop)) if fixed is None else fixed[start:stop]
+        queries = (episodes.query >= 0).sum(axis=2, dtype=np.int32)
+        correct = {name: np.zeros_like(queries) for name in self.methods}
+        detects = self.detects_outliers
+        detection = {name: np.full((len(episodes), 2), np.nan) for name in self.methods if detects}
+        bins: dict[str, Any] = dict.fromkeys(self.methods, 0)
         seconds = dict.fromkeys(self.methods, 0.0)
-
-        def batch(piece: tuple[list[str], slice]) -> list[tuple[str, Tensor, Tensor, float]]:
-            group, part = piece
-            shared = Shared(self._clock)
-            out = []
-            for name in group:
-                method = self.methods[name]
-                shared.reused_seconds = 0.0
-                began = self._clock()
-                z = self.features[method.space]
-                random = TaskRandom(spec.seed, episodes.task_ids[part].tolist(), self.device)
-                rows = self.precomputed[name]
-                beside, asked = (None if rows is None else rows[at[part]] for at in (support, query))
-                each = labels.expand(part.stop - part.start, -1)
-                head = method.fit(TaskBatch(_rows(z, support[part]), each, spec.way, random, shared, beside))
-                scores = head.logits(_rows(z[:, : head.width], query[part]), asked)
-                confidence, answer = torch.softmax(scores, dim=-1).max(dim=-1)
-                out.append((name, confidence, answer == truth, self._clock() - began + shared.reused_seconds))
-            return out
-
         # Batches of different methods stand side by side too: few tasks of a slow one would keep one core busy.
-        pieces = self._pieces(tasks)
+        pieces = self._pieces(episodes)
         self._prepare_batches(pieces)
-        batches = Counter(group[0] for group, _ in pieces)
-        for (group, part), found in zip(pieces, in_parallel(batch, pieces, self.threads), strict=True):
-            together = min(self.threads, batches[group[0]])  # alone it would have these
-            for name, confidence, right, spent in found:
-                correct[name][part] = right.view(-1, spec.way, spec.query).sum(dim=-1).cpu().numpy()
-                bins[name].update(confidence.cpu().numpy(), right.cpu().numpy())
-                seconds[name] += spent / together
-        return Block(start, episodes.classes, correct, bins, seconds)
+        batches = Counter(piece.names[0] for piece in pieces)
+        for piece, found in zip(pieces, in_parallel(self._answers, pieces, self.threads), strict=True):
+            at, truth, way = piece.group.at[piece.part], piece.group.truth[piece.part], piece.group.way
+            own: Any = truth >= 0 if detects else slice(None)
+            cell = truth + 1 + (way + 1) * np.arange(len(at))[:, None]  # of task and class, the first for outliers
+            together = min(self.threads, batches[piece.names[0]])  # alone it would have these
+            for name, answers in found.items():
+                right, confidence = answers.correct.cpu().numpy(), answers.confidence.cpu().numpy()
+                counts = np.bincount(cell.ravel(), right.ravel(), len(at) * (way + 1)).reshape(-1, way + 1)
+                correct[name][at, :way] = counts[:, 1:]
+                bins[name] = bins[name] + calibration_bins(confidence[own], right[own])
+                if detects and answers.outlier is not None:
+                    score = answers.outlier.cpu().numpy()
+                    detection[name][at] = outlier_detection(
+                        score[own].reshape(len(at), -1), score[~own].reshape(len(at), -1)
+                    )
+                seconds[name] += answers.seconds / together
+        return Block(
+            start=start, classes=episodes.classes, queries=queries, correct=correct, detection=detection, bins=bins,
+            seconds=seconds,
+        )  # fmt: skip
 
-    def _prepare_batches(self, pieces: list[tuple[list[str], slice]]) -> None:
-        """What methods take from the base classes as a whole is computed before the clock starts."""
-        way, shot = self.job.spec.way, self.job.spec.shot
+    def _answers(self, piece: Piece) -> dict[str, Answers]:
+        """Answers of the methods of a piece."""
+        support, labels, query, truth = (tensor[piece.part] for tensor in piece.tensors)
+        shared = Shared(self._clock)
+        out = {}
+        for name in piece.names:
+            shared.reused_seconds = 0.0
+            began = self._clock()
+            z = self.features[self.methods[name].space]
+            random = TaskRandom(self.job.spec.seed, piece.ids, self.device)
+            batch = TaskBatch(_rows(z, support), labels, piece.group.way, random, shared)
+            scores, outlier = predict(self.methods[name], batch, z, query, self.detects_outliers)
+            confidence, answer = torch.softmax(scores, dim=-1).max(dim=-1)
+            if self.detects_outliers and outlier is None:
+                outlier = -confidence
+            seconds = self._clock() - began + shared.reused_seconds
+            out[name] = Answers(answer == truth, confidence, outlier, seconds)
+        return out
 
-        def prepare(piece: tuple[list[str], slice]) -> None:
-            group, part = piece
-            for name in group:
-                self.methods[name].prepare_batches(part.stop - part.start, way, shot)
+    def _prepare_batches(self, pieces: list[Piece]) -> None:
+        """Compute what methods take from the base classes as a whole, before the clock starts."""
 
-        first = [piece for piece in pieces if piece[1].start == 0]
+        def prepare(piece: Piece) -> None:
+            shots = piece.group.support.shape[1] // piece.group.way
+            for name in piece.names:
+                self.methods[name].prepare_batches(len(piece.ids), piece.group.way, shots)
+
+        first = [piece for piece in pieces if piece.part.start == 0 and piece.group.even]
         list(in_parallel(prepare, first, self.threads))
 
     def _clock(self) -> float:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return time.perf_counter()
+
+
+def predict(
+    method: Method, batch: TaskBatch, z: Tensor, query: Tensor, outliers: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """Scores (T, Q, N) of the rows `query (T, Q)` of `z (R, D)`; with `outliers` also their outlier scores (T, Q).
+
+    A transductive method gets all queries of a task together. Its scores may have a column N + 1, the log-probability
+    of none of the classes. Outlier scores are None where the method has no others than its confidence.
+    """
+    if method.transductive:
+        scores = torch.log_softmax(method.fit_predict(batch, _rows(z, query)), dim=-1)
+        outlier = scores[..., batch.n_classes] if scores.shape[-1] > batch.n_classes else None
+        return scores[..., : batch.n_classes], outlier
+    head = method.fit(batch)
+    x = _rows(z, query)
+    return head.logits(x), head.outlier(x) if outliers else None
 
 
 def _rows(z: Tensor, index: Tensor) -> Tensor:
@@ -279,7 +311,7 @@ def run_block(job: Job, start: int, stop: int, threads: int | None = None) -> Bl
         if engine is None:
             _READY.clear()  # one job at a time: features of an old one would only fill memory
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", FewcalWarning)  # the process that sent the job has told what is to tell
+                warnings.simplefilter("ignore", FewcalWarning)  # the process that sent the job has warned
                 engine = _READY[job.token] = Engine(job)
     return engine.run(start, stop)
 
@@ -295,10 +327,7 @@ def blocks(tasks: int, size: int = BLOCK_TASKS) -> Iterator[tuple[int, int]]:
 
 
 def reuse_memory() -> None:
-    """Tell the C library to keep freed memory: large tensors then do not fault in fresh pages at every step.
-
-    Without it, the hot loop spends most of its time in the kernel. It has no effect outside glibc.
-    """
+    """Have glibc keep freed memory: otherwise the hot loop spends most of its time on fresh pages."""
     if not sys.platform.startswith("linux") or os.environ.get("FEWCAL_KEEP_MALLOC"):
         return
     with contextlib.suppress(OSError, AttributeError):
@@ -312,8 +341,13 @@ def reuse_memory() -> None:
 
 
 def method_settings(methods: Mapping[str, Method]) -> dict[str, dict[str, Any]]:
-    """Name and parameters of each method, for the record."""
-    return {name: {"method": m.name, **m.settings} for name, m in methods.items()}
+    """Name, kind and parameters of each method, for the record; of the kind only what is not usual."""
+    out = {}
+    for name, method in methods.items():
+        kind = {} if method.probabilistic else {"probabilistic": False}
+        kind |= {"transductive": True} if method.transductive else {}
+        out[name] = {"method": method.name, **kind, **method.settings}
+    return out
 
 
 def check_methods(methods: dict[str, Method], has_base: bool, split: str = "novel") -> None:

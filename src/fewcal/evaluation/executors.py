@@ -12,7 +12,7 @@ import shutil
 import tempfile
 from asyncio import CancelledError
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,13 @@ import torch
 from fewcal.errors import FewcalError, InputError
 from fewcal.evaluation.engine import Block, Job, run_block
 
-# Times that blocks are sent out again after the workers that held them were lost.
-_RETRIES = 10
+# Times that blocks are sent out again after the workers that held them were lost, and that workers are started again
+# which were killed while they started.
+_RETRIES, _STARTS = 10, 5
 # Seconds to wait for a scheduler, and for its first worker.
 _CONNECT, _WORKERS = 10, 60
+# What Dask raises where a worker, or the only copy of the job, is gone.
+_LOST = ("KilledWorker", "FutureCancelledError", "CancelledError", "LostWorker", "CommClosedError")
 
 
 def check_workers(n_jobs: int, scheduler: str | None) -> None:
@@ -32,7 +35,7 @@ def check_workers(n_jobs: int, scheduler: str | None) -> None:
     if n_jobs == 0:
         raise InputError("n_jobs=0 has no meaning; use 1, a number of processes, or -1 for all cores")
     if scheduler is not None and n_jobs != 1:
-        raise InputError(f"n_jobs={n_jobs} and a Dask scheduler exclude each other; use one of them")
+        raise InputError(f"n_jobs={n_jobs} and a Dask scheduler exclude each other; use one")
 
 
 def worker_threads(n_jobs: int, scheduler: str | None, tasks: int) -> int:
@@ -67,10 +70,14 @@ def run_blocks(
     """Compute the blocks `todo` in worker processes of so many threads each, in any order."""
     if not todo:
         return
-    if scheduler is not None:
-        yield from _dask(job, todo, scheduler, threads)
-    else:
+    if scheduler is None:
         yield from _joblib(job, todo, n_jobs, threads)
+        return
+    with dask_client(scheduler) as client:
+        yield from _dask(client, job, todo, scheduler, threads)
+
+
+# ---- joblib ---------------------------------------------------------------------------------------------------------
 
 
 def _joblib(job: Job, todo: Sequence[tuple[int, int]], n_jobs: int, threads: int) -> Iterator[Block]:
@@ -90,15 +97,18 @@ def _joblib(job: Job, todo: Sequence[tuple[int, int]], n_jobs: int, threads: int
 
 
 def remove_leftovers(folders: Sequence[Path] = (Path("/dev/shm"), Path(tempfile.gettempdir()))) -> list[Path]:
-    """Remove arrays that killed runs left in shared memory: joblib's folders of our own whose process has ended."""
+    """Remove arrays that killed runs left in shared memory: joblib's folders of our own whose process has ended.
+
+    Only POSIX can ask whether a process runs without ending it.
+    """
     removed = []
-    for folder in folders:
+    for folder in folders if os.name == "posix" else ():
         for left in folder.glob("joblib_memmapping_folder_*"):
             match = re.match(r"joblib_memmapping_folder_(\d+)_", left.name)
             try:
                 if match is None or left.stat().st_uid != os.getuid():
                     continue
-                os.kill(int(match[1]), 0)  # nothing happens to it, if it is there
+                os.kill(int(match[1]), 0)  # no signal: it only finds out whether the process exists
             except ProcessLookupError:
                 shutil.rmtree(left, ignore_errors=True)
                 removed.append(left)
@@ -107,30 +117,25 @@ def remove_leftovers(folders: Sequence[Path] = (Path("/dev/shm"), Path(tempfile.
     return removed
 
 
-def _dask(job: Job, todo: Sequence[tuple[int, int]], scheduler: str, threads: int) -> Iterator[Block]:
-    with dask_client(scheduler) as client:
-        yield from _on_client(client, job, todo, scheduler, threads)
+# ---- Dask -----------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def dask_client(scheduler: str) -> Iterator[Any]:
     """A Dask client for the scheduler at an address, or for "local:N": N worker processes of its own."""
     try:
-        from distributed import Client, LocalCluster
+        from distributed import Client
     except ImportError as error:
         raise InputError("a Dask scheduler needs the package distributed: pip install 'fewcal[dask]'") from error
     workers = _local_workers(scheduler)
-    _silence_dask()
-    cluster: Any = None
-    client: Any = None
-    try:
-        if workers is not None:
-            # On this machine alone: neither the scheduler nor its pages are for the network.
-            cluster = LocalCluster(
-                n_workers=workers, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0"
-            )
+    # Dask prints a traceback for each connection that is lost; a lost scheduler is one line of our own.
+    for name in ("distributed", *logging.root.manager.loggerDict):
+        if name.partition(".")[0] == "distributed":  # Dask's configuration gives some of them a level of their own
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+    with ExitStack() as stack:
+        cluster = None if workers is None else stack.enter_context(_local_cluster(workers))
         try:
-            client = Client(cluster if cluster is not None else scheduler, timeout=_CONNECT)
+            client = stack.enter_context(Client(cluster or scheduler, timeout=_CONNECT))
         except (OSError, ValueError) as error:
             raise FewcalError(
                 f"no Dask scheduler answers at {scheduler!r} ({error}); start one with `dask scheduler`, "
@@ -143,28 +148,37 @@ def dask_client(scheduler: str) -> Iterator[Any]:
             if isinstance(error, FewcalError) or client.status == "running":
                 raise
             raise _cluster_gone(scheduler, error) from error
-    finally:
-        if client is not None:
-            client.close()
-        if cluster is not None:
-            cluster.close()
 
 
-def _silence_dask() -> None:
-    """A lost scheduler is told in a line of our own; Dask would print a traceback for each of its connections."""
-    for name in ("distributed", *logging.root.manager.loggerDict):
-        if name.partition(".")[0] == "distributed":  # Dask's configuration gives some of them a level of their own
-            logging.getLogger(name).setLevel(logging.CRITICAL)
+def _local_cluster(workers: int) -> Any:
+    """Worker processes on this machine alone: neither the scheduler nor its pages are for the network."""
+    from distributed import LocalCluster
+
+    options = {"threads_per_worker": 1, "host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
+    for attempt in range(1, _STARTS + 1):
+        try:
+            return LocalCluster(n_workers=workers, **options)
+        except RuntimeError as error:  # a worker was killed before it had started
+            if attempt == _STARTS:
+                raise FewcalError(
+                    f"Dask workers ended while they started, {_STARTS} times ({error}), most often for want of memory; "
+                    "use fewer workers"
+                ) from error
+    return None
 
 
 def ship(client: Any, value: Any, scheduler: str) -> Any:
     """A future of `value` on every worker; one that joins later takes it from another."""
-    try:
-        client.wait_for_workers(1, timeout=_WORKERS)
-        [shipped] = client.scatter([value], broadcast=True, hash=False)
-    except (OSError, ValueError) as error:  # a timeout is an OSError
-        raise _cluster_gone(scheduler, error) from error
-    return shipped
+    for attempt in range(1, _STARTS + 1):
+        try:
+            client.wait_for_workers(1, timeout=_WORKERS)
+            [shipped] = client.scatter([value], broadcast=True, hash=False)
+            return shipped
+        except (OSError, ValueError, KeyError) as error:
+            # A worker that is lost with the value on its way is no reason to give up; one that does not come is.
+            if isinstance(error, TimeoutError) or attempt == _STARTS or client.status != "running":
+                raise _cluster_gone(scheduler, error) from error
+    return None
 
 
 def _cluster_gone(scheduler: str, error: Exception) -> FewcalError:
@@ -174,7 +188,7 @@ def _cluster_gone(scheduler: str, error: Exception) -> FewcalError:
     )
 
 
-def _on_client(client: Any, job: Job, todo: Sequence[tuple[int, int]], scheduler: str, threads: int) -> Iterator[Block]:
+def _dask(client: Any, job: Job, todo: Sequence[tuple[int, int]], scheduler: str, threads: int) -> Iterator[Block]:
     from distributed import as_completed
 
     missing = set(todo)
@@ -198,7 +212,7 @@ def _on_client(client: Any, job: Job, todo: Sequence[tuple[int, int]], scheduler
 
 
 def _local_workers(scheduler: str) -> int | None:
-    """Worker processes that "local:N" asks for; None for an address, `localhost:8786` among them.
+    """Worker processes of "local:N"; None for an address, `localhost:8786` among them.
 
     >>> _local_workers("local:3"), _local_workers("localhost:8786")
     (3, None)
@@ -214,10 +228,4 @@ def _local_workers(scheduler: str) -> int | None:
 
 def worker_lost(error: BaseException) -> bool:
     """Whether a block failed because its worker, or the only copy of the job, went away."""
-    return type(error).__name__ in (
-        "KilledWorker",
-        "FutureCancelledError",
-        "CancelledError",
-        "LostWorker",
-        "CommClosedError",
-    )
+    return type(error).__name__ in _LOST

@@ -13,6 +13,7 @@ Every file is written under another name first, so that what is there is whole.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import platform
@@ -24,7 +25,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -36,14 +36,14 @@ from fewcal._utils.types import JSONObject
 from fewcal._version import __version__
 from fewcal.errors import FileFormatError, InputError
 from fewcal.evaluation.engine import Block
+from fewcal.evaluation.outcome import BY_METHOD, from_arrays, to_arrays
 from fewcal.evaluation.protocol import Protocol
 from fewcal.evaluation.results import Results
-from fewcal.evaluation.stats import CalibrationBins
 from fewcal.evaluation.summary import Summary
 
 FORMAT = "fewcal-run"
-FORMAT_VERSION = 1
-# What a finished run has beside its configuration.
+FORMAT_VERSION = 2
+# Files of a finished run beside its configuration.
 FILES = ("environment.json", "summary.json", "summary.md", "tasks.parquet", "results.npz")
 
 
@@ -58,25 +58,24 @@ class Run:
     @classmethod
     @contextmanager
     def open(cls, folder: Path, identity: JSONObject, *, resume: bool) -> Iterator[Run]:
-        """Begin a run in a new or empty folder, or continue the one that is there; nobody else may meanwhile."""
+        """Begin a run in a new or empty folder, or continue the one that is there; meanwhile the folder is locked."""
         with folder_lock(folder) as lock:
-            yield cls._opened(folder, identity, resume, lock)
+            yield cls._open(folder, identity, resume, lock)
 
     @classmethod
     def check(cls, folder: Path, *, resume: bool) -> None:
         """Refuse a folder with a run that is in use, damaged, or not to be continued."""
         if (folder / "config.json").is_file():
             with folder_lock(folder):
-                _kept_config(folder, resume)
+                _resumed_config(folder, resume)
 
     @classmethod
-    def _opened(cls, folder: Path, identity: JSONObject, resume: bool, lock: OutputLock) -> Run:
-        plain = json.loads(json.dumps(identity, default=str))
-        if (config := _kept_config(folder, resume)) is not None:
-            known = _current(config["identity"])
-            if known != plain:
+    def _open(cls, folder: Path, identity: JSONObject, resume: bool, lock: OutputLock) -> Run:
+        identity = json.loads(json.dumps(identity, default=str))
+        if (config := _resumed_config(folder, resume)) is not None:
+            if config["identity"] != identity:
                 raise InputError(
-                    f"{folder} holds another run: {first_difference(known, plain)}; "
+                    f"{folder} holds another run: {first_difference(config['identity'], identity)}; "
                     "resume with the same settings or choose another folder"
                 )
             return cls(folder, config, lock)
@@ -88,7 +87,7 @@ class Run:
             "version": FORMAT_VERSION,
             "fewcal": __version__,
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
-            "identity": plain,
+            "identity": identity,
         }
         run = cls(folder, config, lock)
         run._write_config()
@@ -100,7 +99,7 @@ class Run:
 
     @property
     def key(self) -> str:
-        """What every file of this run's results bears."""
+        """The mark of every file of this run's results."""
         return _checksum(self.config["identity"])
 
     def plan(self, make: Callable[[], JSONObject]) -> JSONObject:
@@ -112,9 +111,9 @@ class Run:
 
     @property
     def threads(self) -> int | None:
-        """Threads that this run began with; None where it has not begun, or in an earlier version."""
-        found = self.config.get("plan", {}).get("threads")
-        return found if type(found) is int and found > 0 else None
+        """Threads that this run began with; None where it has not begun."""
+        threads: int | None = self.config.get("plan", {}).get("threads")
+        return threads
 
     def results(self) -> Results | None:
         """The results, if the run is finished and they can be read."""
@@ -132,41 +131,45 @@ class Run:
 
     # ---- blocks -------------------------------------------------------------------------------------------------
 
+    @contextmanager
+    def _new_file(self, name: str) -> Iterator[Path]:
+        """Where to write a file of the run, as long as its folder is there: nothing is left where it was moved away."""
+        self.lock.check()
+        with atomic_path(self.folder / name) as temporary:
+            yield temporary
+
     def save_block(self, block: Block) -> None:
         """Keep a finished block."""
-        self.lock.check()
-        arrays = _arrays(block.classes, block.correct, block.bins, block.seconds) | {"run": np.array(self.key)}
-        with atomic_path(self.folder / "blocks" / f"{block.start:08d}.npz") as temporary, temporary.open("wb") as file:
-            np.savez(file, **arrays)
+        with self._new_file(f"blocks/{block.start:08d}.npz") as temporary, temporary.open("wb") as file:
+            np.savez(file, run=np.array(self.key), **to_arrays(block))
 
-    def load_blocks(self, methods: list[str], borders: Sequence[tuple[int, int]], way: int) -> dict[int, Block]:
+    def load_blocks(self, methods: list[str], borders: Sequence[tuple[int, int]]) -> dict[int, Block]:
         """Blocks that an earlier start of this run has finished; a damaged one is left out, to be computed again."""
         found = {}
         for start, stop in borders:
             try:
-                with np.load(self.folder / "blocks" / f"{start:08d}.npz", allow_pickle=False) as f:
-                    block = Block(start, *_outcome(f, methods, self.key))
-                whole = all(a.shape == (stop - start, way) for a in (block.classes, *block.correct.values()))
-            except Exception:  # a torn or forged file can raise anything at all, and hold bytes in place of an array
+                outcome = _read_outcome(self.folder / "blocks" / f"{start:08d}.npz", methods, self.key, stop - start)
+            except Exception:  # a torn or forged file can raise anything, and hold bytes in place of an array
                 continue
-            if whole:
-                found[start] = block
+            found[start] = Block(start=start, **outcome)
         return found
 
     # ---- the end --------------------------------------------------------------------------------------------------
 
     def finish(self, results: Results, env: JSONObject) -> None:
         """Write the results and drop the blocks."""
-        self.lock.check()
         summary = results.summary()
-        write_json(self.folder / "environment.json", env)
-        write_json(self.folder / "summary.json", summary.to_dict())
-        with atomic_path(self.folder / "summary.md") as temporary:
-            temporary.write_text(summary.to_markdown(), encoding="utf-8", errors="backslashreplace")
-        _write_parquet(self.folder / "tasks.parquet", results)
-        arrays = _arrays(results.classes, results.correct, results.bins, results.seconds) | {"run": np.array(self.key)}
-        with atomic_path(self.folder / "results.npz") as temporary, temporary.open("wb") as file:
-            np.savez_compressed(file, **arrays)
+        for name, text in {
+            "environment.json": json.dumps(env, indent=2),
+            "summary.json": json.dumps(summary.to_dict(), indent=2, ensure_ascii=False, default=str),
+            "summary.md": summary.to_markdown().rstrip(),
+        }.items():
+            with self._new_file(name) as temporary:
+                temporary.write_text(f"{text}\n", encoding="utf-8", errors="backslashreplace")
+        with self._new_file("tasks.parquet") as temporary:
+            _write_parquet(temporary, results)
+        with self._new_file("results.npz") as temporary, temporary.open("wb") as file:
+            np.savez_compressed(file, run=np.array(self.key), **to_arrays(results))
         shutil.rmtree(self.folder / "blocks", ignore_errors=True)
         for left in self.folder.glob(".*.tmp"):  # of earlier starts that were killed while they wrote
             left.unlink(missing_ok=True)
@@ -186,14 +189,22 @@ def load_run(folder: str | Path) -> Results:
     identity = config["identity"]
     try:
         protocol = Protocol(**identity["protocol"])
-        with np.load(folder / "results.npz", allow_pickle=False) as f:
-            outcome = _outcome(f, list(identity["methods"]), _checksum(identity))
-        _check_shapes(outcome, protocol, len(identity["class_names"]))
-        return Results(protocol, list(identity["class_names"]), *outcome, config["plan"]["settings"], identity)
-    except Exception as error:  # a torn or forged file can raise anything at all
+        names, settings = list(identity["class_names"]), config["plan"]["settings"]
+        outcome = _read_outcome(folder / "results.npz", list(identity["methods"]), _checksum(identity), protocol.tasks)
+        if not -1 <= outcome["classes"].min() <= outcome["classes"].max() < len(names):
+            raise ValueError("results are of classes that the run does not name")
+        return Results(protocol=protocol, class_names=names, settings=settings, identity=identity, **outcome)
+    except Exception as error:  # a torn or forged file can raise anything
         raise FileFormatError(
             f"the run in {folder} is damaged ({type(error).__name__}: {one_line(error)}); evaluate again with --resume"
         ) from error
+
+
+def _read_outcome(file: Path, methods: list[str], key: str, tasks: int) -> JSONObject:
+    with np.load(file, allow_pickle=False) as arrays:
+        if str(arrays["run"]) != key:
+            raise ValueError("results of another run")
+        return from_arrays(arrays, methods, tasks)
 
 
 def compare_runs(folders: Sequence[str | Path], reference: str | None = None) -> Summary:
@@ -221,20 +232,20 @@ def merge_runs(loaded: Mapping[str, Results]) -> Results:
                 f"{first_name} and {name} have different tasks: {difference}; only equal tasks can be paired"
             )
     counts = Counter(m for r in loaded.values() for m in r.correct)
-    merged = Results(first.protocol, first.class_names, first.classes, {}, {}, {}, {}, first.identity)
-    for name, r in loaded.items():
-        for method in r.correct:
+    parts: JSONObject = {name: {} for name in (*BY_METHOD, "settings")}
+    for name, run in loaded.items():
+        for method in run.correct:
             label = method if counts[method] == 1 else f"{Path(name).name}/{method}"
-            if label in merged.correct:
+            if label in parts["correct"]:
                 label = f"{name}/{method}"
-            merged.correct[label], merged.bins[label] = r.correct[method], r.bins[method]
-            merged.seconds[label], merged.settings[label] = r.seconds[method], r.settings[method]
-    return merged
+            for part, merged in parts.items():
+                if method in (values := getattr(run, part)):
+                    merged[label] = values[method]
+    return dataclasses.replace(first, **parts)
 
 
 def environment(device: torch.device) -> JSONObject:
     """Versions and machine, for the record."""
-    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     return {
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "fewcal": __version__,
@@ -244,79 +255,38 @@ def environment(device: torch.device) -> JSONObject:
         "platform": platform.platform(),
         "threads": torch.get_num_threads(),
         "device": str(device),
-        "gpu": gpu,
+        "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
     }
-
-
-def _arrays(
-    classes: np.ndarray,
-    correct: dict[str, np.ndarray],
-    bins: dict[str, CalibrationBins],
-    seconds: dict[str, float],
-) -> JSONObject:
-    """What a block or a whole run found, as arrays for npz; `_outcome` reads them back."""
-    arrays: JSONObject = {"classes": classes}
-    for name in correct:
-        arrays[f"correct/{name}"] = correct[name]
-        arrays[f"seconds/{name}"] = np.float64(seconds[name])
-        for key, value in bins[name].to_dict().items():
-            arrays[f"bins.{key}/{name}"] = np.array(value, np.int64)
-    return arrays
-
-
-Outcome = tuple[np.ndarray, dict[str, np.ndarray], dict[str, CalibrationBins], dict[str, float]]
-
-
-def _outcome(f: Any, methods: list[str], key: str) -> Outcome:
-    if "run" in f.files and str(f["run"]) != key:  # files of earlier versions do not say
-        raise ValueError("results of another run")
-    return (
-        f["classes"],
-        {m: f[f"correct/{m}"] for m in methods},
-        {m: _bins(f, m) for m in methods},
-        {m: float(f[f"seconds/{m}"]) for m in methods},
-    )
-
-
-def _bins(f: Any, method: str) -> CalibrationBins:
-    return CalibrationBins.from_dict({k: f[f"bins.{k}/{method}"] for k in ("counts", "correct", "confidence")})
-
-
-def _check_shapes(outcome: Outcome, protocol: Protocol, classes: int) -> None:
-    drawn, correct = outcome[0], outcome[1]
-    if any(a.shape != (protocol.tasks, protocol.way) or a.dtype.kind not in "iu" for a in (drawn, *correct.values())):
-        raise ValueError(f"results are not of {protocol.tasks} tasks with {protocol.way} classes")
-    if drawn.size and not 0 <= drawn.min() <= drawn.max() < classes:
-        raise ValueError("results are of classes that the run does not name")
-    if any(a.size and not 0 <= a.min() <= a.max() <= protocol.query for a in correct.values()):
-        raise ValueError(f"results count more right answers than {protocol.query} queries")
 
 
 def _write_parquet(path: Path, results: Results) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    tasks = len(results.classes)
-    names = np.array([storable(name) for name in results.class_names], dtype=object)[results.classes]
+    tasks, names = len(results.classes), [storable(name) for name in results.class_names]
+    classes = [[names[c] for c in task if c >= 0] for task in results.classes]
+    own = [task >= 0 for task in results.classes]
     parts = []
     for name in results.correct:
-        parts.append(
-            pa.table(
-                {
-                    "method": pa.array([name] * tasks).dictionary_encode(),
-                    "task": np.arange(tasks),
-                    "accuracy": results.accuracy(name),
-                    "correct": list(results.correct[name]),
-                    "classes": names.tolist(),
-                }
-            )
-        )
-    with atomic_path(path) as temporary:
-        pq.write_table(pa.concat_tables(parts).unify_dictionaries(), temporary)
+        columns = {
+            "method": pa.array([name] * tasks).dictionary_encode(),
+            "task": np.arange(tasks),
+            "accuracy": results.accuracy(name),
+            "correct": [n[mask] for n, mask in zip(results.correct[name], own, strict=True)],
+            "queries": [n[mask] for n, mask in zip(results.queries, own, strict=True)],
+            "classes": classes,
+        }
+        if name in results.detection:
+            columns |= dict(zip(("auroc", "outlier_recall"), results.detection[name].T, strict=True))
+        parts.append(pa.table(columns))
+    pq.write_table(pa.concat_tables(parts).unify_dictionaries(), path)
 
 
-def _kept_config(folder: Path, resume: bool) -> JSONObject | None:
-    """The configuration of the run in a folder, None where there is none; one is refused unless it is to go on."""
+# ---- the configuration ----------------------------------------------------------------------------------------------
+
+
+def _resumed_config(folder: Path, resume: bool) -> JSONObject | None:
+    """The configuration of the run in a folder, None where there is none; a run is refused without `resume`."""
     if not (folder / "config.json").is_file():
         return None
     if not resume:
@@ -333,44 +303,26 @@ def _read_config(folder: Path) -> JSONObject:
     if config.get("version") != FORMAT_VERSION:
         raise FileFormatError(
             f"{file} is of run format {config.get('version')}, this fewcal reads {FORMAT_VERSION}; "
-            f"use fewcal {config.get('fewcal')} or evaluate anew"
+            f"use fewcal {config.get('fewcal')} or evaluate again"
         )
-    known = config.pop("checksum", None)  # runs of earlier versions have none
-    plan = config.get("plan", {})
-    if known not in (None, _checksum(config)) or not isinstance(plan, dict) or (plan and not _is_plan(plan)):
+    if config.pop("checksum", None) != _checksum(config):
         raise FileFormatError(f"{file} is damaged: it is not what was written; {remedy}")
     return config
-
-
-def _is_plan(plan: JSONObject) -> bool:
-    block = plan.get("block")
-    return type(block) is int and block > 0 and all(isinstance(plan.get(k), dict) for k in ("batches", "settings"))
 
 
 def _checksum(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-def _current(identity: JSONObject) -> JSONObject:
-    """The identity of a run, which may be older than some parameters of GDC and their names."""
-    methods = identity.get("methods")
-    if not isinstance(methods, dict) or not all(isinstance(values, dict) for values in methods.values()):
-        return identity
-    return identity
-
-
 def task_identity(results: Results) -> JSONObject:
     """What two runs must have in common to have the same tasks."""
     i, split = results.identity, results.protocol.split
-    return {
-        "protocol": i["protocol"],
-        "features": {split: i["features"][split]},
-        "episodes": i["episodes"],
-        "class_names": i["class_names"],
-    }
+    common = {name: i[name] for name in ("protocol", "episodes", "class_names")}
+    return common | {"features": {split: i["features"][split]}}
 
 
 def first_difference(a: object, b: object, where: str = "") -> str:
+    """The first difference of two records, in words."""
     if isinstance(a, dict) and isinstance(b, dict):
         for key in sorted(a.keys() | b.keys()):
             inside = f"{where}.{key}" if where else key

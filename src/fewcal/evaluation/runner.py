@@ -1,12 +1,14 @@
 """`evaluate`: methods × tasks → accuracies of every task, the same tasks for every method.
 
-It draws N-way K-shot tasks, runs every method on each of them and keeps every accuracy. With `out` the run has a folder
-that grows block by block; killed at any moment and resumed, it ends with the same numbers.
+It draws few-shot tasks, runs every method on each and keeps every accuracy. With `out` the run has a folder that grows
+block by block; killed at any moment and resumed, it ends with the same numbers.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import os
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -16,15 +18,14 @@ import torch
 
 from fewcal._utils.arrays import pick_device
 from fewcal._utils.types import JSONObject, Progress, StrPath
-from fewcal.episodes import Episodes, sample_episodes
+from fewcal.episodes import Episodes, labels_fingerprint, sample_episodes
 from fewcal.errors import InputError
 from fewcal.evaluation.engine import Block, Engine, Job, blocks, check_methods, method_settings
 from fewcal.evaluation.executors import check_workers, run_blocks, torch_threads, worker_threads
+from fewcal.evaluation.outcome import join
 from fewcal.evaluation.protocol import Protocol
 from fewcal.evaluation.results import Results
 from fewcal.evaluation.run_folder import Run, environment
-from fewcal.evaluation.stats import CalibrationBins
-from fewcal.evaluation.task_list import match_tasks, tasks_fingerprint
 from fewcal.features import FeatureSet
 from fewcal.methods import Method, parse_methods
 
@@ -47,9 +48,11 @@ def evaluate(
     Parameters
     ----------
     methods : names, or methods by display name
-        A name is one of `METHODS`, or `gdc:PRESET`; a string may hold several with commas between them.
+        A name is one of `METHODS`, `gdc:PRESET`, or `module:Class` for a method of your own; a string may hold several
+        with commas between them.
     features : FeatureSet or folder
-    protocol : Protocol
+    protocol : Protocol or None
+        How tasks are drawn; None for 1000 tasks with 5 ways, 1 shot and 15 queries a class.
     device : "cpu", "cuda", "auto"
     out : folder or None
         Where the run is kept. It must be new or empty unless `resume`.
@@ -73,12 +76,14 @@ def evaluate(
     """
     check_workers(n_jobs, scheduler)
     fs = features if isinstance(features, FeatureSet) else FeatureSet.load(features)
-    if out is not None:
-        Run.check(Path(out), resume=resume)  # a folder that cannot do is told before anything is loaded
+    # Absolute, so that the run stays in one folder if the process changes its own.
+    folder = None if out is None else Path(os.path.abspath(out))  # noqa: PTH100  (resolve would follow links)
+    if folder is not None:
+        Run.check(folder, resume=resume)  # refused before anything is loaded
     evaluation = _Evaluation(_named(methods), fs, protocol or Protocol(), device, episodes)
-    if out is None:
+    if folder is None:
         return evaluation.results(None, n_jobs, scheduler, progress or _silent)
-    with Run.open(Path(out), evaluation.identity, resume=resume) as run:
+    with Run.open(folder, evaluation.identity, resume=resume) as run:
         return evaluation.results(run, n_jobs, scheduler, progress or _silent)
 
 
@@ -98,7 +103,7 @@ class _Evaluation:
         check_methods(methods, base is not None, protocol.split)
         labels = split.require_labels()
         if episodes is not None:
-            episodes, protocol = match_tasks(episodes, labels, protocol)
+            episodes, protocol = _match_tasks(episodes, labels, protocol)
         else:
             sample_episodes(labels, protocol.spec, range(1), split.classes)  # refuses too few classes or rows
         self.protocol, self.device, self.class_names = protocol, pick_device(device), list(split.classes)
@@ -114,7 +119,6 @@ class _Evaluation:
             episodes,
             str(self.device),
             uuid.uuid4().hex,
-            rows_recur=protocol.tasks * protocol.way * protocol.query > len(labels),
         )
 
     def results(self, run: Run | None, n_jobs: int, scheduler: str | None, progress: Progress) -> Results:
@@ -128,15 +132,15 @@ class _Evaluation:
         # Sums over many threads round otherwise than over few: a run goes on with as many as it began with.
         threads = (run.threads if run is not None else None) or worker_threads(n_jobs, scheduler, total)
         with torch_threads(threads):
-            return self._computed(run, n_jobs, scheduler, progress)
+            return self._compute(run, n_jobs, scheduler, progress)
 
-    def _computed(self, run: Run | None, n_jobs: int, scheduler: str | None, progress: Progress) -> Results:
+    def _compute(self, run: Run | None, n_jobs: int, scheduler: str | None, progress: Progress) -> Results:
         total, threads = self.protocol.tasks, torch.get_num_threads()
         engine = Engine(self.job)  # here for its plan and its errors, before any worker is started
         plan = engine.plan() if run is None else run.plan(lambda: engine.plan() | {"threads": threads})
         engine.job = job = dataclasses.replace(self.job, batches=plan["batches"])
         borders = list(blocks(total, plan["block"]))
-        finished = {} if run is None else run.load_blocks(list(job.methods), borders, self.protocol.way)
+        finished = {} if run is None else run.load_blocks(list(job.methods), borders)
         todo = [border for border in borders if border[0] not in finished]
         done = total - sum(b - a for a, b in todo)
         progress(done, total)
@@ -151,27 +155,16 @@ class _Evaluation:
                 run.save_block(block)
             done += block.stop - block.start
             progress(done, total)
-        results = self._assemble([finished[start] for start in sorted(finished)], plan["settings"])
+        results = Results(
+            protocol=self.protocol,
+            class_names=self.class_names,
+            settings=plan["settings"],
+            identity=self.identity,
+            **join([finished[start] for start in sorted(finished)]),
+        )
         if run is not None:
             run.finish(results, environment(self.device))
         return results
-
-    def _assemble(self, ordered: Sequence[Block], settings: dict[str, JSONObject]) -> Results:
-        bins = {}
-        for name in settings:
-            bins[name] = CalibrationBins()
-            for block in ordered:
-                bins[name] = bins[name].merge(block.bins[name])
-        return Results(
-            self.protocol,
-            self.class_names,
-            np.concatenate([b.classes for b in ordered]),
-            {name: np.concatenate([b.correct[name] for b in ordered]) for name in settings},
-            bins,
-            {name: sum(b.seconds[name] for b in ordered) for name in settings},
-            settings,
-            self.identity,
-        )
 
 
 def _named(methods: str | Sequence[str] | Mapping[str, Method]) -> dict[str, Method]:
@@ -192,10 +185,32 @@ def _identity(
     return {
         "protocol": protocol.to_dict(),
         "features": {name: fs.split(name).fingerprint() for name in ("base", protocol.split) if name in fs.splits()},
-        "episodes": None if episodes is None else tasks_fingerprint(episodes, split.require_labels()),
+        "episodes": None if episodes is None else _tasks_fingerprint(episodes, split.require_labels()),
         "methods": method_settings(methods),
         "class_names": split.classes,
     }
+
+
+def _match_tasks(episodes: Episodes, labels: np.ndarray, protocol: Protocol) -> tuple[Episodes, Protocol]:
+    """The first tasks of a list, and the protocol that describes them."""
+    if protocol.tasks > len(episodes):
+        raise InputError(f"the protocol has {protocol.tasks} tasks, but the list has {len(episodes)}; lower tasks")
+    if labels_fingerprint(labels) != episodes.labels_fingerprint:
+        raise InputError(
+            f"the list of tasks was drawn from other labels than those of split {protocol.split!r}; "
+            "use the split it was made for, or sample the tasks again"
+        )
+    return episodes[: protocol.tasks], dataclasses.replace(protocol, **dataclasses.asdict(episodes.spec))
+
+
+def _tasks_fingerprint(episodes: Episodes, labels: np.ndarray) -> str | None:
+    """A digest of a list of tasks; None for those that the protocol would draw, which are the same run."""
+    drawn = sample_episodes(labels, episodes.spec, range(len(episodes)))
+    parts = ("task_ids", "support", "query", "outliers")
+    if all(np.array_equal(getattr(episodes, p), getattr(drawn, p)) for p in parts):
+        return None
+    rows = np.concatenate([getattr(episodes, p).ravel() for p in parts])
+    return hashlib.sha256(rows.tobytes()).hexdigest()
 
 
 def _silent(done: int, total: int) -> None:

@@ -1,36 +1,29 @@
 """Statistics of per-task accuracies: intervals, paired tests, calibration, and the uncertainty over classes.
 
-Two intervals, because there are two questions.
-
-*Over tasks* (`summarise`): how far is the mean of these T tasks from the mean over all tasks that could be drawn from
-these very rows and classes? Its width shrinks as 1/sqrt(T), and T is ours to choose: tasks are drawn with replacement
-from a fixed, small set of classes, so ten thousand of them re-use the same twenty classes again and again. The
-interval can be made as narrow as one likes without a single new picture.
+*Over tasks* (`summarise`): how far is the mean of these T tasks from the mean over all tasks that these very rows and
+classes give? Its width shrinks as 1/√T, and T is ours to choose: it can be made as narrow as one likes without a single
+new picture (Lafargue et al., "Oops, I sampled it again", arXiv:2409.02850, on the same with rows).
 
 *Over classes* (`class_bootstrap`): how far is it from what other classes of the same kind would have given? Tasks that
-share a class share its difficulty, so they are not independent in this sense, and the information is limited by the
-number of classes C, not by T. With 2000 tasks of 16 to 50 real classes this interval came out 8 to 20 times wider,
-and it is the honest one for a claim like "x % on birds". Comparing methods on identical tasks (`paired`) is less
-affected, since both methods meet the same classes.
+share a class share its difficulty, so that the number of classes C limits the precision, not T. With 2000 tasks of 16
+to 50 real classes this interval was 8 to 20 times wider: it is the one for a claim like "x % on birds". A comparison of
+methods on identical tasks (`paired`) is less affected, since all methods meet the same classes.
 
 The mean over tasks is a U-statistic of degree N in the classes. Its uncertainty over classes is dominated by its
-first-order (Hájek) projection, acc_t ≈ Σ_{c in t} α_c / N, where α_c is what class c brings to any task it is in.
-`class_bootstrap` estimates the α_c by least squares over all tasks and bootstraps them: plain resampling of C numbers.
-The obvious alternative, resampling classes and weighing each task by the product of the multiplicities of its classes,
-throws most tasks away (all N classes must be drawn), has no task with a class drawn twice, and so both adds noise and
-falls short of the true spread where N is not small beside C. In simulated 5-way problems with ten and twenty
-classes (600 to 1000 tasks, 150 draws of the classes each) it covered 88-94%, the least-squares form 93-97% and the
-interval over tasks 11-15%; with fifty classes the two bootstraps agree.
-
-NumPy does the work; SciPy is imported only where a t or Wilcoxon distribution is needed.
+first-order (Hájek) projection acc_t ≈ Σ_{c in t} w_tc α_c, where w_tc is the share of class c among the queries of task
+t, and α_c what it brings to any task. `class_bootstrap` estimates the α_c by least squares over all tasks and resamples
+them. To resample classes and weigh each task by the product of the multiplicities of its classes throws most tasks
+away, and no task has a class twice. In simulated 5-way problems with ten and twenty classes (600 to 1000 tasks, 150
+draws of the classes each) that covered 88-94%, least squares 93-97% and the interval over tasks 11-15%.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, is_dataclass, replace
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 
@@ -39,51 +32,48 @@ from fewcal.errors import InputError
 
 # Accuracies are multiples of 1/(N Q); anything closer than this is rounding, and must count as a tie.
 _TIE_DECIMALS = 6
-# Confidences are summed as integers of this unit, so that merging batches in any order gives the same bits.
+# Confidences are summed as integers of this unit.
 _UNIT = 2**30
 # Differences up to which Wilcoxon's test counts every pattern of signs.
 _EXACT = 50
 
 
-class _AsDict:
-    def to_dict(self) -> JSONObject:
-        """A dictionary for JSON; what is undefined (NaN) becomes None."""
-        pairs = asdict(self).items()  # type: ignore[call-overload]
-        return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in pairs}
+def plain(value: Any) -> Any:
+    """A value for JSON: records become dictionaries, numbers that are not finite become None."""
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
+    if isinstance(value, dict):
+        return {k: plain(v) for k, v in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @dataclass(frozen=True)
-class MeanAccuracy(_AsDict):
-    """mean ± ci95 over n tasks; NaN where n = 1 leaves sd and ci95 undefined.
-
-    `paper_doubled` is twice the half-width, which the script behind the paper's tables printed after its ±.
-    `worst10` is the mean of the worst tenth of the tasks (rounded up to whole tasks).
-    """
+class MeanAccuracy:
+    """mean ± ci95 over n tasks; a single task leaves sd and ci95 NaN. `worst10` is the mean of the worst tenth."""
 
     mean: float
     sd: float
     ci95: float
-    paper_doubled: float
     worst10: float
     n: int
 
 
 def summarise(acc: np.ndarray) -> MeanAccuracy:
-    """Mean, sd and the 95% half-width by Student's t of accuracies (T,).
+    """Mean, sd, the 95% half-width by Student's t, and the mean of the worst tenth of accuracies (T,).
 
     >>> s = summarise(np.array([0.5, 0.7, 0.6, 0.8]))
-    >>> round(s.mean, 3), round(s.ci95, 3), round(s.paper_doubled, 3), s.worst10
-    (0.65, 0.205, 0.411, 0.5)
+    >>> round(s.mean, 3), round(s.ci95, 3), s.worst10
+    (0.65, 0.205, 0.5)
     """
     acc = _accuracies(acc)
     sd, half = _spread(acc)
     worst = np.sort(acc)[: math.ceil(len(acc) / 10)]
-    return MeanAccuracy(float(acc.mean()), sd, half, 2 * half, float(worst.mean()), len(acc))
+    return MeanAccuracy(float(acc.mean()), sd, half, float(worst.mean()), len(acc))
 
 
 @dataclass(frozen=True)
-class Paired(_AsDict):
-    """a minus b on the same n tasks. `won`, `tied`, `lost` are shares of the tasks, seen from a."""
+class Paired:
+    """a minus b on the same n tasks; `won`, `tied` and `lost` are shares of the tasks, seen from a."""
 
     a: str
     b: str
@@ -102,11 +92,16 @@ class Paired(_AsDict):
         """The same comparison as b minus a."""
         return replace(self, a=self.b, b=self.a, difference=-self.difference, won=self.lost, lost=self.won)
 
+    def to_dict(self) -> JSONObject:
+        """Plain values for JSON."""
+        values: JSONObject = plain(self)
+        return values
+
     @classmethod
-    def from_dict(cls, plain: JSONObject) -> Paired:
+    def from_dict(cls, values: JSONObject) -> Paired:
         """The comparison that `to_dict` made plain."""
-        values: JSONObject = {k: math.nan if v is None and not k.endswith("_holm") else v for k, v in plain.items()}
-        return cls(**values)
+        numbers: JSONObject = {k: math.nan if v is None and not k.endswith("_holm") else v for k, v in values.items()}
+        return cls(**numbers)
 
 
 def paired(acc_a: np.ndarray, acc_b: np.ndarray, a: str = "a", b: str = "b") -> Paired:
@@ -147,19 +142,13 @@ def paired_table(accuracies: Mapping[str, np.ndarray], reference: str | None = N
     [('lr', 'ncm', False), ('gdc', 'ncm', True)]
     """
     if reference is not None and reference not in accuracies:
-        raise InputError(
-            f"the reference {reference!r} is not among the methods {', '.join(accuracies)}; name one of them"
-        )
+        raise InputError(f"reference {reference!r} is not among the methods {', '.join(accuracies)}")
+    pairs = list(combinations(accuracies, 2))
     if reference is not None:
         pairs = [(name, reference) for name in accuracies if name != reference]
-    else:
-        pairs = list(combinations(accuracies, 2))
     rows = [paired(accuracies[a], accuracies[b], a, b) for a, b in pairs]
-    by_t = holm(np.array([row.p_t for row in rows]))
-    by_rank = holm(np.array([row.p_wilcoxon for row in rows]))
-    return [
-        replace(row, p_t_holm=float(t), p_wilcoxon_holm=float(w)) for row, t, w in zip(rows, by_t, by_rank, strict=True)
-    ]
+    p_t, p_wilcoxon = (holm(np.array([getattr(row, p) for row in rows])).tolist() for p in ("p_t", "p_wilcoxon"))
+    return [replace(row, p_t_holm=t, p_wilcoxon_holm=w) for row, t, w in zip(rows, p_t, p_wilcoxon, strict=True)]
 
 
 def holm(p: np.ndarray) -> np.ndarray:
@@ -170,117 +159,68 @@ def holm(p: np.ndarray) -> np.ndarray:
     """
     p = np.asarray(p, np.float64)
     adjusted = np.full(p.shape, np.nan)
-    known = np.flatnonzero(~np.isnan(p))
-    order = known[np.argsort(p[known], kind="stable")]
+    family = np.flatnonzero(~np.isnan(p))
+    order = family[np.argsort(p[family], kind="stable")]
     factors = np.arange(len(order), 0, -1)
     adjusted[order] = np.minimum(np.maximum.accumulate(p[order] * factors), 1.0)
     return adjusted
 
 
-def per_class_accuracy(correct: np.ndarray, totals: np.ndarray) -> np.ndarray:
-    """(C,) accuracies from counts of right answers and of queries per class; NaN for a class never asked.
+def outlier_detection(inside: np.ndarray, outliers: np.ndarray, false_alarms: float = 0.05) -> np.ndarray:
+    """AUROC and recall (T, 2) of outliers, from scores of queries of the classes (T, I) and of outliers (T, R).
 
-    >>> per_class_accuracy(np.array([3, 0]), np.array([4, 0])).tolist()
-    [0.75, nan]
+    AUROC is the probability that an outlier scores higher, ties counted half. Recall is the share of outliers above a
+    limit that turns away a share of `false_alarms` of the others, rounded down. Both are NaN without outliers.
+
+    >>> outlier_detection(np.array([[0.1, 0.4, 0.35]]), np.array([[0.8, 0.3]])).round(3).tolist()
+    [[0.667, 0.5]]
     """
-    correct, totals = np.asarray(correct), np.asarray(totals)
-    if correct.shape != totals.shape:
-        raise InputError(
-            f"{correct.shape} counts of right answers but {totals.shape} totals; give one of each per class"
-        )
-    if (correct < 0).any() or (correct > totals).any():
-        raise InputError("right answers must lie between 0 and the total of each class; check the counts")
-    return np.divide(correct, totals, out=np.full(correct.shape, np.nan), where=totals > 0)
+    if not outliers.shape[1]:
+        return np.full((len(outliers), 2), np.nan)
+    above = outliers[:, :, None] > inside[:, None, :]
+    ties = outliers[:, :, None] == inside[:, None, :]
+    limit = np.sort(inside, axis=1)[:, -1 - int(false_alarms * inside.shape[1])]
+    return np.stack([above.mean(axis=(1, 2)) + ties.mean(axis=(1, 2)) / 2, (outliers > limit[:, None]).mean(axis=1)], 1)
 
 
-class CalibrationBins:
-    """Counts, confidences and right answers in equal bins of confidence; batches add up exactly, in any order.
+def calibration_bins(confidence: np.ndarray, correct: np.ndarray, bins: int = 15) -> np.ndarray:
+    """Predictions in equal bins of confidence: numbers, right answers and summed confidences, integers (3, B).
 
-    Bin i holds confidences in (i/B, (i+1)/B], as Guo et al. 2017; zero falls into the first.
+    `confidence` are probabilities of the predicted classes, and `correct` whether these are right, of any equal shape.
+    Bin i holds confidences in (i/B, (i+1)/B], as Guo et al. 2017; zero falls into the first. Bins of several batches
+    add up exactly, in any order: confidences are summed in units of 2⁻³⁰.
 
-    >>> bins = CalibrationBins(10)
-    >>> bins.update(np.array([0.95, 0.95, 0.65]), np.array([True, False, True]))
-    >>> bins.counts.tolist(), round(bins.error(), 4)
+    >>> bins = calibration_bins(np.array([0.95, 0.95, 0.65]), np.array([True, False, True]), 10)
+    >>> bins[0].tolist(), round(calibration_error(bins), 4)
     ([0, 0, 0, 0, 0, 0, 1, 0, 0, 2], 0.4167)
     """
-
-    def __init__(self, bins: int = 15) -> None:
-        if bins < 1:
-            raise InputError(f"bins is {bins}; it must be at least 1")
-        self.counts = np.zeros(bins, np.int64)
-        self.correct = np.zeros(bins, np.int64)
-        self._confidence = np.zeros(bins, np.int64)
-
-    @property
-    def bins(self) -> int:
-        return len(self.counts)
-
-    @property
-    def confidence(self) -> np.ndarray:
-        """(B,) sum of the confidences in each bin."""
-        return self._confidence / _UNIT
-
-    def update(self, confidence: np.ndarray, correct: np.ndarray) -> None:
-        """Add predictions: the probability of the predicted class and whether it was right, of any equal shape."""
-        confidence = np.asarray(confidence, np.float64).reshape(-1)
-        correct = np.asarray(correct).reshape(-1).astype(bool)
-        if len(confidence) != len(correct):
-            raise InputError(
-                f"{len(confidence)} confidences but {len(correct)} answers; give one of each per prediction"
-            )
-        # Softmax in float32 may exceed 1 by rounding; more than that, or NaN, is no probability.
-        if not ((confidence >= -1e-5) & (confidence <= 1 + 1e-5)).all():
-            raise InputError("confidences must lie in 0..1; pass probabilities, not scores")
-        confidence = confidence.clip(0.0, 1.0)
-        index = (np.ceil(confidence * self.bins).astype(np.int64) - 1).clip(0, self.bins - 1)
-        self.counts += np.bincount(index, minlength=self.bins)
-        self.correct += np.bincount(index[correct], minlength=self.bins)
-        np.add.at(self._confidence, index, np.rint(confidence * _UNIT).astype(np.int64))
-
-    def merge(self, other: CalibrationBins) -> CalibrationBins:
-        """The bins of both, as a new object."""
-        if other.bins != self.bins:
-            raise InputError(f"cannot merge {self.bins} bins with {other.bins}; use the same number")
-        merged = CalibrationBins(self.bins)
-        for name in ("counts", "correct", "_confidence"):
-            setattr(merged, name, getattr(self, name) + getattr(other, name))
-        return merged
-
-    def error(self) -> float:
-        """The expected calibration error, Σ (count/total) |accuracy - confidence|; NaN without predictions."""
-        total = int(self.counts.sum())
-        return float(np.abs(self.correct - self.confidence).sum() / total) if total else math.nan
-
-    def to_dict(self) -> dict[str, list[int]]:
-        """Integers for a checkpoint; `from_dict` restores the identical object."""
-        return {
-            "counts": self.counts.tolist(),
-            "correct": self.correct.tolist(),
-            "confidence": self._confidence.tolist(),
-        }
-
-    @classmethod
-    def from_dict(cls, state: Mapping[str, list[int]]) -> CalibrationBins:
-        bins = cls(len(state["counts"]))
-        bins.counts = np.array(state["counts"], np.int64)
-        bins.correct = np.array(state["correct"], np.int64)
-        bins._confidence = np.array(state["confidence"], np.int64)
-        return bins
+    confidence = np.asarray(confidence, np.float64).reshape(-1)
+    correct = np.asarray(correct).reshape(-1).astype(bool)
+    if len(confidence) != len(correct):
+        raise InputError(f"{len(confidence)} confidences but {len(correct)} answers; give one of each per prediction")
+    # Softmax in float32 may exceed 1 by rounding; more than that, or NaN, is no probability.
+    if not (confidence.min(initial=0) >= -1e-5 and confidence.max(initial=1) <= 1 + 1e-5):
+        raise InputError("confidences must lie in 0..1; pass probabilities, not scores")
+    confidence = np.minimum(np.maximum(confidence, 0), 1)
+    index = np.maximum(np.ceil(confidence * bins).astype(np.int64) - 1, 0)
+    summed = np.zeros(bins, np.int64)
+    np.add.at(summed, index, np.rint(confidence * _UNIT).astype(np.int64))
+    return np.stack([np.bincount(index, minlength=bins), np.bincount(index[correct], minlength=bins), summed])
 
 
-def expected_calibration_error(confidence: np.ndarray, correct: np.ndarray, bins: int = 15) -> float:
-    """The expected calibration error of predictions in one go.
+def bin_sums(bins: np.ndarray) -> np.ndarray:
+    """Numbers, right answers and summed confidences of `calibration_bins`, as they are: (3, B)."""
+    return bins / np.array([[1], [1], [_UNIT]])
 
-    >>> expected_calibration_error(np.array([1.0, 1.0]), np.array([True, False]))
-    0.5
-    """
-    accumulator = CalibrationBins(bins)
-    accumulator.update(confidence, correct)
-    return accumulator.error()
+
+def calibration_error(bins: np.ndarray) -> float:
+    """The expected calibration error Σ (count/total) |accuracy − confidence| of `calibration_bins`; NaN without any."""
+    counts, correct, confidence = bin_sums(bins)
+    return float(np.abs(correct - confidence).sum() / counts.sum()) if counts.any() else math.nan
 
 
 @dataclass(frozen=True)
-class ClassInterval(_AsDict):
+class ClassInterval:
     """95% interval of the mean accuracy over draws of the classes; `se` is its standard error, C the classes seen."""
 
     mean: float
@@ -292,16 +232,20 @@ class ClassInterval(_AsDict):
 
 
 def class_bootstrap(
-    acc: np.ndarray, classes: np.ndarray, n_boot: int = 2000, seed: int = 0, level: float = 0.95
+    acc: np.ndarray,
+    classes: np.ndarray,
+    queries: np.ndarray | None = None,
+    n_boot: int = 2000,
+    seed: int = 0,
+    level: float = 0.95,
 ) -> ClassInterval | None:
-    """The interval of the mean of acc (T,) over the classes, given the classes (T, N) of each task.
+    """The interval of the mean of acc (T,) over the classes (T, N) of the tasks, with their numbers of queries (T, N).
 
-    Least squares on acc_t = Σ_{c in t} α_c / N gives each class its α_c; these are resampled with replacement. The
+    Least squares on acc_t = Σ_{c in t} w_tc α_c gives each class its α_c; these are resampled with replacement. The
     percentiles are widened for small C as by Hesterberg 2015 (the "expanded percentile interval"), which makes them
     agree with Student's t where the α are normal. The noise of the tasks is in the α, so it is in the interval too.
 
-    None where the tasks cannot tell the classes apart: all tasks have the same classes, or there are fewer tasks
-    than classes.
+    None where the classes are not identified: all tasks have the same classes, or tasks are fewer than classes.
 
     >>> rng = np.random.default_rng(0)
     >>> classes = np.array([rng.permutation(20)[:5] for _ in range(1000)])
@@ -314,7 +258,8 @@ def class_bootstrap(
     from scipy import stats
 
     acc, classes = _accuracies(acc), np.asarray(classes)
-    if classes.ndim != 2 or len(classes) != len(acc):
+    queries = np.ones(classes.shape) if queries is None else np.asarray(queries)
+    if classes.ndim != 2 or len(classes) != len(acc) or queries.shape != classes.shape:
         raise InputError(
             f"{len(acc)} tasks but classes of shape {classes.shape}; give the (T, N) classes of the same tasks"
         )
@@ -322,13 +267,13 @@ def class_bootstrap(
         raise InputError(f"n_boot is {n_boot}; it must be at least 1")
     if not 0 < level < 1:
         raise InputError(f"level is {level}; it must lie between 0 and 1")
-    tasks, way = classes.shape
-    values, index = np.unique(classes, return_inverse=True)
+    task, way = np.nonzero(queries)
+    values, index = np.unique(classes[task, way], return_inverse=True)
     count = len(values)
-    membership = np.zeros((tasks, count))
-    membership[np.arange(tasks)[:, None], index.reshape(tasks, way)] = 1 / way
+    membership = np.zeros((len(acc), count))
+    membership[task, index] = (queries / queries.sum(axis=1, keepdims=True))[task, way]
     gram = membership.T @ membership
-    if count <= way or tasks < count or np.linalg.matrix_rank(gram, hermitian=True) < count:
+    if count < 2 or len(acc) < count or np.linalg.matrix_rank(gram, hermitian=True) < count:
         return None
     alpha = np.linalg.solve(gram, membership.T @ acc)
 
@@ -378,10 +323,10 @@ def _p_t(d: np.ndarray, sd: float) -> float:
 
 
 def _p_wilcoxon(d: np.ndarray) -> float:
-    """Two-sided p of the signed ranks of d (n,).
+    """Two-sided p of the signed ranks of d (n,), without zeros as Wilcoxon has it.
 
-    Zeros say nothing about the direction, so they are dropped (Wilcoxon's own treatment). Of up to `_EXACT` others all
-    2ⁿ signs of their ranks, ties sharing a rank, are counted; beyond, the normal approximation, corrected for ties.
+    Of up to `_EXACT` others all 2ⁿ signs of their ranks, ties sharing a rank, are counted; beyond, the normal
+    approximation, corrected for ties.
     """
     d = d[d != 0]
     if not len(d):

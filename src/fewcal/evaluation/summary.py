@@ -1,38 +1,30 @@
-"""What a run's results come to: figures of every method, paired differences, and the tables that show them.
+"""The summary of a run: figures of every method, paired differences, and the tables that show them.
 
 A statistic of a method is one entry of `STATISTICS`: the summary stores it, and the Markdown table, the terminal and
-the HTML report have a column for it.
+the HTML report have a column for it where it is defined for some method. An undefined one (the half-width of a single
+task, the accuracy of a class without queries) is NaN or None in Python and null in JSON.
 
     STATISTICS["median"] = Statistic("median", "median %", lambda m: float(np.median(m.accuracy)), percent)
-
-What is undefined (the half-width of a single task, the accuracy of a class that was never asked) is NaN in Python and
-null in JSON.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from typing import Any
 
 import numpy as np
 
+from fewcal._utils.tables import html_table
 from fewcal._utils.types import JSONObject
-from fewcal.errors import FewcalWarning
 from fewcal.evaluation.protocol import Protocol
-from fewcal.evaluation.stats import (
-    CalibrationBins,
-    ClassInterval,
-    Paired,
-    class_bootstrap,
-    per_class_accuracy,
-    summarise,
-)
+from fewcal.evaluation.stats import ClassInterval, Paired, calibration_error, class_bootstrap, plain, summarise
 
 UNDEFINED = "–"
+TRANSDUCTIVE_NOTE = "Transductive methods see all queries of a task together: compare them with each other."
 # What a statistic may be.
 Value = float | ClassInterval | None
 
@@ -43,44 +35,46 @@ class MethodResults:
 
     Attributes
     ----------
-    protocol : Protocol
     class_names : list of str
-    classes : array (T, N), positions in `class_names`
-    correct : array (T, N), right answers among the Q queries of each class
-    bins : CalibrationBins
+    classes : array (T, N), positions in `class_names`, −1 for none
+    queries : array (T, N), queries of each class
+    correct : array (T, N), right answers among them
+    detection : array (T, 2) or None, AUROC and recall of outliers
+    bins : array (3, B), see `calibration_bins`
     seconds : float
+    settings : dict
     """
 
-    protocol: Protocol
     class_names: list[str]
     classes: np.ndarray
+    queries: np.ndarray
     correct: np.ndarray
-    bins: CalibrationBins
+    detection: np.ndarray | None
+    bins: np.ndarray
     seconds: float
+    settings: JSONObject
 
     @property
     def accuracy(self) -> np.ndarray:
-        """Accuracy of every task, `(T,)`, in 0..1."""
-        accuracy: np.ndarray = self.correct.sum(axis=1) / (self.protocol.way * self.protocol.query)
+        """Accuracy of every task on the queries of its classes, `(T,)`, in 0..1."""
+        accuracy: np.ndarray = self.correct.sum(axis=1) / self.queries.sum(axis=1)
         return accuracy
 
     def per_class(self) -> dict[str, float]:
-        """Accuracy over all queries of each class; NaN for a class that no task has."""
-        count = len(self.class_names)
-        totals = np.bincount(self.classes.ravel(), minlength=count) * self.protocol.query
-        right = np.bincount(self.classes.ravel(), self.correct.ravel(), minlength=count)
-        return dict(zip(self.class_names, per_class_accuracy(right, totals).tolist(), strict=True))
+        """Accuracy over all queries of each class; NaN for a class without any."""
+        count, drawn = len(self.class_names), self.classes >= 0
+        right, total = (
+            np.bincount(self.classes[drawn], n[drawn], minlength=count) for n in (self.correct, self.queries)
+        )
+        accuracy = np.divide(right, total, out=np.full(count, np.nan), where=total > 0)
+        return dict(zip(self.class_names, accuracy.tolist(), strict=True))
 
 
 # ---- statistics of a method -----------------------------------------------------------------------------------------
 
 
 def percent(value: float) -> str:
-    """A share in per cent with two digits.
-
-    >>> percent(0.58217)
-    '58.22'
-    """
+    """A share in per cent with two digits."""
     return f"{100 * value:.2f}"
 
 
@@ -90,16 +84,12 @@ class Statistic:
 
     Attributes
     ----------
-    name : str
-        Key in `summary.json`.
-    title : str
-        Header of its column.
-    compute : callable(MethodResults) -> float, ClassInterval or None
-        NaN or None where it is undefined.
-    format : callable(value) -> str
-        Text of a defined value.
+    name, title : str
+        Its key in `summary.json` and the header of its column.
+    compute : callable(MethodResults) -> float, ClassInterval or None; NaN or None where it is undefined
+    format : callable(value) -> str, for a defined value
     costly : bool
-        Left out where a summary is asked for without intervals over classes.
+        Left out of a summary without intervals over classes.
     """
 
     name: str
@@ -110,7 +100,7 @@ class Statistic:
 
     def text(self, value: Value) -> str:
         """The value as a table shows it; a dash where it is undefined."""
-        return UNDEFINED if _undefined(value) else self.format(value)
+        return UNDEFINED if is_undefined(value) else self.format(value)
 
     @staticmethod
     def sort_key(value: Value) -> float | None:
@@ -119,16 +109,24 @@ class Statistic:
         return None if number is None or math.isnan(number) else number
 
 
-def _undefined(value: object) -> bool:
+def is_undefined(value: object) -> bool:
+    """Whether a statistic has no value."""
     return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def _detection(m: MethodResults, column: int) -> Value:
+    return None if m.detection is None else float(np.nanmean(m.detection[:, column]))
 
 
 def _speed(m: MethodResults) -> float:
     return len(m.classes) / m.seconds if m.seconds > 0 else math.nan
 
 
-# In the order of their columns. Fields of `MethodSummary` of the same name hold the first six; any other goes to
-# `MethodSummary.more`.
+def _ece(m: MethodResults) -> Value:
+    return calibration_error(m.bins) if m.settings.get("probabilistic", True) else None
+
+
+# In the order of their columns. Fields of `MethodSummary` hold those of the same name, `MethodSummary.more` the others.
 STATISTICS: dict[str, Statistic] = {
     s.name: s
     for s in (
@@ -137,12 +135,14 @@ STATISTICS: dict[str, Statistic] = {
         Statistic(
             "class_interval",
             "over classes 95%",
-            lambda m: class_bootstrap(m.accuracy, m.classes),
+            lambda m: class_bootstrap(m.accuracy, m.classes, m.queries),
             lambda i: f"{100 * i.low:.1f}–{100 * i.high:.1f}",
             costly=True,
         ),
         Statistic("worst10", "worst 10%", lambda m: summarise(m.accuracy).worst10, percent),
-        Statistic("ece", "ECE", lambda m: m.bins.error(), "{:.3f}".format),
+        Statistic("ece", "ECE", _ece, "{:.3f}".format),
+        Statistic("auroc", "outlier AUROC", lambda m: _detection(m, 0), "{:.3f}".format),
+        Statistic("outlier_recall", "outlier recall % at 5%", lambda m: _detection(m, 1), percent),
         Statistic("tasks_per_second", "tasks/s", _speed, "{:.0f}".format),
     )
 }
@@ -157,32 +157,23 @@ class MethodSummary:
 
     Attributes
     ----------
-    accuracy, sd, ci95 : float
-        Mean over tasks, standard deviation, half-width of the 95% interval over tasks.
-    paper_doubled : float
-        Twice the half-width, as the script behind the paper's tables printed it.
-    worst10 : float
-        Mean of the worst tenth of the tasks.
-    class_interval : ClassInterval or None
-        95% interval over draws of the classes.
-    ece : float
-        Expected calibration error.
+    accuracy, sd, ci95, worst10 : float
+        Mean over tasks, standard deviation, half-width of the 95% interval, mean of the worst tenth of the tasks.
+    class_interval : ClassInterval or None, over draws of the classes
+    ece : float or None, expected calibration error of a method with probabilities
     per_class : dict of float
     tasks : int
     seconds, tasks_per_second : float
-    settings : dict
-        Parameters as they were used.
-    more : dict
-        Statistics that were added to `STATISTICS`.
+    settings : dict, kind and parameters as they were used
+    more : dict, the other entries of `STATISTICS`
     """
 
     accuracy: float
     sd: float
     ci95: float
-    paper_doubled: float
     worst10: float
     class_interval: ClassInterval | None
-    ece: float
+    ece: float | None
     per_class: dict[str, float]
     tasks: int
     seconds: float
@@ -191,21 +182,24 @@ class MethodSummary:
     more: dict[str, Value] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, results: MethodResults, settings: JSONObject, *, class_intervals: bool = True) -> MethodSummary:
+    def of(cls, results: MethodResults, *, class_intervals: bool = True) -> MethodSummary:
         """All statistics of a method; those that are costly only with `class_intervals`."""
-        over_tasks = summarise(results.accuracy)
         computed = [s for s in STATISTICS.values() if class_intervals or not s.costly]
         found: JSONObject = {"class_interval": None} | {s.name: s.compute(results) for s in computed}
         return cls(
-            sd=over_tasks.sd,
-            paper_doubled=over_tasks.paper_doubled,
+            sd=summarise(results.accuracy).sd,
             per_class=results.per_class(),
-            tasks=over_tasks.n,
+            tasks=len(results.classes),
             seconds=results.seconds,
-            settings=settings,
+            settings=results.settings,
             **{name: found.pop(name) for name in list(found) if name in _FIELDS},
             more=found,
         )
+
+    @property
+    def transductive(self) -> bool:
+        """Whether it answered all queries of a task together."""
+        return bool(self.settings.get("transductive"))
 
     def value(self, name: str) -> Value:
         """A statistic by its name; None where this summary does not have it."""
@@ -214,43 +208,38 @@ class MethodSummary:
 
     def to_dict(self) -> JSONObject:
         """Plain values for JSON."""
-        own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "more"}
-        return {k: v if k == "settings" else _plain(v) for k, v in {**own, **self.more}.items()}
-
-    @classmethod
-    def from_dict(cls, plain: JSONObject) -> MethodSummary:
-        """The summary that `to_dict` made plain."""
-        own = {k: v for k, v in plain.items() if k in _FIELDS}
-        interval = own.pop("class_interval", None)
-        per_class = {k: _number(v) for k, v in own.pop("per_class").items()}
-        return cls(
-            **{k: _number(v) for k, v in own.items()},
-            class_interval=None if interval is None else ClassInterval(**interval),
-            per_class=per_class,
-            more={k: v for k, v in plain.items() if k not in _FIELDS},
-        )
+        own = {name: plain(getattr(self, name)) for name in _FIELDS}
+        return own | {k: plain(v) for k, v in self.more.items()} | {"settings": self.settings}
 
 
-_FIELDS = {f.name for f in dataclasses.fields(MethodSummary)} - {"more"}
+_FIELDS = [f.name for f in dataclasses.fields(MethodSummary) if f.name != "more"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Summary:
-    """A run in figures: its protocol, every method, and the paired differences on the same tasks.
-
-    >>> summary = Summary(Protocol(tasks=2), {}, [])
-    >>> Summary.from_dict(summary.to_dict()) == summary
-    True
-    """
+    """A run in figures: its protocol, every method, and the paired differences on the same tasks."""
 
     protocol: Protocol
     methods: dict[str, MethodSummary]
     paired: list[Paired]
 
     @property
+    def leaders(self) -> list[str]:
+        """The inductive method with the highest mean accuracy, and the transductive one; of equals the first."""
+        out = []
+        for transductive in (False, True):
+            kind = [name for name, m in self.methods.items() if m.transductive == transductive]
+            out += sorted(kind, key=lambda name: -self.methods[name].accuracy)[:1]
+        return out
+
+    @property
     def best(self) -> str:
-        """The method with the highest mean accuracy; of equals the first."""
-        return max(self.methods, key=lambda name: self.methods[name].accuracy)
+        """The leader of the inductive methods; of the transductive ones where there are no others."""
+        return self.leaders[0]
+
+    def label(self, name: str) -> str:
+        """The name of a method in a table, with its kind where that is transductive."""
+        return f"{name} (transductive)" if self.methods[name].transductive else name
 
     def difference(self, a: str, b: str) -> Paired:
         """The paired difference a − b, whichever way round it was computed."""
@@ -258,6 +247,13 @@ class Summary:
             if {pair.a, pair.b} == {a, b}:
                 return pair if pair.a == a else pair.reversed()
         raise KeyError(f"{a!r} and {b!r} were not compared")
+
+    @property
+    def differences(self) -> list[Paired]:
+        """The pairs that tables show: those with the reference, or else the best less each other method."""
+        if len({pair.b for pair in self.paired}) <= 1:
+            return self.paired
+        return [self.difference(self.best, name) for name in self.methods if name != self.best]
 
     def to_dict(self) -> JSONObject:
         """Plain values for JSON: `summary.json` of a run."""
@@ -267,75 +263,57 @@ class Summary:
             "paired": [pair.to_dict() for pair in self.paired],
         }
 
-    @classmethod
-    def from_dict(cls, plain: JSONObject) -> Summary:
-        """The summary that `to_dict` made plain."""
-        return cls(
-            Protocol(**plain["protocol"]),
-            {name: MethodSummary.from_dict(m) for name, m in plain["methods"].items()},
-            [Paired.from_dict(pair) for pair in plain["paired"]],
+    def columns(self) -> list[Statistic]:
+        """Statistics that are defined for some method, in the order of their columns."""
+        return [s for s in STATISTICS.values() if not all(is_undefined(m.value(s.name)) for m in self.methods.values())]
+
+    def notes(self) -> list[str]:
+        """Sentences that a reader of the tables needs."""
+        shown, pairs = len(self.differences), len(self.paired)
+        family = f"Pairs with {self.best}, the best; p-values are corrected over all {pairs} pairs."
+        return [family] * (shown < pairs) + [TRANSDUCTIVE_NOTE] * any(m.transductive for m in self.methods.values())
+
+    def _tables(self) -> Iterable[tuple[list[str], list[list[str]]]]:
+        """Header and rows of two tables: methods, and differences between them."""
+        columns = self.columns()
+        yield (
+            ["method", *(s.title for s in columns)],
+            [[self.label(name), *(s.text(m.value(s.name)) for s in columns)] for name, m in self.methods.items()],
         )
+        if self.paired:
+            rows = []
+            for d in self.differences:
+                p_values = (show_p(d.p_t_holm), show_p(d.p_wilcoxon_holm))
+                name = f"{self.label(d.a)} − {self.label(d.b)}"
+                rows.append([name, f"{100 * d.difference:+.2f}", show_points(d.ci95), *p_values])
+            yield ["difference", "points", "95% half-width", "p (t, Holm)", "p (Wilcoxon, Holm)"], rows
 
     def to_markdown(self) -> str:
         """Two Markdown tables: methods, and differences between them."""
-        columns = list(STATISTICS.values())
-        lines = [
-            str(self.protocol),
-            "",
-            *_table(
-                ["method", *(s.title for s in columns)],
-                [[name, *(s.text(m.value(s.name)) for s in columns)] for name, m in self.methods.items()],
-            ),
-        ]
-        if self.paired:
-            header = ["difference", "points", "95% half-width", "p (t, Holm)", "p (Wilcoxon, Holm)"]
-            rows = [
-                [
-                    f"{d.a} − {d.b}",
-                    f"{100 * d.difference:+.2f}",
-                    show_points(d.ci95),
-                    show_p(d.p_t_holm),
-                    show_p(d.p_wilcoxon_holm),
-                ]
-                for d in self.paired
-            ]
-            lines += ["", *_table(header, rows)]
-        return "\n".join(lines) + "\n"
+        parts = [str(self.protocol), *("\n".join(_markdown(*t)) for t in self._tables()), *self.notes()]
+        return "\n\n".join(parts) + "\n"
 
-    def __getitem__(self, key: str) -> Any:
-        warnings.warn(
-            f"summary[{key!r}] reads a dictionary of earlier releases; use summary.{key} or summary.to_dict()",
-            FewcalWarning,
-            stacklevel=2,
-        )
-        return self.to_dict()[key]
+    def __repr__(self) -> str:
+        return self.to_markdown().rstrip()
+
+    def _repr_html_(self) -> str:
+        """The same tables as HTML, for notebooks."""
+        tables = "".join(html_table(header, rows) for header, rows in self._tables())
+        return f"<p>{escape(str(self.protocol))}</p>{tables}" + "".join(f"<p>{escape(n)}</p>" for n in self.notes())
 
 
 def show_points(value: float | None) -> str:
     """A share in points; a single task has no interval."""
-    return UNDEFINED if value is None or math.isnan(value) else percent(value)
+    return UNDEFINED if is_undefined(value) or value is None else percent(value)
 
 
 def show_p(value: float | None) -> str:
-    """A p-value; what is smaller than anyone needs to know is not spelled out."""
+    """A p-value with four digits."""
     if value is None or math.isnan(value):
         return UNDEFINED
     return "< 0.0001" if value < 1e-4 else f"{value:.4f}"
 
 
-def _table(header: list[str], rows: list[list[str]]) -> list[str]:
+def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     rule = "|---|" + "---:|" * (len(header) - 1)
     return [f"| {' | '.join(header)} |", rule, *(f"| {' | '.join(row)} |" for row in rows)]
-
-
-def _plain(value: Any) -> Any:
-    """For JSON: what is not finite becomes None."""
-    if isinstance(value, ClassInterval):
-        return value.to_dict()
-    if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _number(value: Any) -> Any:
-    return math.nan if value is None else value

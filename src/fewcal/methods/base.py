@@ -24,6 +24,10 @@ __all__ = ["Contributions", "Head", "Method", "RowMap", "Shared", "TaskBatch", "
 class RowMap(Protocol):
     """A fitted map of features `(R, D)` into the space of a method."""
 
+    @property
+    def shift(self) -> Tensor | None:
+        """What the map subtracts in double precision; None where rows in single precision will do."""
+
     def __call__(self, x: Tensor, name: str = "X") -> Tensor:
         """Map rows; `name` is what errors call them."""
 
@@ -70,6 +74,10 @@ class Method(ABC):
 
     name: ClassVar[str]
     needs_bank: ClassVar[bool] = False
+    # Whether softmax of its scores are probabilities; of others no calibration error is shown.
+    probabilistic: ClassVar[bool] = True
+    # Whether it answers all queries of a task together, by `fit_predict`.
+    transductive: ClassVar[bool] = False
     # Its own parameters: attributes of these names, which `set_parameters` sets where they are accepted.
     accepts: ClassVar[Mapping[str, Parameter]] = {}
     # Set by `prepare`, with `set_space`, where features are transformed.
@@ -86,6 +94,8 @@ class Method(ABC):
             if key not in known:
                 hint = nearest_names(key, known) if known else "; it has none"
                 raise InputError(f"method {cls.name!r} has no parameter {key!r}{hint}")
+            if key in cls.accepts and value in cls.accepts[key].also:
+                continue
             kind = (int,) if isinstance(known[key], int) else (int, float)
             if isinstance(value, bool) or not isinstance(value, kind):
                 what = "a whole number" if kind == (int,) else "a number"
@@ -140,7 +150,10 @@ class Method(ABC):
 
     @property
     def sampling_key(self) -> Hashable | None:
-        """Methods with equal keys share work on a batch and are run together; `None` for a method on its own."""
+        """Methods with equal keys share the points that they draw and are run together; `None` for one that draws none.
+
+        Tasks with unequal shots are fitted one by one where points are drawn.
+        """
         return None
 
     @property
@@ -151,6 +164,13 @@ class Method(ABC):
     @abstractmethod
     def fit(self, batch: TaskBatch) -> Head:
         """Fit a batch of tasks."""
+
+    def fit_predict(self, batch: TaskBatch, query: Tensor) -> Tensor:
+        """Scores `(T, Q, N)` of all queries `(T, Q, D)` of each task together: what a transductive method implements.
+
+        A column N + 1 is the log-probability of none of the classes.
+        """
+        return self.fit(batch).logits(query)
 
     def task_bytes(self, n_support: int, n_classes: int, dim: int) -> int:
         """Working memory for one task, in bytes, by which the engine sizes its batches."""

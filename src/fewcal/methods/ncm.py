@@ -15,6 +15,7 @@ class NearestCentroid(Method):
     """Classify by the nearest class mean of the support, on features as they are."""
 
     name = "ncm"
+    probabilistic = False  # distances, whose width stands in for what one shot cannot tell
 
     def fit(self, batch: TaskBatch) -> LinearHead:
         means = class_means(batch.support, batch.labels, batch.n_classes)

@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
+from string import Template
 from typing import TYPE_CHECKING, TypeAlias, TypeGuard
 
 from fewcal._utils.atomic import atomic_path
@@ -33,7 +34,7 @@ from fewcal.render.figures.style import svg_bytes
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# What a mark shows beside the number and says to a screen reader: colour alone would tell some readers nothing.
+# The sign of a mark beside a number, and its words for a screen reader: colour alone means nothing to some readers.
 MARKS = {
     "best": ("★", "best"),
     "good": ("▲", "better"),
@@ -42,7 +43,7 @@ MARKS = {
     "wrong": ("✗", "wrong"),
     "cited": ("†", "cited, not measured"),
 }
-# Of a chart's own size: how large it is shown at most, and at least; and what a page 400 pixels wide has room for.
+# The largest and the smallest that a chart is shown, in its own size; and the width of a page on a phone.
 _LARGER, _SMALLER, _PHONE_PIXELS = 1.3, 0.95, 371
 _NUMBER = re.compile(r"\s*([+\-−]?\d[\d ,]*(?:\.\d+)?(?:e[+\-]?\d+)?)\s*(?:%|×|s|ms)?\s*(?:±.*)?", re.IGNORECASE)
 
@@ -59,16 +60,13 @@ class Cell:
     title : str
         A few words more, shown when pointed at.
     mark : str
-        One of `MARKS`: best, good, bad, warn, cited; it puts a sign beside the text.
-    href : str
-        Where the text leads, if anywhere.
+        One of `MARKS`: it puts a sign beside the text.
     """
 
     text: str | int | float | None
     sort: float | str | None = None
     title: str = ""
     mark: str = ""
-    href: str = ""
 
     def __post_init__(self) -> None:
         if self.mark and self.mark not in MARKS:
@@ -91,10 +89,10 @@ class Page:
         self.title = title
         self.subtitle = subtitle
         self._parts: list[str] = []
-        self._contents: list[tuple[int, str, str]] = []
-        self._ids: set[str] = set()
+        self._contents: list[str] = []
+        self._ids = {"main", "theme"}
 
-    # ---- what a page is made of -----------------------------------------------------------------------------------
+    # ---- parts of a page --------------------------------------------------------------------------------------------
 
     def heading(self, text: str, level: int = 2, listed: bool = True) -> None:
         """A heading of level 2 to 4; those of level 2 and 3 are in the table of contents unless not `listed`."""
@@ -102,7 +100,7 @@ class Page:
             raise InputError(f"heading level is {level!r}; it must be 2, 3 or 4")
         name = self._id(text)
         if level < 4 and listed:
-            self._contents.append((level, text, name))
+            self._contents.append(f'<li class="level{level}"><a href="#{name}">{_inline(text)}</a></li>')
         self.html(f'<h{level} id="{name}">{_inline(text)}</h{level}>')
 
     def text(self, paragraph: str) -> None:
@@ -136,23 +134,22 @@ class Page:
                 raise InputError(f"a row of the table has {len(row)} cells, its header {len(header)}")
         name = self._id(caption or "table")
         numeric = [_is_numeric([row[i] for row in rows]) for i in range(len(header))]
-        rows = list(zip(*(_aligned(column) for column in zip(*rows, strict=True)), strict=True))
+        columns = [_aligned(column) for column in zip(*rows, strict=True)]
         kinds = [' class="num"' if n else "" for n in numeric]
+        # What a row is about stands first, unless that is a number.
+        tags = ["th" if i == 0 and not n else "td" for i, n in enumerate(numeric)]
+        head = "".join(f'<th scope="col"{k}>{_inline(h)}</th>' for h, k in zip(header, kinds, strict=True))
+        body = "".join(
+            f"<tr>{''.join(map(_cell, row, numeric, tags, kinds))}</tr>" for row in zip(*columns, strict=True)
+        )
         # The caption stands outside of the box that scrolls, so that a phone shows all of it.
         shown = f'<figcaption id="{name}">{_inline(caption)}</figcaption>' if caption else ""
         label = f'aria-labelledby="{name}"' if caption else 'aria-label="Table"'
-        out = [f'<figure class="data">{shown}<div class="scroll" role="region" tabindex="0" {label}>']
-        out.append(f"<table {label}{' data-sortable' if sortable and len(rows) > 1 else ''}><thead><tr>")
-        out += [f'<th scope="col"{k}>{_inline(h)}</th>' for h, k in zip(header, kinds, strict=True)]
-        out.append("</tr></thead><tbody>")
-        for row in rows:
-            out.append("<tr>")
-            for i, value in enumerate(row):
-                # What a row is about stands first, unless that is a number.
-                out.append(_cell(value, numeric[i], "th" if i == 0 and not numeric[0] else "td", kinds[i]))
-            out.append("</tr>")
-        out.append("</tbody></table></div></figure>")
-        self.html("".join(out))
+        sorts = " data-sortable" if sortable and len(rows) > 1 else ""
+        self.html(
+            f'<figure class="data">{shown}<div class="scroll" role="region" tabindex="0" {label}>'
+            f"<table {label}{sorts}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div></figure>"
+        )
 
     def figure(self, image: Image, alt: str, caption: str = "") -> None:
         """A picture over the whole width, or as wide as it is."""
@@ -163,9 +160,9 @@ class Page:
         self.html('<div class="gallery">' + "".join(_figure(*one) for one in images) + "</div>")
 
     @contextmanager
-    def details(self, summary: str, opened: bool = False) -> Iterator[None]:
+    def details(self, summary: str) -> Iterator[None]:
         """Everything inside is folded away until the reader opens it; printing opens all."""
-        self.html(f"<details{' open' if opened else ''}><summary>{_inline(summary)}</summary>")
+        self.html(f"<details><summary>{_inline(summary)}</summary>")
         yield
         self.html("</details>")
 
@@ -173,28 +170,21 @@ class Page:
 
     def render(self) -> str:
         """The page as one string of HTML."""
-        style, script = _asset("page.css"), _asset("page.js")
+        script = _asset("page.js")
         digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-        # Styles inside of SVG pictures need unsafe-inline; scripts do not, and only this one may run.
-        policy = (
-            f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; "
-            "base-uri 'none'; form-action 'none'"
-        )
-        subtitle = f'<p class="subtitle">{_inline(self.subtitle)}</p>' if self.subtitle else ""
-        return (
-            '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-            f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-            '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-            '<meta name="color-scheme" content="light dark">\n'
-            '<link rel="icon" href="data:,">\n'
-            f"<title>{escape(self.title)}</title>\n<style>{style}</style>\n<script>{script}</script>\n</head>\n<body>\n"
-            '<a class="skip" href="#main">Skip to content</a>\n'
-            f"<header><div><h1>{_inline(self.title)}</h1>{subtitle}</div>"
-            '<button id="theme" type="button" hidden>Dark</button></header>\n'
-            f'<div class="columns">{self._toc()}<main id="main" tabindex="-1">\n'
-            + "\n".join(self._parts)
-            + f"\n</main></div>\n<footer>Made by fewcal {escape(__version__)}. "
-            "This file holds all it shows and loads nothing.</footer>\n</body>\n</html>\n"
+        contents = f"<details open><summary>Contents</summary><ol>{''.join(self._contents)}</ol></details>"
+        return Template(_asset("page.html")).substitute(
+            # Styles inside of SVG pictures need unsafe-inline; scripts do not, and only this one may run.
+            policy=f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; "
+            "base-uri 'none'; form-action 'none'",
+            title=escape(self.title),
+            style=_asset("page.css"),
+            script=script,
+            heading=_inline(self.title),
+            subtitle=f'<p class="subtitle">{_inline(self.subtitle)}</p>' if self.subtitle else "",
+            contents=f'<nav aria-label="Contents">{contents}</nav>' if len(self._contents) > 1 else "",
+            main="\n".join(self._parts),
+            version=escape(__version__),
         )
 
     def write(self, path: str | os.PathLike[str]) -> None:
@@ -203,24 +193,17 @@ class Page:
         with atomic_path(path) as temporary:
             temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
 
-    def _toc(self) -> str:
-        if len(self._contents) < 2:
-            return ""
-        lines = [f'<li class="level{n}"><a href="#{name}">{_inline(t)}</a></li>' for n, t, name in self._contents]
-        return (
-            '<nav aria-label="Contents"><details open><summary>Contents</summary><ol>'
-            + "".join(lines)
-            + "</ol></details></nav>"
-        )
-
     def _id(self, text: str) -> str:
         slug = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:60] or "part"
         name, n = slug, 1
-        while name in self._ids or name in ("main", "theme"):
+        while name in self._ids:
             n += 1
             name = f"{slug}-{n}"
         self._ids.add(name)
         return name
+
+
+# ---- pictures -------------------------------------------------------------------------------------------------------
 
 
 def image_uri(image: Image) -> str:
@@ -253,20 +236,22 @@ def _mime(data: bytes) -> str:
 
 def _figure(image: Image, alt: str, caption: str = "") -> str:
     if not alt.strip():
-        raise InputError("every picture needs an alternative text that says what it shows")
+        raise InputError("every picture needs an alternative text: what it shows")
+    source = f'src="{image_uri(image)}" alt="{escape(alt)}"'
     # Names of files have no other place to break at.
     below = f"<figcaption>{_inline(caption).replace('_', '_<wbr>')}</figcaption>" if caption else ""
     if not _is_figure(image):
-        return f'<figure><img src="{image_uri(image)}" alt="{escape(alt)}">{below}</figure>'
+        return f"<figure><img {source}>{below}</figure>"
     # Letters of a chart are as large as those of tables where there is room; on a phone a wide one is moved sideways.
     pixels = 96 * image.get_figwidth()
-    shown = (
-        f'<img class="chart" width="{_LARGER * pixels:.0f}" style="min-width: {pixels * _SMALLER:.0f}px" '
-        f'src="{image_uri(image)}" alt="{escape(alt)}">'
-    )
-    if pixels * _SMALLER > _PHONE_PIXELS:
+    narrowest = pixels * _SMALLER
+    shown = f'<img class="chart" width="{_LARGER * pixels:.0f}" style="min-width: {narrowest:.0f}px" {source}>'
+    if narrowest > _PHONE_PIXELS:
         shown = f'<div class="wide" role="region" tabindex="0" aria-label="Chart, moves sideways">{shown}</div>'
     return f"<figure>{shown}{below}</figure>"
+
+
+# ---- texts and numbers ----------------------------------------------------------------------------------------------
 
 
 def _inline(text: str) -> str:
@@ -283,13 +268,11 @@ def _shown(value: object) -> str:
         return "–"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return str(value)
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _facts(mapping: Mapping[str, object]) -> str:
-    out = ["<dl>"]
+    out = []
     for key, value in mapping.items():
         if isinstance(value, Mapping):
             shown = _facts(value) if value else "none"
@@ -298,7 +281,7 @@ def _facts(mapping: Mapping[str, object]) -> str:
         else:
             shown = _inline(_shown(value))
         out.append(f"<div><dt>{_inline(str(key))}</dt><dd>{shown}</dd></div>")
-    return "".join(out) + "</dl>"
+    return f"<dl>{''.join(out)}</dl>"
 
 
 def _cell(value: Value, numeric: bool, tag: str, kind: str) -> str:
@@ -308,8 +291,6 @@ def _cell(value: Value, numeric: bool, tag: str, kind: str) -> str:
     title = f' title="{escape(cell.title)}"' if cell.title else ""
     scope = ' scope="row"' if tag == "th" else ""
     inside = _inline(_shown(cell.text))
-    if cell.href:
-        inside = f'<a href="{escape(cell.href)}">{inside}</a>'
     if cell.mark:
         sign, words = MARKS[cell.mark]
         inside = (
@@ -328,12 +309,8 @@ def _sort_number(cell: Cell) -> float | None:
     value = cell.text if cell.sort is None else cell.sort
     if isinstance(value, str):
         found = _NUMBER.fullmatch(value)
-        if found is None:
-            return None
-        value = re.sub(r"[ ,]", "", found[1]).replace("−", "-")
-    if value is None:
-        return None
-    number = float(value)
+        value = None if found is None else re.sub(r"[ ,]", "", found[1]).replace("−", "-")
+    number = math.nan if value is None else float(value)
     return None if math.isnan(number) else number
 
 
@@ -343,12 +320,15 @@ def _aligned(column: Sequence[Value]) -> list[Value]:
     >>> [c.text for c in _aligned([70.25, 60.0])]
     ['70.25', '60.00']
     """
-    floats = [v for v in column if isinstance(v, float) and math.isfinite(v)]
-    texts = [_shown(v) for v in floats]
+    texts = [_shown(v) for v in column if _is_finite(v)]
     if any("e" in t for t in texts):
         return list(column)
     decimals = max((len(t.partition(".")[2]) for t in texts), default=0)
-    return [Cell(f"{v:.{decimals}f}", sort=v) if isinstance(v, float) and math.isfinite(v) else v for v in column]
+    return [Cell(f"{v:.{decimals}f}", sort=v) if _is_finite(v) else v for v in column]
+
+
+def _is_finite(value: Value) -> TypeGuard[float]:
+    return isinstance(value, float) and math.isfinite(value)
 
 
 def _is_numeric(column: Sequence[Value]) -> bool:

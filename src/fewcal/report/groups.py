@@ -22,13 +22,11 @@ class Group:
 
     Attributes
     ----------
-    title : str
-        Names of the runs.
+    title : str, the names of the runs
     folders : list of Path
-    results : Results, the methods of all of them
-    summary : Summary of them
-    features : FeatureSet or None
-        The features that the runs were made with, where they were given.
+    results : Results, with the methods of all runs
+    summary : Summary
+    features : FeatureSet or None, those that the runs were made with, where they were given
     """
 
     title: str
@@ -39,11 +37,14 @@ class Group:
 
     @property
     def protocol(self) -> str:
+        """Its tasks in a few words."""
         p = self.results.protocol
-        return f"{p.way}-way {p.shot}-shot, {p.tasks} tasks from {p.split}"
+        pool = "" if p.spec.is_balanced else f", {p.pool}"
+        return f"{p.shape}{pool}, {p.tasks} tasks from {p.split}"
 
     @property
     def best(self) -> str:
+        """The best inductive method."""
         return self.summary.best
 
     def hardest(self, count: int, name: str | None = None) -> np.ndarray:

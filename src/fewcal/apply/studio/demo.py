@@ -47,7 +47,7 @@ def demo_settings(folder: Path) -> StudioSettings:
 
 
 def demo_letters() -> list[Glyph]:
-    """The letters to tell apart, from scripts far from each other."""
+    """The letters to distinguish, from scripts far from each other."""
     novel = glyph_classes()["novel"]
     return [novel[i] for i in np.linspace(0, len(novel) - 1, LETTERS).astype(int)]
 
@@ -64,5 +64,5 @@ def _draw_letters(folder: Path) -> None:
     rng = np.random.default_rng(0)
     drawings = np.concatenate([draw_examples(glyph, EACH, seed=1) for glyph in demo_letters()])
     folder.mkdir(parents=True, exist_ok=True)
-    for number, i in enumerate(rng.permutation(len(drawings)), 1):  # names and order say nothing about classes
+    for number, i in enumerate(rng.permutation(len(drawings)), 1):  # neither names nor order show the class
         Image.fromarray(shown(drawings[i])).save(folder / f"letter-{number:03}.png")

@@ -1,4 +1,4 @@
-"""Features in the background: one thread that takes what waits, says how far it is, and never dies of one bad file."""
+"""Features in the background: one thread that takes what waits, shows its progress, and outlives every bad file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BATCH = 16
 
 @dataclass(frozen=True)
 class Progress:
-    """How far the features are: items done and in all, seconds left (None: nobody knows yet), what is wrong."""
+    """How far the features are: items done and in all, seconds left (None as long as that is open), what is wrong."""
 
     done: int
     total: int
@@ -30,12 +30,12 @@ class Progress:
 
 
 class Embedder:
-    """Runs an extractor over the waiting items of a store.
+    """Runs an extractor over the waiting items of a store, in a thread.
 
     Parameters
     ----------
-    make_extractor : gives the extractor, called once in the thread, since networks take seconds to load; it lets items
-        wait that have features of another one
+    make : gives the extractor, called once in the thread, since networks take seconds to load; it lets items wait that
+        have features of another one
     keep : takes the features of a batch, by item, and what is wrong with others of it
     changed : called when the stage changes
     """
@@ -44,39 +44,32 @@ class Embedder:
         self,
         store: ProjectStore,
         folder: Path,
-        make_extractor: Callable[[], Extractor],
+        make: Callable[[], Extractor],
         keep: Callable[[dict[int, np.ndarray], dict[int, str]], None],
         changed: Callable[[], None],
     ) -> None:
-        self._store, self._folder, self._make, self._keep, self._changed = store, folder, make_extractor, keep, changed
-        self._wake, self._stop = threading.Event(), False
-        self._stage = "idle"
+        self._store, self._folder, self._make, self._keep, self._changed = store, folder, make, keep, changed
+        self._news, self._stop = threading.Event(), False
+        self._stage, self._rate = "idle", 0.0  # items a second
         self._error: str | None = None
-        self._rate: float | None = None  # items a second
-        self.extractor: Extractor | None = None
-        self._seen: dict[int, tuple[int, int] | None] = {}  # files as they were before they were read
+        self._extractor: Extractor | None = None
+        self._files: dict[int, tuple[int, int] | None] = {}  # as they were before they were read
         self._thread = threading.Thread(target=self._run, name="fewcal-embedder", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def wake(self) -> None:
-        """There is something to do."""
-        self._wake.set()
+        self.start = self._thread.start
+        self.wake = self._news.set
 
     def stop(self) -> None:
         """Finish the batch at hand and end."""
         self._stop = True
-        self._wake.set()
+        self.wake()
         if self._thread.is_alive():
             self._thread.join(timeout=30)
 
     def outdated(self, item: Item) -> bool:
         """Whether the file of an item has changed since it was read."""
-        return item.id in self._seen and self._seen[item.id] != self._file(item)
+        return item.id in self._files and self._files[item.id] != self._version(item)
 
-    def _file(self, item: Item) -> tuple[int, int] | None:
-        """What tells one version of a file from another."""
+    def _version(self, item: Item) -> tuple[int, int] | None:
         try:
             found = inside(self._folder, item.name).stat()
         except (InputError, OSError):
@@ -84,10 +77,9 @@ class Embedder:
         return found.st_mtime_ns, found.st_size
 
     def progress(self) -> Progress:
-        waiting = self._store.count("waiting")
-        total = waiting + self._store.count("ready") + self._store.count("failed")
-        left = waiting / self._rate if waiting and self._rate else (0.0 if not waiting else None)
-        return Progress(total - waiting, total, left, self._stage, self._error)
+        waiting, ready, failed = map(self._store.count, ("waiting", "ready", "failed"))
+        left = 0.0 if not waiting else waiting / self._rate if self._rate else None
+        return Progress(ready + failed, waiting + ready + failed, left, self._stage, self._error)
 
     def _set(self, stage: str, error: str | None = None) -> None:
         self._stage, self._error = stage, error
@@ -95,28 +87,27 @@ class Embedder:
 
     def _run(self) -> None:
         while not self._stop:
-            self._wake.clear()
+            self._news.clear()
             try:
                 self._work()
-            except FewcalError as error:  # no extractor: nothing can be done until the server is started anew
-                self._set("stopped", str(error))
-                return
             except Exception as error:
-                self._set("stopped", f"unexpected {type(error).__name__}: {error}")
-                return
-            self._wake.wait()
+                # Without an extractor nothing can be done until the next start; a full disk may have room again.
+                reason = str(error) if isinstance(error, FewcalError) else f"unexpected {type(error).__name__}: {error}"
+                self._set("stopped", reason)
+                if self._extractor is None:
+                    return
+            self._news.wait()
 
     def _work(self) -> None:
-        while not self._stop and (batch := self._store.waiting(BATCH)):
-            if self.extractor is None:
+        while not self._stop and self._store.count("waiting"):
+            if self._extractor is None:
                 self._set("loading")
-                self.extractor = self._make()
-                batch = self._store.waiting(BATCH)
+                self._extractor = self._make()
             self._stage = "working"
-            began = time.monotonic()
-            features, errors = self._features(self.extractor, batch)
+            began, batch = time.monotonic(), self._store.waiting(BATCH)
+            features, errors = self._features(self._extractor, batch)
             rate = len(batch) / max(time.monotonic() - began, 1e-6)
-            self._rate = rate if self._rate is None else 0.7 * self._rate + 0.3 * rate
+            self._rate = 0.7 * (self._rate or rate) + 0.3 * rate
             self._keep(features, errors)
         if self._stage != "idle":
             self._set("idle")
@@ -141,5 +132,5 @@ class Embedder:
             raise InputError(f"{extractor.name} takes {extractor.kind}s")
         if item.text is not None:
             return item.text
-        self._seen[item.id] = self._file(item)
+        self._files[item.id] = self._version(item)
         return extractor.decode(inside(self._folder, item.name), item.name)

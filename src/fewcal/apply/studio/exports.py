@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fewcal._utils.text import csv_text
-from fewcal.apply.studio.intake import inside, safe_file_name
+from fewcal.apply.studio.intake import free_name, inside, safe_file_name
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def csv_table(rows: Sequence[Row], classes: Sequence[str]) -> str:
 
 
 def folder_names(classes: Iterable[str]) -> dict[str, str]:
-    """A safe folder name for each class, no two alike even where case does not count.
+    """A safe folder name for each class, different from all others even where case does not count.
 
     >>> folder_names(["a/b", "A:B", "robin"])
     {'a/b': 'a_b', 'A:B': 'A_B (2)', 'robin': 'robin'}
@@ -50,13 +50,9 @@ def folder_names(classes: Iterable[str]) -> dict[str, str]:
     out: dict[str, str] = {}
     taken: set[str] = set()
     for name in classes:
-        safe = wanted = safe_file_name(name.replace("/", "_").replace("\\", "_"), "class")
-        number = 1
-        while safe.casefold() in taken:
-            number += 1
-            safe = f"{wanted} ({number})"
-        taken.add(safe.casefold())
-        out[name] = safe
+        safe = safe_file_name(name.replace("/", "_").replace("\\", "_"), "class")
+        out[name] = free_name(safe, lambda one: one.casefold() in taken)
+        taken.add(out[name].casefold())
     return out
 
 
@@ -65,7 +61,7 @@ def write_folders(target: Path, folder: Path, rows: Sequence[Row]) -> None:
     places = folder_names(dict.fromkeys(row.answer for row in rows if row.answer is not None))
     texts: dict[str, list[str]] = {}
     taken: set[str] = set()
-    # Dates before 1980, which cameras without a clock and some archives give, become 1980: ZIP knows none.
+    # Dates before 1980, which cameras without a clock and some archives give, become 1980: ZIP has none.
     with zipfile.ZipFile(target, "w", zipfile.ZIP_STORED, strict_timestamps=False) as archive:
         for row in rows:
             if row.answer is None:
@@ -77,10 +73,7 @@ def write_folders(target: Path, folder: Path, rows: Sequence[Row]) -> None:
             path = inside(folder, row.name)
             if not path.is_file():
                 continue  # it went away since it was listed
-            name, number = safe_file_name(row.name), 1
-            while f"{place}/{name}".casefold() in taken:
-                number += 1
-                name = f"{Path(safe_file_name(row.name)).stem} ({number}){Path(row.name).suffix}"
+            name = free_name(safe_file_name(row.name), lambda one: f"{place}/{one}".casefold() in taken)  # noqa: B023
             taken.add(f"{place}/{name}".casefold())
             archive.write(path, f"{place}/{name}")
         for place, lines in texts.items():

@@ -1,27 +1,38 @@
-"""Who may ask a studio, and how much: a pure ASGI layer around the application.
+"""Who may use a studio, and how much: a pure ASGI layer around the application.
 
 - **Token.** The link that the server prints carries a token; opening it sets a cookie, and every other request needs
   the cookie or the header `Authorization: Bearer TOKEN`.
-- **Host.** Names other than those the server was bound to, and the address a connection came in at, are refused: a
-  foreign name that resolves to this machine (DNS rebinding) is none of them.
-- **Origin.** A request that changes something must come from a page of this server (scheme, name and port), or carry
-  the token in its header. The server speaks HTTP; behind a proxy it would refuse the name in Host already.
-- **Size.** A body beyond the limit is refused as soon as that is known.
+- **Host.** Only the names that the server was bound to, the address a connection came in at and the name of its proxy
+  are taken. A foreign name that resolves to this machine (DNS rebinding) is refused.
+- **Origin.** A request that changes something must come from a page of this server (scheme, name and port) or of its
+  proxy, or carry the token in its header.
+- **Size.** A body beyond the limit is refused as soon as it is announced or seen.
 - **Headers.** No scripts but our own, no frames, nothing cached, no sniffing of types.
 """
 
 from __future__ import annotations
 
 import hmac
+import re
 from dataclasses import dataclass
-from http.cookies import CookieError, SimpleCookie
+from pathlib import Path
 from urllib.parse import parse_qs
 
 from starlette.datastructures import Headers
+from starlette.requests import HTTPConnection
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from fewcal.apply.web import SECURITY_HEADERS, announced_too_large, is_own_address, limited, refused, with_headers
+from fewcal.apply.web import (
+    SECURITY_HEADERS,
+    announced_too_large,
+    has_token,
+    is_own_address,
+    limited,
+    refused,
+    with_headers,
+)
+from fewcal.errors import InputError
 
 CONTENT_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src 'self'; "
@@ -29,27 +40,38 @@ CONTENT_POLICY = (
 )
 _SAFE = ("GET", "HEAD", "OPTIONS")
 NO_TOKEN = "the token is missing; open the link that the server printed"
-# For a person. It refers to nothing, for nothing else is answered either, and says nothing of the project.
-NO_TOKEN_PAGE = """<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>fewcal studio: open the printed link</title>
-<h1>This studio opens by its link</h1>
-<p>Open the whole link that <code>fewcal studio</code> printed where it was started. It ends in
-<code>?token=…</code>, which is the key to the project; each start makes a new one.</p>
-</html>
-"""
+# For a person. It refers to nothing, for nothing else is answered either, and holds nothing of the project.
+NO_TOKEN_PAGE = (Path(__file__).parent / "static" / "no-token.html").read_text(encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class Proxy:
+    """Where browsers find the page behind a proxy, which takes `path` away from what it passes on.
+
+    >>> Proxy.parse("https://hub.example/user/me/proxy/8000/")
+    Proxy(origin='https://hub.example', path='/user/me/proxy/8000')
+    """
+
+    origin: str
+    path: str = ""
+
+    @classmethod
+    def parse(cls, address: str) -> Proxy:
+        found = re.fullmatch(r"(https?://[\w.\-\[\]:]+)((?:/[\w.~@%+\-]+)*)/?", address, re.ASCII | re.IGNORECASE)
+        if found is None:
+            example = "https://hub.example/user/me/proxy/8000"
+            raise InputError(f"--behind-proxy {address!r} is no address of a page; give one such as {example}")
+        return cls(found[1].lower(), found[2])
 
 
 @dataclass(frozen=True)
 class Access:
-    """What a server lets in: `hosts` as they stand in the Host header (with the port), the token, bytes of a body."""
+    """What a server lets in: Host headers (with the port), the token, bytes of a body, the proxy before it or None."""
 
     hosts: frozenset[str]
     token: str
-    most_bytes: int
+    max_bytes: int
+    proxy: Proxy | None = None
 
     @property
     def cookie(self) -> str:
@@ -57,7 +79,7 @@ class Access:
         port = next(iter(sorted(self.hosts))).rpartition(":")[2]
         return f"fewcal-studio-{port}"
 
-    def knows(self, token: str | None) -> bool:
+    def has_token(self, token: str | None) -> bool:
         return token is not None and hmac.compare_digest(token.encode(), self.token.encode())
 
 
@@ -79,41 +101,38 @@ class Guard:
         if refusal is not None:
             await refusal(scope, receive, secured)
             return
-        await self.app(scope, limited(receive, self.access.most_bytes), secured)
+        await self.app(scope, limited(receive, self.access.max_bytes), secured)
 
     def _refusal(self, scope: Scope) -> Response | None:
         headers = Headers(scope=scope)
         host = headers.get("host", "").lower()
-        if host not in self.access.hosts and not is_own_address(host, scope):
+        proxy = self.access.proxy
+        passed = proxy is not None and host == proxy.origin.partition("://")[2]
+        if not (passed or host in self.access.hosts or is_own_address(host, scope)):
             return refused(403, "this name of the server is not allowed; use the link that the server printed")
-        method, bearer = scope["method"], _bearer(headers)
+        method, bearer = scope["method"], has_token(headers, self.access.token)
         given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [None])[0]
-        if scope["path"] == "/" and self.access.knows(given):
-            response = RedirectResponse("/", status_code=303)
-            # Lax: a link that is clicked on another page (a notebook, a chat) ends at ours, where a strict cookie would
-            # be held back. What changes something is asked for its origin below.
-            response.set_cookie(self.access.cookie, self.access.token, httponly=True, samesite="lax", path="/")
+        if scope["path"] == "/" and self.access.has_token(given):
+            response = RedirectResponse("./", status_code=303)
+            # Lax: from a link on another page (a notebook, a chat) browsers hold strict cookies back. What changes
+            # something must show its origin below.
+            response.set_cookie(
+                self.access.cookie,
+                self.access.token,
+                path="/" if proxy is None else f"{proxy.path}/",
+                secure=proxy is not None and proxy.origin.startswith("https:"),
+                httponly=True,
+                samesite="lax",
+            )
             return response
-        if not (self.access.knows(bearer) or self.access.knows(_cookie(headers, self.access.cookie))):
+        if not (bearer or self.access.has_token(HTTPConnection(scope).cookies.get(self.access.cookie))):
             person = "text/html" in headers.get("accept", "").lower()
             return HTMLResponse(NO_TOKEN_PAGE, 401) if person else refused(401, NO_TOKEN)
-        if method not in _SAFE and not self.access.knows(bearer):
-            own = f"{scope.get('scheme', 'http')}://{host}"
-            if headers.get("origin", "").lower() != own:
+        if method not in _SAFE and not bearer:
+            own = proxy.origin if proxy is not None and passed else f"{scope.get('scheme', 'http')}://{host}"
+            # A proxy may put our own name into Host.
+            if headers.get("origin", "").lower() not in (own, proxy and proxy.origin):
                 return refused(403, f"this request comes from another page than {own}")
-        if announced_too_large(headers.get("content-length"), self.access.most_bytes):
-            return refused(413, f"too large; at most {self.access.most_bytes:,} bytes are taken")
+        if announced_too_large(headers.get("content-length"), self.access.max_bytes):
+            return refused(413, f"too large; the limit is {self.access.max_bytes:,} bytes")
         return None
-
-
-def _bearer(headers: Headers) -> str | None:
-    scheme, _, token = headers.get("authorization", "").partition(" ")
-    return token if scheme.lower() == "bearer" else None
-
-
-def _cookie(headers: Headers, name: str) -> str | None:
-    try:
-        found = SimpleCookie(headers.get("cookie", "")).get(name)
-    except CookieError:
-        return None
-    return None if found is None else found.value

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
+import shutil
+import tempfile
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
 from fewcal._utils.atomic import atomic_path
 from fewcal._utils.text import storable
-from fewcal.apply.studio.store import Found, Item
+from fewcal.apply.studio.store import HOME, Found, Item
 from fewcal.errors import FileFormatError, InputError
 from fewcal.features.io.tables import class_name
 from fewcal.features.sources.pictures import check_size, class_folders, is_picture, picture_files
@@ -48,7 +50,26 @@ def inside(folder: Path, name: str) -> Path:
     return path
 
 
-def safe_file_name(name: str, fallback: str = "file", most: int = 100) -> str:
+@contextmanager
+def scratch_file(folder: Path, name: str) -> Iterator[Path]:
+    """A file of this name that is only there inside of the block; a disk that is full is an error in one line."""
+    home = folder / HOME
+    try:
+        with tempfile.TemporaryDirectory(dir=home, suffix=".tmp", ignore_cleanup_errors=True) as place:
+            yield Path(place) / name
+    except OSError as error:
+        raise InputError(f"cannot write {name} into {home}: {error.strerror or error}; make room") from error
+
+
+def sweep(folder: Path) -> None:
+    """Remove what killed processes left half written; only for the process that holds the project."""
+    for place in (folder / HOME, folder / DROPPED):
+        for path in place.glob("*.tmp"):
+            with suppress(OSError):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def safe_file_name(name: str, fallback: str = "file", limit: int = 100) -> str:
     """A name that every file system takes as one name in one folder, similar to the one given.
 
     >>> safe_file_name("../../a:b?.jpg"), safe_file_name("CON"), safe_file_name("  "), safe_file_name("é/è.png")
@@ -59,12 +80,22 @@ def safe_file_name(name: str, fallback: str = "file", most: int = 100) -> str:
     stem, dot, suffix = kept.rpartition(".")
     if not dot:
         stem, suffix = kept, ""
-    # Bytes count, not characters: most file systems stop at 255 of them.
-    while len((stem + dot + suffix).encode()) > most and stem:
+    # Bytes count, not characters: most file systems stop at 255.
+    while len((stem + dot + suffix).encode()) > limit and stem:
         stem = stem[:-1]
-    kept = (stem + dot + suffix)[:most] or fallback
+    kept = (stem + dot + suffix)[:limit] or fallback
     reserved = {"CON", "PRN", "AUX", "NUL", *(f"{d}{i}" for d in ("COM", "LPT") for i in range(1, 10))}
     return f"_{kept}" if kept.partition(".")[0].upper() in reserved else kept
+
+
+def free_name(name: str, taken: Callable[[str], bool]) -> str:
+    """The name, or where it is taken the first one with a number that is free.
+
+    >>> free_name("a.png", {"a.png", "a (2).png"}.__contains__)
+    'a (3).png'
+    """
+    stem, suffix = Path(name).stem, Path(name).suffix
+    return next(one for n in count(1) if not taken(one := name if n == 1 else f"{stem} ({n}){suffix}"))
 
 
 def scan(folder: Path, kind: str | None = None) -> tuple[list[Found], list[str]]:
@@ -120,29 +151,25 @@ def _some(names: Sequence[str]) -> str:
     return f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else names[0]
 
 
-def unknown_texts(found: Iterable[Found], known: Mapping[str, str | None]) -> list[Found]:
-    """What of a folder is not known by its name; of a file of texts that is known, the texts that it did not have.
+def unseen_texts(found: Iterable[Found], present: Mapping[str, str | None]) -> list[Found]:
+    """What of a folder is new by its name; of a file of texts that was read before, the texts that it did not have.
 
-    Lines move when a file is edited: names say their number, so texts count. A number that is taken becomes a free one.
+    Lines move when a file is edited: names hold their number, so texts count. A number in use becomes a free one.
 
-    >>> unknown_texts([Found("a.txt: 1", "new"), Found("a.txt: 2", "old")], {"a.txt: 1": "old"})
+    >>> unseen_texts([Found("a.txt: 1", "new"), Found("a.txt: 2", "old")], {"a.txt: 1": "old"})
     [Found(name='a.txt: 2', text='new', named=None)]
     """
-    had: dict[str, set[str | None]] = {}
-    for name, text in known.items():
-        had.setdefault(_file(name), set()).add(text)
-    taken, out = set(known), []
-    numbers: dict[str, count[int]] = {}
+    texts = {(_file(name), text) for name, text in present.items()}
+    files, names, out = {file for file, _ in texts}, set(present), []
     for name, text, named in found:
         file = _file(name)
-        if text is not None and file in had:
-            if text in had[file]:
+        if text is not None and file in files:
+            if (file, text) in texts:
                 continue
-            had[file].add(text)
-            if name in taken:
-                free = (f"{file}: {n}" for n in numbers.setdefault(file, count(1)))
-                name = next(other for other in free if other not in taken)
-        taken.add(name)
+            texts.add((file, text))
+            if name in names:
+                name = next(free for n in count(1) if (free := f"{file}: {n}") not in names)
+        names.add(name)
         out.append(Found(name, text, named))
     return out
 
@@ -182,7 +209,7 @@ def classes_by_label(items: Iterable[Item]) -> dict[str, list[int]]:
 
 
 def is_text_file(name: str) -> bool:
-    """Whether a file of this name is taken for a file of texts."""
+    """Whether a file of this name is read as a file of texts."""
     return not name.startswith(".") and Path(name).suffix.lower()[1:] in EXTENSIONS
 
 
@@ -206,7 +233,7 @@ def checked_texts(texts: Sequence[str], limits: Limits) -> list[str]:
     """Texts without white space around them, empty ones left out; too long ones are refused."""
     kept = [t for text in texts if (t := _whole(text))]
     if long := [t for t in kept if len(t) > limits.text_length]:
-        raise InputError(f"a text has {len(long[0])} characters; at most {limits.text_length} are taken")
+        raise InputError(f"a text has {len(long[0])} characters; the limit is {limits.text_length}")
     return kept
 
 
@@ -219,13 +246,14 @@ def keep_picture(folder: Path, name: str, data: bytes, limits: Limits) -> str:
     if not is_picture(name):
         raise InputError(f"{name!r} is no picture by its name; drop .jpg, .png, .webp and the like")
     check_size(data, name, limits.pixels)
-    target, number = inside(folder, f"{DROPPED}/{name}"), 1
-    while target.exists():
-        if target.stat().st_size == len(data) and target.read_bytes() == data:
-            break
-        number += 1
-        target = inside(folder, f"{DROPPED}/{Path(name).stem} ({number}){Path(name).suffix}")
-    else:
+
+    def taken(name: str) -> bool:
+        target = inside(folder, f"{DROPPED}/{name}")
+        return target.exists() and (target.stat().st_size != len(data) or target.read_bytes() != data)
+
+    name = f"{DROPPED}/{free_name(name, taken)}"
+    target = inside(folder, name)
+    if not target.exists():
         with atomic_path(target) as temporary:
             temporary.write_bytes(data)
-    return target.relative_to(folder.resolve()).as_posix()
+    return name

@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fewcal.apply.check import ExampleCheck
+from fewcal.apply.labelling import Expected, centre, doubt, expected_accuracy, label_next, similarities
 from fewcal.apply.predict import NONE_OF_THESE
-from fewcal.apply.studio.answers import (
-    MOST_PAIRED,
-    Expected,
-    LeftOut,
-    Recipe,
-    doubt,
-    expected_accuracy,
-    fitted,
-    label_next,
-    similarities,
-    spaced,
-)
+from fewcal.apply.studio.answers import Prediction, Recipe, predict_items
 from fewcal.apply.studio.embedder import Progress
 from fewcal.apply.studio.store import NONE_CLASS, Item
 
-if TYPE_CHECKING:
-    from fewcal.estimators.base import TaskClassifier
+SUGGESTIONS = 6
+# Gains of labels and distances of examples are over pairs: beyond this many items, an even sample of them is taken.
+MAX_PAIRED = 2000
 
-MOST_SUGGESTED = 6
+
+@dataclass(frozen=True, eq=False)
+class Checked:
+    """A check of the examples: which items they were, with which labels, and what was found, or None."""
+
+    labels: dict[int, int]
+    items: list[int]
+    check: ExampleCheck | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,9 +33,9 @@ class Moment:
 
     ids, x : the items that have features, and those `(R, D)`; the same array as long as features are the same
     classes : names by id, "none of these" among them
-    labels : class ids by item
+    labels : class ids by item, in the order in which they were given
     history : in words, what undo and redo would do
-    left_out : how examples were answered that were left out, for the labels of a moment ago
+    checked : the last check of the examples, for the labels of a moment ago
     """
 
     revision: int
@@ -51,94 +49,96 @@ class Moment:
     reject: float | None
     extractor: str | None
     progress: Progress
-    left_out: LeftOut | None
+    checked: Checked | None
 
-    def support(self) -> tuple[np.ndarray, np.ndarray, dict[int, int]]:
-        """Features and class names of the labelled items that have features, and their labels by item."""
+    def examples(self) -> tuple[np.ndarray, np.ndarray]:
+        """Positions of the labelled items that have features, and their class names."""
         at = [n for n, i in enumerate(self.ids) if i in self.labels]
-        used = {self.ids[n]: self.labels[self.ids[n]] for n in at}
-        return self.x[at], np.array([self.classes[label] for label in used.values()], dtype=str), used
+        names = [self.classes[self.labels[self.ids[n]]] for n in at]
+        return np.array(at, int), np.array(names, dtype=str)
 
-    def asks_the_same(self, other: Moment) -> bool:
+    def has_same_inputs(self, other: Moment) -> bool:
         """Whether the answers to both are the same."""
         mine, theirs = (
-            (m.labels, m.classes, m.reject, m.recipe.beta, m.recipe.preset, m.recipe.bank is None)
-            for m in (self, other)
+            (list(m.labels.items()), m.classes, m.reject, m.recipe.preset, m.recipe.bank is None) for m in (self, other)
         )
         return self.x is other.x and self.ids == other.ids and mine == theirs
 
 
 @dataclass(frozen=True, eq=False)
 class Similarity:
-    """Cosines between the rows `at` of the features `x`; they take longer than a fit, and labels leave most as is."""
+    """What labels leave as it is: centred rows z of the features `x`, and cosines between those of a sample."""
 
     x: np.ndarray
-    beta: float
-    at: np.ndarray
-    matrix: np.ndarray
+    z: np.ndarray
+    sample: np.ndarray
+    pairs: np.ndarray
 
-    def serves(self, x: np.ndarray, beta: float, at: np.ndarray) -> bool:
-        return self.x is x and self.beta == beta and np.array_equal(self.at, at)
+    @classmethod
+    def of(cls, x: np.ndarray, last: Similarity | None) -> Similarity:
+        """That of `x`: the last one where it still holds, as pairs take longer than a fit."""
+        if last is not None and last.x is x:
+            return last
+        z, sample = centre(x), spaced(np.arange(len(x)))
+        return cls(x, z, sample, similarities(z[sample]))
+
+    def label_next(self, examples: np.ndarray, prediction: Prediction | None) -> list[int]:
+        """Rows of the sample to label next, the best first."""
+        at, labelled = self.sample, np.isin(self.sample, examples)
+        covered = similarities(self.z[at], self.z[examples]).max(axis=1, initial=0.0)
+        doubts = np.ones(len(at)) if prediction is None else doubt(prediction.probabilities[at])
+        return at[label_next(self.pairs, covered, labelled, doubts, SUGGESTIONS)].tolist()
 
 
 @dataclass(frozen=True, eq=False)
 class Answered:
-    """The answers to a moment, a row for each item that has features."""
+    """The answers to a moment, a row for each item that has features; `suggested` are items, the best first."""
 
     moment: Moment
-    classifier: TaskClassifier | None
+    prediction: Prediction | None
     columns: list[int]  # class id of each column of probabilities
-    probabilities: np.ndarray | None  # (R, N)
-    outliers: np.ndarray | None  # (R,) p-values of "none of these", with a bank
-    suggested: list[int]  # items to label next, the best first
-    similarity: Similarity | None
+    suggested: list[int]
+    similarity: Similarity
+
+    @property
+    def probabilities(self) -> np.ndarray | None:
+        return None if self.prediction is None else self.prediction.probabilities
 
     def answer(self, n: int) -> int | None:
         """The class id that row n gets; None before there are answers."""
-        if self.probabilities is None:
+        if self.prediction is None:
             return None
-        level = self.moment.reject
-        if self.outliers is not None and level is not None and self.outliers[n] >= level:
+        outliers, level = self.prediction.outliers, self.moment.reject
+        if outliers is not None and level is not None and outliers[n] < level:
             return NONE_CLASS
-        return self.columns[int(self.probabilities[n].argmax())]
+        return self.columns[int(self.prediction.probabilities[n].argmax())]
 
     def expected(self) -> Expected | None:
         """The accuracy to expect; None before there are answers, and where nothing is left to answer."""
-        if self.probabilities is None:
+        if self.prediction is None:
             return None
-        return expected_accuracy(self.probabilities, np.array([i in self.moment.labels for i in self.moment.ids]))
+        ids, labels, ready = self.moment.ids, self.moment.labels, set(self.moment.ids)
+        given = [label for item, label in labels.items() if item in ready]
+        found = expected_accuracy(self.prediction.probabilities, given, np.array([i in labels for i in ids]))
+        # A class that has a name and no example is one that items are answered without.
+        missing = not {*self.moment.classes, NONE_CLASS} <= {*given, NONE_CLASS}
+        return replace(found, accuracy=None) if found is not None and missing else found
 
 
-def answered(moment: Moment, last: Answered | None = None) -> Answered:
+def answer_moment(moment: Moment, last: Answered | None = None) -> Answered:
     """The answers to a moment; of the last ones everything is taken that still holds."""
-    if last is not None and moment.asks_the_same(last.moment):
+    if last is not None and moment.has_same_inputs(last.moment):
         return replace(last, moment=moment)
-    support, names, labels = moment.support()
-    classifier = fitted(moment.recipe, support, names)
+    at, names = moment.examples()
+    prediction = predict_items(moment.recipe, moment.x, at, names, moment.reject is not None)
     by_name = {name: i for i, name in moment.classes.items()} | {NONE_OF_THESE: NONE_CLASS}
-    probabilities = outliers = None
-    columns: list[int] = []
-    if classifier is not None:
-        probabilities = classifier.predict_proba(moment.x)
-        columns = [by_name[str(name)] for name in classifier.classes_]
-        if moment.reject is not None:
-            outliers = classifier.outlier_pvalue(moment.x)
-    suggested, similarity = _suggested(moment, labels, probabilities, None if last is None else last.similarity)
-    return Answered(moment, classifier, columns, probabilities, outliers, suggested, similarity)
+    columns = [] if prediction is None else [by_name[name] for name in prediction.names]
+    similarity = Similarity.of(moment.x, None if last is None else last.similarity)
+    suggested = [moment.ids[n] for n in similarity.label_next(at, prediction)]
+    return Answered(moment, prediction, columns, suggested, similarity)
 
 
-def _suggested(
-    moment: Moment, labels: dict[int, int], probabilities: np.ndarray | None, known: Similarity | None
-) -> tuple[list[int], Similarity | None]:
-    ids, x, beta = moment.ids, moment.x, moment.recipe.beta
-    if not ids:
-        return [], None
-    labelled = np.array([i in labels for i in ids])
-    doubts = np.ones(len(ids)) if probabilities is None else doubt(probabilities)
-    # All labelled items and an even sample of the others.
-    free = np.flatnonzero(~labelled)
-    at = np.sort(np.concatenate([np.flatnonzero(labelled), free[spaced(len(free), MOST_PAIRED)]]))
-    if known is None or not known.serves(x, beta, at):
-        known = Similarity(x, beta, at, similarities(x[at], beta))
-    order = label_next(known.matrix, labelled[at], doubts[at], MOST_SUGGESTED)
-    return [ids[at[n]] for n in order], known
+def spaced(positions: np.ndarray) -> np.ndarray:
+    """The positions, or an even sample of `MAX_PAIRED`."""
+    total = len(positions)
+    return positions if total <= MAX_PAIRED else positions[np.arange(MAX_PAIRED) * total // MAX_PAIRED]

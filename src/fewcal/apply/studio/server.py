@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-import socket
+import threading
 import warnings
 from collections.abc import Callable
 from contextlib import closing, suppress
@@ -20,45 +20,33 @@ def serve_studio(
     host: str = "127.0.0.1",
     port: int = 0,
     token: str | None = None,
+    behind_proxy: str | None = None,
     opened: Callable[[str], None] = print,
 ) -> None:
-    """Serve a project until interrupted; `opened` gets the link once the server listens. Port 0 takes a free one."""
-    try:
-        import uvicorn
+    """Serve a project until interrupted; `opened` gets the link once the server listens. Port 0 takes a free one.
 
-        from fewcal.apply.studio.app import Broadcast, make_app
-        from fewcal.apply.studio.guard import Access
+    `behind_proxy` is the page's address there; see `guard`.
+    """
+    try:
+        from fewcal.apply.connections import run_app
+        from fewcal.apply.studio.app import make_app
+        from fewcal.apply.studio.guard import Access, Proxy
         from fewcal.apply.web import allowed_hosts, bound_socket, shown_address
     except ImportError as error:
         raise InputError(f"the studio needs {error.name}: pip install 'fewcal[studio]'") from error
 
+    proxy = None if behind_proxy is None else Proxy.parse(behind_proxy)
     # Every label is a fit, and every fit of poor base classes warns.
     warnings.simplefilter("once", FewcalWarning)
     listening = bound_socket(host, port)
     port = listening.getsockname()[1]
-    access = Access(allowed_hosts(host, port), token or secrets.token_urlsafe(24), settings.limits.upload_bytes)
-    news, studio = Broadcast(), Studio(folder, settings)
-    app = make_app(studio, access, news)
+    token = token or secrets.token_urlsafe(24)
+    access = Access(allowed_hosts(host, port), token, settings.limits.upload_bytes, proxy)
+    address = shown_address(host, port) if proxy is None else f"{proxy.origin}{proxy.path}"
+    closed, studio = threading.Event(), Studio(folder, settings)
+    app = make_app(studio, access, closed)
 
-    class Server(uvicorn.Server):
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
-            if self.started:
-                opened(f"{shown_address(host, port)}/?token={access.token}")
-
-        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            news.close()  # open event streams would be waited for
-            await super().shutdown(sockets)
-
-    config = uvicorn.Config(
-        app,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        ws="none",
-        timeout_graceful_shutdown=5,
-    )
-    with listening, closing(studio), suppress(KeyboardInterrupt):  # the way to stop it
-        studio.start()  # here, where what is wrong with the folder is told in a line
-        Server(config).run([listening])  # passes Ctrl-C on when all is closed
+    with listening, closing(studio), suppress(KeyboardInterrupt):  # which may come before the server listens
+        studio.start()  # here, where what is wrong with the folder becomes a line
+        # Open streams of events would be waited for.
+        run_app(app, listening, lambda: opened(f"{address}/?token={token}"), stopping=closed.set)

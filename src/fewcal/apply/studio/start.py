@@ -52,7 +52,7 @@ def project_settings(
 
 
 def new_folder_note(folder: Path) -> str | None:
-    """Of a folder that is not there, and will be made, a line that says so: its name may be misspelt.
+    """A line about a folder that is not there and will be made, as its name may be misspelt; None where it is.
 
     >>> new_folder_note(Path())
     """

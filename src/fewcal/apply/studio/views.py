@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TypeAlias
 
 import numpy as np
 
-from fewcal.apply.studio.answers import doubt
+from fewcal._utils.types import JSON as Json
+from fewcal.apply.labelling import MAX_UNSEEN, doubt
 from fewcal.apply.studio.exports import Row
 from fewcal.apply.studio.intake import classes_by_folder, classes_by_label
 from fewcal.apply.studio.moment import Answered, Moment
@@ -15,10 +15,9 @@ from fewcal.apply.studio.project import Studio
 from fewcal.apply.studio.store import NONE_CLASS
 from fewcal.errors import InputError
 
-Json: TypeAlias = dict[str, "Json"] | list["Json"] | str | int | float | bool | None
-MOST_NEAREST = 6
-MOST_BASES = 5
-_TOP = 3  # probabilities that a card shows
+NEAREST = 6
+BASES = 5
+TOP = 5  # classes of a card, by probability
 
 
 def state(studio: Studio) -> dict[str, Json]:
@@ -30,7 +29,7 @@ def state(studio: Studio) -> dict[str, Json]:
     undo, redo = moment.history
     return {
         "revision": moment.revision,
-        "started": studio.started,
+        "session": studio.session,
         "title": studio.folder.resolve().name,
         "kind": studio.kind,
         "extractor": moment.extractor,
@@ -39,7 +38,7 @@ def state(studio: Studio) -> dict[str, Json]:
         "classes": [{"id": i, "name": name, "count": counts.count(i)} for i, name in moment.classes.items()],
         # offered as classes as long as there are none
         "folders": list(classes_by_folder(moment.items)) if set(moment.classes) == {NONE_CLASS} else [],
-        # offered as long as one of them has no label
+        # offered as long as a text that names its class has no label
         "named": [
             name for name, own in classes_by_label(moment.items).items() if any(i not in moment.labels for i in own)
         ],
@@ -47,8 +46,8 @@ def state(studio: Studio) -> dict[str, Json]:
         "items": _items(answered),
         "next": list(answered.suggested),
         "progress": asdict(moment.progress),
-        "expected": None if expected is None else asdict(expected),
-        "left_out": None if moment.left_out is None else asdict(moment.left_out),
+        "expected": None if expected is None else asdict(expected) | {"classes_missing": expected.unseen > MAX_UNSEEN},
+        "check": _summary(moment),
         "undo": undo,
         "redo": redo,
     }
@@ -59,7 +58,7 @@ def _items(answered: Answered) -> list[Json]:
     place = {i: n for n, i in enumerate(moment.ids)}
     top = doubts = None
     if p is not None:
-        top, doubts = np.argsort(-p, axis=1, kind="stable")[:, :_TOP], doubt(p)
+        top, doubts = np.argsort(-p, axis=1, kind="stable")[:, :TOP], doubt(p)
     out: list[Json] = []
     for item in moment.items:
         row: dict[str, Json] = {"id": item.id, "name": item.name, "state": item.state}
@@ -78,8 +77,34 @@ def _items(answered: Answered) -> list[Json]:
     return out
 
 
+def _summary(moment: Moment) -> Json:
+    """Of the last check: how many examples were answered correctly, and which otherwise, as far as it still holds."""
+    checked = moment.checked
+    if checked is None or checked.check is None:
+        return None
+    numbers = {name: i for i, name in moment.classes.items()}
+    found = [(checked.items[s.row], s) for s in checked.check.suspects if s.answer in numbers]
+    otherwise: dict[str, Json] = {
+        str(i): [numbers[s.answer], round(s.answer_probability, 4), s.likely]
+        for i, s in found
+        if moment.labels.get(i) == checked.labels.get(i)
+    }
+    return {"right": checked.check.right, "tested": checked.check.tested, "otherwise": otherwise}
+
+
+def check(studio: Studio) -> dict[str, Json]:
+    """What cross-validation finds of the examples, by items; nothing with fewer than two classes."""
+    checked = studio.check()
+    found, items = checked.check, checked.items
+    if found is None:
+        return {}
+    suspects: list[Json] = [s.to_dict() | {"item": items[s.row]} for s in found.suspects]
+    groups: list[Json] = [[items[row] for row in group] for group in found.duplicates]
+    return {**found.to_dict(), "suspects": suspects, "duplicates": groups}
+
+
 def why(studio: Studio, number: int) -> dict[str, Json]:
-    """What speaks for the answer to one item: all probabilities, the nearest examples, base classes of the answer."""
+    """What supports the answer to one item: all probabilities, the nearest examples, base classes of the answer."""
     answered = studio.answers()
     ids, names = answered.moment.ids, answered.moment.classes
     item = studio.store.item(number)
@@ -88,46 +113,35 @@ def why(studio: Studio, number: int) -> dict[str, Json]:
     n = ids.index(number)
     answer = answered.answer(n)
     p = answered.probabilities
+    outliers = None if answered.prediction is None else answered.prediction.outliers
     order = [] if p is None else np.argsort(-p[n], kind="stable").tolist()
     return {
         "id": number,
         "name": item.name,
         "answer": None if answer is None else names[answer],
         "probabilities": [] if p is None else [[names[answered.columns[c]], round(float(p[n, c]), 4)] for c in order],
-        "nearest": _nearest(answered.moment, n),
+        "nearest": _nearest(answered, n),
         "bases": _bases(studio, answered, answer),
-        "outlier": None if answered.outliers is None else round(float(answered.outliers[n]), 4),
+        "outlier": None if outliers is None else round(float(outliers[n]), 4),
     }
 
 
-def _nearest(moment: Moment, n: int) -> list[Json]:
+def _nearest(answered: Answered, n: int) -> list[Json]:
     """The labelled items most similar to row n, by the cosine of centred features."""
-    ids, labels = moment.ids, moment.labels
-    at = [m for m, i in enumerate(ids) if i in labels and m != n]
-    if not at:
-        return []
-    x = moment.x - moment.x.mean(axis=0)
-    x = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
-    cosines = x[at] @ x[n]
-    nearest = np.argsort(-cosines, kind="stable")[:MOST_NEAREST]
-    return [
-        {
-            "id": ids[at[m]],
-            "class": moment.classes[labels[ids[at[m]]]],
-            "similarity": round(float(cosines[m]), 3),
-        }
-        for m in nearest
-    ]
+    at, classes = answered.moment.examples()
+    z, ids = answered.similarity.z, answered.moment.ids
+    cosines = z[at] @ z[n]
+    order = [m for m in np.argsort(-cosines, kind="stable").tolist() if at[m] != n][:NEAREST]
+    return [{"id": ids[at[m]], "class": str(classes[m]), "similarity": round(float(cosines[m]), 3)} for m in order]
 
 
 def _bases(studio: Studio, answered: Answered, answer: int | None) -> list[Json]:
     """Base classes that shaped the class of the answer, with their shares in its calibrated mean."""
-    if studio.settings.bank is None or answered.classifier is None or answer is None:
+    if studio.settings.bank is None or answered.prediction is None or answer is None:
         return []
-    story = answered.classifier.explain()
-    for one in story.classes:
+    for one in answered.prediction.classifier.explain().classes:
         if str(one.label) == answered.moment.classes[answer]:
-            pairs = list(zip(one.bases, one.shares, strict=True))[:MOST_BASES]
+            pairs = list(zip(one.bases, one.shares, strict=True))[:BASES]
             seen = studio.settings.base_picture is not None
             return [{"name": str(base), "share": round(float(share), 3), "picture": seen} for base, share in pairs]
     return []

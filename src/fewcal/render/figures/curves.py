@@ -1,4 +1,4 @@
-"""Numbers against parameters: lines, a heat map, histograms."""
+"""Numbers against parameters: lines, heat maps, histograms."""
 
 from __future__ import annotations
 
@@ -9,12 +9,27 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from fewcal.errors import InputError
-from fewcal.render.figures.style import COLUMN, LINES, MARKERS, PAGE, colour_of, drawn, new_axes, new_grid, percent
+from fewcal.render.figures.style import (
+    COLUMN,
+    LINES,
+    PAGE,
+    colour_of,
+    drawn,
+    look_of,
+    new_axes,
+    new_grid,
+    new_panels,
+    percent,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
+
+# Means and half-widths along an axis, and accuracies by row and column; None is left out.
+Line: TypeAlias = tuple[Sequence[float | None], Sequence[float | None]]
+Grid: TypeAlias = Sequence[Sequence[float | None]]
 
 
 @drawn
@@ -22,25 +37,12 @@ def mean_curve(base_mean: Sequence[float], estimates: Mapping[str, Sequence[floa
     """The estimate X' against the base mean in one dimension, the support point at 0 (the paper's figure 2, left)."""
     figure, axis = new_axes(COLUMN, 2.5)
     for i, (name, values) in enumerate(estimates.items()):
-        every = max(len(values) // 8, 1)
-        axis.plot(
-            base_mean, values, color=colour_of(i), linestyle=LINES[i % len(LINES)], marker=MARKERS[i % len(MARKERS)],
-            markevery=every, label=name,
-        )  # fmt: skip
+        axis.plot(base_mean, values, **look_of(i), markevery=max(len(values) // 8, 1), label=name)
     axis.axhline(0, color="black", linewidth=0.6)
     axis.set(xlabel="base mean μ₁ (support point at 0)", ylabel="estimate X′")
     axis.grid(True)
     axis.legend()
     return figure
-
-
-# Means and half-widths along an axis; a value of None is left out.
-Line: TypeAlias = tuple[Sequence[float | None], Sequence[float | None]]
-
-
-def accuracy_lines(x: Sequence[float], series: Mapping[str, Line], *, xlabel: str, log: bool = False) -> Figure:
-    """Accuracy against a parameter: lines with bands, each series `(means, half-widths)`."""
-    return accuracy_panels(x, {"": series}, xlabel=xlabel, log=log)
 
 
 @drawn
@@ -53,7 +55,7 @@ def accuracy_panels(
     for axis, (title, series) in zip(axes[0], panels.items(), strict=True):
         for i, (name, (means, halves)) in enumerate(series.items()):
             y, half = percent(means), percent(halves)
-            axis.plot(x, y, color=colour_of(i), linestyle=LINES[i % len(LINES)], marker=MARKERS[i % 7], label=name)
+            axis.plot(x, y, **look_of(i), label=name)
             axis.fill_between(x, y - half, y + half, color=colour_of(i), alpha=0.18, linewidth=0)
         if log:
             axis.set_xscale("log", base=10 if max(x) > 200 else 2)
@@ -78,14 +80,6 @@ def _apart(x: Sequence[float], gap: float = 0.11) -> list[str]:
         out.append(f"{v:g}" if place - last > gap else "")
         last = place if out[-1] else last
     return out
-
-
-Grid: TypeAlias = Sequence[Sequence[float | None]]
-
-
-def heat_map(values: Grid, columns: Sequence[float], rows: Sequence[float], *, xlabel: str, ylabel: str) -> Figure:
-    """Accuracy on a grid, `values[row][column]`; the best cell has a frame."""
-    return heat_maps({"": values}, columns, rows, xlabel=xlabel, ylabel=ylabel)
 
 
 @drawn
@@ -130,25 +124,17 @@ def weight_histograms(panels: Mapping[str, Sequence[float]], marks: Mapping[str,
     `marks` are values with a name, drawn as lines: what DC gives each base class.
     """
     data = {name: np.asarray(v, float) for name, v in panels.items()}
-    every = np.concatenate([v[v > 0] for v in data.values()] + [np.array(list((marks or {}).values()) or [1e-3])])
+    marks = marks or {}
+    every = np.concatenate([v[v > 0] for v in data.values()] + [np.array(list(marks.values()) or [1e-3])])
     low, high = math.floor(2 * math.log10(every.min())) / 2, math.ceil(2 * math.log10(every.max())) / 2
     bins = np.logspace(low, max(high, low + 0.5), 60)
-    columns = min(2, len(data))
-    lines = -(-len(data) // columns)
-    width = PAGE if columns > 1 else COLUMN
-    figure, axes = new_grid(width, 1.6 * lines + 0.5, lines, columns, sharex=True)
+    figure, axes = new_panels(len(data), 1.6, 0.5, sharex=True)
     flat = [axis for line in axes for axis in line]
-    for axis in flat[len(data) :]:
-        axis.set_visible(False)
     for axis, (name, values) in zip(flat, data.items(), strict=False):
-        axis.hist(
-            np.clip(values, bins[0], None),
-            bins=bins.tolist(),
-            color=colour_of(0),
-            weights=np.full(len(values), 100 / max(len(values), 1)),
-        )
-        for i, (word, at) in enumerate((marks or {}).items()):
-            axis.axvline(at, color=colour_of(1), linestyle=LINES[1 + i], label=word)
+        share = np.full(len(values), 100 / max(len(values), 1))
+        axis.hist(np.clip(values, bins[0], None), bins=bins.tolist(), color=colour_of(0), weights=share)
+        for i, (word, at) in enumerate(marks.items()):
+            axis.axvline(at, color=colour_of(1), linestyle=LINES[(1 + i) % len(LINES)], label=word)
         axis.set(xscale="log", title=name, ylabel="% of weights")
         axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axis.xaxis.set_minor_formatter("")

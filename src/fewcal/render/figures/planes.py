@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, TypeAlias, TypedDict
 
 import numpy as np
 
-from fewcal.render.figures.style import COLUMN, MARKERS, PAGE, PHONE, colour_of, drawn, new_axes, new_grid, short
+from fewcal.render.figures.style import (
+    COLUMN,
+    MARKERS,
+    PAGE,
+    PHONE,
+    colour_of,
+    drawn,
+    new_axes,
+    new_grid,
+    new_panels,
+    short,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,22 +64,16 @@ def embedding_panels(panels: Mapping[str, Panel], class_names: Sequence[str] = (
     Support points are + in a black circle, samples o, semi-transparent, queries *. The number beside a support point is
     its class.
     """
-    columns = min(2, len(panels))
-    lines = -(-len(panels) // columns)
-    figure, axes = new_grid(PAGE, 3.1 * lines + 0.5, lines, columns)
-    flat = [axis for line in axes for axis in line]
-    for axis in flat[len(panels) :]:
-        axis.set_visible(False)
-    for axis, (name, panel) in zip(flat, panels.items(), strict=False):
+    figure, axes = new_panels(len(panels), 3.1, 0.5)
+    for axis, (name, panel) in zip([axis for line in axes for axis in line], panels.items(), strict=False):
         points, classes = np.asarray(panel["points"], float), np.asarray(panel["classes"])
-        kinds = np.asarray(panel["kinds"])
         for c in np.unique(classes):
-            colour = colour_of(int(c))
-            x, y = points[(classes == c) & (kinds == "sample")].T
-            axis.scatter(x, y, s=14, c=colour, alpha=0.25, linewidths=0, marker="o", zorder=1)
-            x, y = points[(classes == c) & (kinds == "query")].T
-            axis.scatter(x, y, s=34, c=colour, linewidths=0.3, edgecolors="white", marker="*", zorder=2)
-            own = points[(classes == c) & (kinds == "support")]
+            colour, kinds = colour_of(int(c)), np.where(classes == c, panel["kinds"], "")
+            axis.scatter(
+                *_xy(points[kinds == "sample"]), s=14, c=colour, alpha=0.25, linewidths=0, marker="o", zorder=1
+            )
+            _queries(axis, points[kinds == "query"], colour)
+            own = points[kinds == "support"]
             _support(axis, own, colour)
             _numbered(axis, own[:1], int(c))
         _map_axis(axis)
@@ -82,19 +87,18 @@ def embedding_panels(panels: Mapping[str, Panel], class_names: Sequence[str] = (
 def task_map(view: TaskView, class_names: Sequence[str]) -> Figure:
     """One task in the plane that its calibrated means span best: where calibration moved them, and what went wrong.
 
-    `right (Q,)` tells which queries were answered rightly; `before` and `after` are the class means.
+    `right (Q,)` are the queries with right answers; `before` and `after` are the class means.
     """
     figure, axis = new_axes(PHONE, 4.0)
-    support, queries = np.asarray(view["support"], float), np.asarray(view["queries"], float)
+    support, queries, before, after = (
+        np.asarray(points, float).reshape(-1, 2)
+        for points in (view["support"], view["queries"], view["before"], view["after"])
+    )
     labels, truth, right = np.asarray(view["labels"]), np.asarray(view["truth"]), np.asarray(view["right"], bool)
-    before, after = np.asarray(view["before"], float), np.asarray(view["after"], float)
     for c in range(len(after)):
         colour = colour_of(c)
-        own, good = truth == c, right
-        axis.scatter(
-            *_xy(queries[own & good]), s=34, c=colour, linewidths=0.3, edgecolors="white", marker="*", zorder=2
-        )
-        axis.scatter(*_xy(queries[own & ~good]), s=22, c=colour, linewidths=1.2, marker="x", zorder=2)
+        _queries(axis, queries[(truth == c) & right], colour)
+        axis.scatter(*_xy(queries[(truth == c) & ~right]), s=22, c=colour, linewidths=1.2, marker="x", zorder=2)
         _support(axis, support[labels == c], colour)
         axis.annotate("", after[c], before[c], arrowprops={"arrowstyle": "->", "color": "black", "lw": 0.9}, zorder=4)
         axis.scatter(*_xy(after[c]), s=60, c=colour, edgecolors="black", linewidths=1, marker="D", zorder=5)
@@ -110,16 +114,23 @@ def task_map(view: TaskView, class_names: Sequence[str]) -> Figure:
     return figure
 
 
-def _xy(points: np.ndarray | Sequence[Sequence[float]] | Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
+Points: TypeAlias = np.ndarray | Sequence[Sequence[float]] | Sequence[float]
+
+
+def _xy(points: Points) -> tuple[np.ndarray, np.ndarray]:
     """Coordinates of points (P, 2), or of one point (2,)."""
     plane = np.asarray(points, float)
     return plane[..., 0], plane[..., 1]
 
 
-def _support(axis: Axes, points: np.ndarray, colour: str) -> None:
+def _queries(axis: Axes, points: np.ndarray, colour: str) -> None:
+    axis.scatter(*_xy(points), s=34, c=colour, linewidths=0.3, edgecolors="white", marker="*", zorder=2)
+
+
+def _support(axis: Axes, points: Points, colour: str, size: float = 110) -> None:
     """The paper's mark of a support point: + in a black circle."""
-    axis.scatter(*_xy(points), s=110, facecolors="white", edgecolors="black", linewidths=1.2, zorder=3)
-    axis.scatter(*_xy(points), s=60, c=colour, linewidths=2, marker="+", zorder=4)
+    axis.scatter(*_xy(points), s=size, facecolors="white", edgecolors="black", linewidths=1.2, zorder=3)
+    axis.scatter(*_xy(points), s=0.58 * size, c=colour, linewidths=2, marker="+", zorder=4)
 
 
 def _numbered(axis: Axes, points: np.ndarray, *numbers: int) -> None:
@@ -172,17 +183,13 @@ def drifting_samples(panels: Mapping[str, tuple[Mapping[str, Cloud], Sequence[fl
     from matplotlib.lines import Line2D
 
     figure, axes = new_grid(PAGE if len(panels) > 1 else COLUMN, 2.7, columns=len(panels))
-    names: dict[str, None] = {}
+    names = list(dict.fromkeys(name for clouds, _ in panels.values() for name in clouds))
     for axis, (title, (clouds, support)) in zip(axes[0], panels.items(), strict=True):
-        for i, (name, cloud) in enumerate(clouds.items()):
-            names[name] = None
-            marker = MARKERS[i % len(MARKERS)]
-            axis.scatter(*_xy(cloud["points"]), s=10, c=colour_of(i), alpha=0.35, linewidths=0, marker=marker)
-            axis.scatter(
-                *_xy(cloud["mean"]), s=150, c=colour_of(i), edgecolors="black", linewidths=0.7, marker="*", zorder=3
-            )
-        axis.scatter(*_xy(support), s=130, facecolors="white", edgecolors="black", linewidths=1.2, zorder=4)
-        axis.scatter(*_xy(support), s=80, c="black", linewidths=1.8, marker="+", zorder=5)
+        for i, cloud in enumerate(clouds.values()):
+            colour, marker = colour_of(i), MARKERS[i % len(MARKERS)]
+            axis.scatter(*_xy(cloud["points"]), s=10, c=colour, alpha=0.35, linewidths=0, marker=marker)
+            axis.scatter(*_xy(cloud["mean"]), s=150, c=colour, edgecolors="black", linewidths=0.7, marker="*", zorder=3)
+        _support(axis, support, "black", 130)
         _map_axis(axis)
         axis.set_title(title)
     handles = [

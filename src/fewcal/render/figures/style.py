@@ -1,4 +1,4 @@
-"""What all figures share: size, colours, markers, files."""
+"""Size, colours, markers and files of all figures."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, ParamSpec
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 import numpy as np
 
@@ -31,12 +31,8 @@ _STYLE = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],  # comes with matplotlib, so that figures look the same everywhere
     "text.parse_math": False,  # names of classes may hold dollars
-    "font.size": 8,
+    **dict.fromkeys(("font.size", "axes.labelsize", "xtick.labelsize", "ytick.labelsize", "legend.fontsize"), 8),
     "axes.titlesize": 9,
-    "axes.labelsize": 8,
-    "xtick.labelsize": 8,
-    "ytick.labelsize": 8,
-    "legend.fontsize": 8,
     "legend.frameon": False,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -53,6 +49,12 @@ _STYLE = {
     "svg.fonttype": "path",
     "svg.hashsalt": "fewcal",
     "pdf.fonttype": 42,
+}
+# Dates and versions would make every file differ from the last.
+_METADATA: dict[str, dict[str, None]] = {
+    "svg": {"Date": None},
+    "pdf": {"CreationDate": None},
+    "png": {"Software": None},
 }
 
 
@@ -86,11 +88,9 @@ def svg_bytes(figure: Figure) -> bytes:
 
 
 def _bytes(figure: Figure, kind: str) -> bytes:
-    # Dates and versions would make every file differ from the last.
-    metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {"Software": None}}[kind]
     buffer = io.BytesIO()
     with style():
-        figure.savefig(buffer, format=kind, metadata=metadata)
+        figure.savefig(buffer, format=kind, metadata=_METADATA[kind])
     return buffer.getvalue()
 
 
@@ -109,26 +109,39 @@ def drawn(function: Callable[P, Figure]) -> Callable[P, Figure]:
 
 
 def new_axes(width: float, height: float) -> tuple[Figure, Axes]:
-    """A figure and its only axes, by no global state: nothing stays open and threads do not meet."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    return figure, figure.subplots()
+    """A figure and its only axes."""
+    figure, [[axis]] = new_grid(width, height)
+    return figure, axis
 
 
 def new_grid(
     width: float, height: float, rows: int = 1, columns: int = 1, sharex: bool = False, sharey: bool = False
 ) -> tuple[Figure, list[list[Axes]]]:
-    """A figure and its axes, row by row."""
+    """A figure and its axes, row by row, by no global state: nothing stays open and threads do not meet."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
     return figure, figure.subplots(rows, columns, sharex=sharex, sharey=sharey, squeeze=False).tolist()
 
 
+def new_panels(count: int, height: float, extra: float, sharex: bool = False) -> tuple[Figure, list[list[Axes]]]:
+    """So many panels of a height, two in a row; a place that is left over is hidden."""
+    columns = min(2, count)
+    lines = -(-count // columns)
+    figure, axes = new_grid(PAGE if columns > 1 else COLUMN, height * lines + extra, lines, columns, sharex=sharex)
+    for axis in [axis for line in axes for axis in line][count:]:
+        axis.set_visible(False)
+    return figure, axes
+
+
 def colour_of(i: int) -> str:
     """The colour of series i."""
     return COLOURS[i % len(COLOURS)]
+
+
+def look_of(i: int) -> dict[str, Any]:
+    """Colour, marker and line of series i, for `Axes.plot`."""
+    return {"color": colour_of(i), "marker": MARKERS[i % len(MARKERS)], "linestyle": LINES[i % len(LINES)]}
 
 
 def percent(values: Iterable[float | None]) -> np.ndarray:

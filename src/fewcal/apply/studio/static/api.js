@@ -1,6 +1,7 @@
-// The server: every change answers with the whole new state; events say that another page changed something.
+// The server: every change answers with the whole new state; events announce what another page changed. Addresses are
+// relative, so that a proxy may put a path before them.
 
-async function asked(path, options = {}) {
+async function request(path, options = {}) {
   let response;
   try {
     response = await fetch(path, { credentials: "same-origin", ...options });
@@ -12,18 +13,18 @@ async function asked(path, options = {}) {
   return body;
 }
 
-export const get = (path) => asked(path);
+export const get = (path) => request(path);
 
 export const send = (method, path, body) =>
-  asked(path, { method, headers: { "content-type": "application/json" }, body: JSON.stringify(body ?? {}) });
+  request(path, { method, headers: { "content-type": "application/json" }, body: JSON.stringify(body ?? {}) });
 
 export const upload = (file) =>
-  asked("/api/files", { method: "POST", headers: { "x-file-name": encodeURIComponent(file.name) }, body: file });
+  request("api/files", { method: "POST", headers: { "x-file-name": encodeURIComponent(file.name) }, body: file });
 
-// Calls back with the newest revision, now and after every change; the browser connects again by itself, unless the server
-// refuses it, which is `lost` for good.
+// Calls back with the session and its newest revision, now and after every change; the browser connects again by itself,
+// unless the server refuses it, which is `lost` for good.
 export function listen(changed, lost) {
-  const events = new EventSource("/api/events");
-  events.onmessage = (event) => changed(Number(event.data));
+  const events = new EventSource("api/events");
+  events.onmessage = (event) => changed(...JSON.parse(event.data));
   events.onerror = () => lost(events.readyState === EventSource.CLOSED);
 }

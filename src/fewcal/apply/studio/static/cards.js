@@ -5,11 +5,6 @@ import { $, el, percent, picture, place } from "./dom.js";
 export const PAGE = 200;
 const DOUBTFUL = 0.6;
 
-export function colour(state, id) {
-  if (id === 0) return "none";
-  return `c${state.classes.filter((c) => c.id !== 0).findIndex((c) => c.id === id) % 10}`;
-}
-
 export function name(state, id) {
   return state.classes.find((c) => c.id === id)?.name ?? "";
 }
@@ -20,16 +15,19 @@ export function filtered(state) {
   const show = $("show").value;
   const of = $("of").value;
   const order = $("order").value;
+  const otherwise = state.check?.otherwise ?? {};
   const kept = state.items.filter((item) => {
     const labelled = item.label !== undefined;
     if (show === "open" && (labelled || item.state === "failed")) return false;
     if (show === "labelled" && !labelled) return false;
+    if (show === "otherwise" && !(item.id in otherwise)) return false;
     if (show === "failed" && item.state !== "failed") return false;
     if (show === "doubtful" && (labelled || !(item.top && item.top[0][1] < DOUBTFUL))) return false;
     if (of !== "" && String(labelled ? item.label : item.answer) !== of) return false;
     return !word || item.name.toLowerCase().includes(word) || (item.text ?? "").toLowerCase().includes(word);
   });
   const doubt = (item) => item.doubt ?? -1;
+  if (show === "otherwise") return kept.sort((a, b) => otherwise[b.id][1] - otherwise[a.id][1]);
   if (order === "doubt") kept.sort((a, b) => doubt(b) - doubt(a) || a.id - b.id);
   if (order === "sure") kept.sort((a, b) => doubt(a) - doubt(b) || a.id - b.id);
   if (order === "name") kept.sort((a, b) => a.name.localeCompare(b.name, undefined, { numeric: true }));
@@ -45,8 +43,11 @@ function verdict(state, item) {
   const id = item.label ?? item.answer;
   if (id === undefined) return el("span", { class: "verdict quiet" }, "?", unseen("no answer yet"));
   const labelled = item.label !== undefined;
-  return el("span", { class: `verdict ${colour(state, id)}${labelled ? " labelled" : ""}` }, el("span", { class: "dot" }),
-    unseen(labelled ? "labelled" : "answer"), el("span", { class: "what", title: name(state, id) }, name(state, id)));
+  const rather = labelled && state.check?.otherwise[item.id];
+  return el("span", { class: `verdict${labelled ? " labelled" : ""}`, own: id }, el("span", { class: "dot" }),
+    unseen(labelled ? "labelled" : "answer"), el("span", { class: "what", title: name(state, id) }, name(state, id)),
+    rather && el("span", { class: "rather", title: `Left out, it is answered ${name(state, rather[0])} (${percent(rather[1])})` },
+      `⚠ ${name(state, rather[0])}`));
 }
 
 // The probability of the answer. What is set aside because it resembles no class is not the most probable one: it has none.
@@ -76,9 +77,8 @@ export function card(state, item) {
 export function fill(list, state, items) {
   const old = new Map([...list.children].map((li) => [li.dataset.key, li]));
   const fresh = items.map((item) => {
-    const key = JSON.stringify([item, name(state, item.label ?? item.answer), colour(state, item.label ?? item.answer)]);
-    const known = old.get(key);
-    if (known) return known;
+    const key = JSON.stringify([item, name(state, item.label ?? item.answer), state.check?.otherwise[item.id]]);
+    if (old.has(key)) return old.get(key);
     const made = card(state, item);
     made.dataset.key = key;
     const before = [...list.children].find((li) => li.firstChild.dataset.id === String(item.id));

@@ -2,6 +2,9 @@
 
 export const $ = (id) => document.getElementById(id);
 
+// The colour of a class by its id, which it keeps: hues a golden angle apart never come back, and neighbours differ most.
+const colour = (id) => (id === 0 ? "var(--edge)" : `oklch(${[0.6, 0.52, 0.67][id % 3]} .14 ${((137.508 * id) % 360).toFixed(1)})`);
+
 export function el(tag, attributes = {}, ...children) {
   const node = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -9,6 +12,7 @@ export function el(tag, attributes = {}, ...children) {
     if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
     else if (name === "class") node.className = value;
     else if (name === "data") Object.assign(node.dataset, value);
+    else if (name === "own") node.style.setProperty("--own", colour(value));
     else node.setAttribute(name, value === true ? "" : value);
   }
   node.append(...children.flat().filter((c) => c !== null && c !== undefined && c !== false));
@@ -20,13 +24,13 @@ export const breakable = (name) => name.split(/(?<=[_\-./])/).flatMap((part, n) 
 
 export const percent = (p) => `${Math.round(100 * p)}%`;
 
-export function say(text) {
+export function announce(text) {
   $("live").textContent = "";
   requestAnimationFrame(() => { $("live").textContent = text; });
 }
 
 export function problem(text) {
-  if ($("problem").textContent === text) return; // said once
+  if ($("problem").textContent === text) return; // announced once
   $("problem").textContent = text;
   $("problem").hidden = !text;
 }
@@ -44,5 +48,5 @@ export function place(list, nodes) {
   nodes.forEach((node, n) => { if (list.children[n] !== node) list.insertBefore(node, list.children[n] ?? null); });
 }
 
-// The address of a picture. Browsers keep them: another server on the same port has another time of its start.
-export const picture = (state, id, size) => `/api/items/${id}/${size}.jpg?of=${state.started}`;
+// The address of a picture. Browsers keep them: another server on the same port has another session.
+export const picture = (state, id, size) => `api/items/${id}/${size}.jpg?of=${state.session}`;

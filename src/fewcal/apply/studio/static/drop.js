@@ -1,7 +1,7 @@
 // Files and items dropped on the page or on a class.
 
 import { upload } from "./api.js";
-import { problem, say } from "./dom.js";
+import { announce, problem } from "./dom.js";
 
 const ITEMS = "application/x-fewcal-items";
 
@@ -34,7 +34,7 @@ export async function takeFiles(files, assign, number) {
   const wrong = [];
   const ids = [];
   for (const [n, file] of [...files].entries()) {
-    say(`Adding ${n + 1} of ${files.length}`);
+    announce(`Adding ${n + 1} of ${files.length}`);
     try {
       ids.push(...(await upload(file)).items);
     } catch (error) {
@@ -47,9 +47,9 @@ export async function takeFiles(files, assign, number) {
 
 // Make an element take items and files; `number` gives its class, undefined for the page itself.
 export function target(element, number, assign) {
-  const known = (event) => [...event.dataTransfer.types].some((t) => t === ITEMS || t === "Files");
+  const takes = (event) => [...event.dataTransfer.types].some((t) => t === ITEMS || t === "Files");
   element.addEventListener("dragover", (event) => {
-    if (!known(event)) return;
+    if (!takes(event)) return;
     event.preventDefault();
     event.stopPropagation();
     element.classList.add("over");
@@ -57,7 +57,7 @@ export function target(element, number, assign) {
   element.addEventListener("dragleave", () => element.classList.remove("over"));
   element.addEventListener("drop", (event) => {
     element.classList.remove("over");
-    if (!known(event)) return;
+    if (!takes(event)) return;
     event.preventDefault();
     event.stopPropagation();
     const items = event.dataTransfer.getData(ITEMS);

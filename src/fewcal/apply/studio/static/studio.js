@@ -1,30 +1,33 @@
-// The studio's page: one state from the server, drawn anew after every change.
+// The studio's page: one state from the server, drawn again after every change.
 
 import { get, listen, send } from "./api.js";
-import { PAGE, colour, fill, filtered, name } from "./cards.js";
-import { $, breakable, duration, el, percent, picture, place, problem, say } from "./dom.js";
+import { PAGE, fill, filtered, name } from "./cards.js";
+import { showCheck } from "./check.js";
+import { $, announce, breakable, duration, el, percent, picture, place, problem } from "./dom.js";
 import { dragItems, takeFiles, target } from "./drop.js";
 import { keys } from "./keys.js";
+import { pick } from "./pick.js";
 import { explain } from "./why.js";
 
 let state = null;
 let selected = new Set();
 let current = null; // the item that keys move from
-let most = PAGE;
+let limit = PAGE;
 const NOTES = 3; // shown at once
+const CHIPS = 12; // of classes; the others are behind one of their own
 const LONG_NAME = 28; // characters; on a small screen such a class has a line to itself
 
 // ---- changes --------------------------------------------------------------------------------------------------------
 
-async function change(method, path, body, told) {
+async function change(method, path, body, words) {
   try {
     const before = new Map(state.items.map((i) => [i.id, i.answer]));
     const fresh = await send(method, path, body);
     draw(fresh);
     const moved = state.items.filter((i) => before.has(i.id) && before.get(i.id) !== i.answer).length;
     problem("");
-    const what = typeof told === "function" ? told(fresh.done) : told;
-    if (what) say(`${what}.${moved ? ` ${moved} answer${moved === 1 ? "" : "s"} changed.` : ""}`);
+    const what = typeof words === "function" ? words(fresh.done) : words;
+    if (what) announce(`${what}.${moved ? ` ${moved} answer${moved === 1 ? "" : "s"} changed.` : ""}`);
     return state;
   } catch (error) {
     problem(error.message);
@@ -32,21 +35,45 @@ async function change(method, path, body, told) {
   }
 }
 
-async function assign(ids, number) {
-  if (number === undefined) { await refresh(); return; }
+// Label items: pairs of an id and a class, which is null where the label goes.
+async function label(pairs) {
   const list = current?.list;
   const place = list ? [...$(list).children].findIndex((li) => li.firstChild.dataset.id === String(current.id)) : -1;
-  const focused = document.activeElement?.classList.contains("card");
-  const what = ids.length === 1 ? state.items.find((i) => i.id === ids[0])?.name ?? "1 item" : `${ids.length} items`;
-  const done = await change("POST", "/api/labels", { items: ids, class: number },
-    number === null ? `${what}: label taken away` : `${what} is ${name(state, number)}`);
+  const goesOn = $("zoom").open || document.activeElement?.classList.contains("card");
+  const what = pairs.length === 1 ? state.items.find((i) => i.id === pairs[0][0])?.name ?? "1 item" : `${pairs.length} items`;
+  const classes = [...new Set(pairs.map(([, number]) => number))];
+  const done = await change("POST", "api/labels", { labels: pairs }, classes.length > 1 ? `${what} are labelled`
+    : classes[0] === null ? `${what}: label taken away` : `${what} is ${name(state, classes[0])}`);
   if (!done) return;
   // Go on with what took the place of the item, as in a pile.
-  if (focused && place >= 0) {
+  if (goesOn && place >= 0) {
     const cards = $(list).children;
     const next = cards[Math.min(place, cards.length - 1)];
     if (next) choose(Number(next.firstChild.dataset.id), list, false, true);
+    else $("zoom").close();
   }
+}
+
+// Files that were dropped on the page, not on a class, get no label.
+const assign = (ids, number) => (number === undefined ? refresh() : label(ids.map((id) => [id, number])));
+
+// What Enter makes the label: the answer, or of an example that is answered otherwise when left out that answer.
+const proposal = (i) => (i.label === undefined ? i.answer : state.check?.otherwise[i.id]?.[0]);
+
+function confirm() {
+  const pairs = state.items.filter((i) => selected.has(i.id)).map((i) => [i.id, proposal(i)]).filter(([, number]) => number !== undefined);
+  return pairs.length ? label(pairs) : announce("No answer is proposed");
+}
+
+// Any class, by the beginning of its name.
+function pickClass() {
+  const ids = [...selected];
+  if (!ids.length) return announce("Select an item first");
+  const title = ids.length === 1 ? item()?.text ?? item()?.name ?? "1 item" : `${ids.length} items`;
+  return pick(title, byProbability(), (id, fresh) => queued(async () => {
+    if (id === null) id = (await change("POST", "api/classes", { name: fresh }, ""))?.classes.find((c) => c.name === fresh)?.id;
+    return id === undefined ? undefined : assign(ids, id);
+  }));
 }
 
 // One after the other: a key pressed before the last answer came acts on what that answer leaves.
@@ -56,7 +83,7 @@ const queued = (act) => { last = last.then(act, act); };
 // Another page may have changed something meanwhile: the server says what it was.
 const step = (way) => {
   if (!state[way]) return undefined;
-  return change("POST", `/api/${way}`, {}, (done) => (done ? `${way === "undo" ? "Undone" : "Done again"}: ${done}` : ""));
+  return change("POST", `api/${way}`, {}, (done) => (done ? `${way === "undo" ? "Undone" : "Done again"}: ${done}` : ""));
 };
 
 let waiting = null;
@@ -64,25 +91,25 @@ async function refresh() {
   clearTimeout(waiting);
   waiting = null;
   try {
-    draw(await get("/api/state"));
+    draw(await get("api/state"));
   } catch (error) {
     problem(error.message);
   }
 }
 
-// New files in the folder: when asked to, and when somebody comes back to the page, as after copying them there. Every page
-// hears of what is found by its events.
+// New files in the folder: by hand, and on coming back to the page, as after copying them there. Every page hears
+// of what is found by its events.
 let looking = null; // one look serves the click and the focus that comes with it
-async function look(asked) {
+async function look(byHand) {
   if (document.hidden) return;
   try {
-    looking ??= send("POST", "/api/rescan").finally(() => { looking = null; });
+    looking ??= send("POST", "api/rescan").finally(() => { looking = null; });
     const found = (await looking).new;
-    if (asked) problem("");
-    $("looked").textContent = found ? `${found} new item${found === 1 ? "" : "s"}.` : asked ? "Nothing more in the folder." : "";
+    if (byHand) problem("");
+    $("looked").textContent = found ? `${found} new item${found === 1 ? "" : "s"}.` : byHand ? "Nothing more in the folder." : "";
     if (found) await refresh();
   } catch (error) {
-    if (asked) problem(error.message); // nobody waits for the other looks, and the events notice a server that is gone
+    if (byHand) problem(error.message); // of other looks no answer is expected, and the events notice a server that is gone
   }
 }
 
@@ -94,14 +121,15 @@ function choose(id, list, extend = false, focus = false) {
   current = { id, list };
   mark();
   if (focus) $(list).querySelector(`[data-id="${id}"]`)?.focus();
+  if ($("zoom").open) drawZoom();
   explain(item(), state);
 }
 
 const item = () => state.items.find((i) => i.id === current?.id);
 
 function mark() {
-  const known = new Set(state.items.map((i) => i.id));
-  selected = new Set([...selected].filter((id) => known.has(id)));
+  const present = new Set(state.items.map((i) => i.id));
+  selected = new Set([...selected].filter((id) => present.has(id)));
   const cards = [...document.querySelectorAll(".card")];
   const stop = cards.find((c) => Number(c.dataset.id) === current?.id && c.closest("ul").id === current?.list);
   for (const card of cards) {
@@ -136,7 +164,7 @@ function across(list) {
 // ---- drawing --------------------------------------------------------------------------------------------------------
 
 function draw(fresh) {
-  if (state && fresh.revision < state.revision) return; // an older answer that came late
+  if (state?.session === fresh.session && fresh.revision < state.revision) return; // an older answer that came late
   state = fresh;
   document.title = `${state.title} · fewcal studio`;
   $("title").textContent = state.title;
@@ -149,7 +177,7 @@ function draw(fresh) {
   }
   $("new-text").hidden = state.kind === "picture";
   $("class-name").placeholder = state.kind === "text" ? "e.g. praise" : "e.g. robin";
-  $("reject-box").hidden = state.base_classes === null;
+  $("reject-box").hidden = state.base_classes === null && !state.classes.some((c) => c.count > 1);
   $("reject").checked = state.reject !== null;
   $("take-folders").hidden = !state.folders.length;
   $("take-folders").textContent = `Take the ${state.folders.length} folders as classes`;
@@ -159,6 +187,7 @@ function draw(fresh) {
   $("take-labels").title = state.named.join(", ");
   drawClasses();
   drawItems();
+  if ($("zoom").open) drawZoom();
   explain(item(), state);
 }
 
@@ -185,29 +214,35 @@ const classesInUse = () => new Set(state.items.filter((i) => i.state === "ready"
 
 // What to do next, or how good the answers are.
 function drawEstimate() {
-  const { expected, left_out } = state;
+  const { expected, check } = state;
+  const sources = state.named.length ? "; or take the labels as classes" : state.folders.length ? "; or take the folders as classes" : "";
   const [first, more] =
     !state.items.length ? ["Begin with pictures or texts.", "Drop files anywhere on this page."]
-    : state.classes.length < 2 ? ["Name your classes.", `Type a name, Add, and again for the next one${state.named.length ? "; or take the labels as classes" : state.folders.length ? "; or take the folders as classes" : ""}.`]
+    : state.classes.length < 2 ? ["Name your classes.", `Type a name, Add, and again for the next one${sources}.`]
     : classesInUse() < 2 && state.items.some((i) => i.label !== undefined && i.state === "waiting")
       ? ["Computing the features of your examples.", "Answers follow."]
     : classesInUse() < 2 ? ["Give two classes an example each.", "Select an item, then click its class: all others are answered at once."]
     : !expected ? ["All items have labels.", ""]
-    : [`About ${percent(expected.accuracy)} correct`, `(95% interval ${percent(expected.low)} to ${percent(expected.high)}), from the probabilities of the answers.` +
-      (left_out ? ` Left out one at a time, ${left_out.right} of ${left_out.asked} examples are answered correctly; examples are harder than most items.` : "")];
+    : state.classes.some((c) => c.id !== 0 && !c.count) ? ["Too early for an accuracy.", `${state.classes.find((c) => c.id !== 0 && !c.count).name} has no example yet.`]
+    : expected.accuracy !== null ? [`About ${percent(expected.accuracy)} correct`, `(95% interval ${percent(expected.low)} to ${percent(expected.high)}).`]
+    : expected.classes_missing ? ["Too early for an accuracy.", `Up to ${percent(expected.unseen)} of the items may belong to classes without an example: label what is proposed.`]
+    : ["Too early for an accuracy.", `So far it may lie anywhere from ${percent(expected.low)} to ${percent(expected.high)}.`];
   $("estimate").replaceChildren(el("strong", {}, first), " ", el("span", { class: "quiet" }, more));
+  const wrong = Object.values(check?.otherwise ?? {}).filter(([, , likely]) => likely).length;
+  $("show-check").replaceChildren(`Check${wrong ? ` (${wrong})` : ""} `, el("kbd", {}, "k"));
+  $("show-check").title = wrong ? `${wrong} label${wrong === 1 ? "" : "s"} to look at` : "Cross-validation of the examples";
 }
 
 function classRow(c, key, examples) {
-  const row = el("li", { class: `class ${colour(state, c.id)}${c.name.length > LONG_NAME ? " long" : ""}`, data: { id: String(c.id) } },
+  const row = el("li", { class: `class${c.name.length > LONG_NAME ? " long" : ""}`, own: c.id, data: { id: String(c.id) } },
     el("button", {
-      type: "button", class: "give", onclick: () => (selected.size ? assign([...selected], c.id) : say("Select an item first.")),
+      type: "button", class: "give", onclick: () => (selected.size ? assign([...selected], c.id) : announce("Select an item first")),
       title: "Give the selected items this class",
     }, el("span", { class: "dot" }), el("span", { class: "what" }, breakable(c.name)), el("span", { class: "share" }, String(c.count),
       el("span", { class: "hidden" }, c.count === 1 ? " example" : " examples")), key ? el("kbd", { "aria-hidden": "true" }, key) : null),
     c.id !== 0 ? el("details", { class: "menu" }, el("summary", { "aria-label": `Change the class ${c.name}` }, "⋯"),
       el("ul", {}, el("li", {}, el("button", { type: "button", onclick: () => rename(c) }, "Rename")),
-        el("li", {}, el("button", { type: "button", onclick: () => change("DELETE", `/api/classes/${c.id}`, {}, `${c.name} removed`) }, "Remove")))) : null,
+        el("li", {}, el("button", { type: "button", onclick: () => change("DELETE", `api/classes/${c.id}`, {}, `${c.name} removed`) }, "Remove")))) : null,
     examples.length ? el("ul", { class: "examples", "aria-label": `Examples of ${c.name}` }, examples.map((i) => el("li", {}, el("button", {
       type: "button", title: `${i.name}: take the label away`, onclick: () => assign([i.id], null),
     }, el("span", { class: "hidden" }, `Take the label from ${i.text === undefined ? i.name : ""} `), i.text === undefined ? el("img", { src: picture(state, i.id, "thumbnail"), alt: "", loading: "lazy" }) : i.text.length > 24 ? `${i.text.slice(0, 23)}…` : i.text)))) : null);
@@ -215,19 +250,28 @@ function classRow(c, key, examples) {
   return row;
 }
 
+// "None of these" is the last one.
+const inOrder = () => [...state.classes.filter((c) => c.id !== 0), ...state.classes.filter((c) => c.id === 0)];
+
+// The classes as the answers to the selected item have them, the most probable first.
+function byProbability() {
+  const top = new Map(selected.size === 1 ? item()?.top : []);
+  return inOrder().sort((a, b) => (top.get(b.id) ?? 0) - (top.get(a.id) ?? 0));
+}
+
 // Rows that did not change stay, and so does one in which a name is being typed: features arrive and other pages change
 // things at any time.
 function drawClasses() {
   const list = $("classes");
   const own = document.activeElement?.closest("#classes > li")?.dataset.id;
-  const ordered = [...state.classes.filter((c) => c.id !== 0), ...state.classes.filter((c) => c.id === 0)];
+  const ordered = inOrder();
   const old = new Map([...list.children].map((row) => [row.dataset.id, row]));
   place(list, ordered.map((c, n) => {
     const key = c.id === 0 ? "0" : n < 9 ? String(n + 1) : "";
     const examples = state.items.filter((i) => i.label === c.id).slice(-5);
-    const shows = JSON.stringify([c, key, colour(state, c.id), examples.map((i) => i.id), state.started]);
-    const known = old.get(String(c.id));
-    if (known && (known.dataset.shows === shows || known.querySelector("form"))) return known;
+    const shows = JSON.stringify([c, key, examples.map((i) => i.id), state.session]);
+    const before = old.get(String(c.id));
+    if (before && (before.dataset.shows === shows || before.querySelector("form"))) return before;
     const row = classRow(c, key, examples);
     row.dataset.shows = shows;
     return row;
@@ -247,7 +291,7 @@ function rename(c) {
   const close = () => { form.remove(); drawClasses(); };
   const form = el("form", { class: "row", onsubmit: async (event) => {
     event.preventDefault();
-    if (await change("PATCH", `/api/classes/${c.id}`, { name: input.value }, `${c.name} is now ${input.value}`)) close();
+    if (await change("PATCH", `api/classes/${c.id}`, { name: input.value }, `${c.name} is now ${input.value}`)) close();
   } }, input, el("button", {}, "Save"));
   input.addEventListener("keydown", (event) => { if (event.key === "Escape") close(); });
   row.replaceChildren(form);
@@ -263,16 +307,33 @@ function drawItems() {
   const next = state.next.map((id) => byId.get(id)).filter(Boolean);
   $("next").hidden = !next.length;
   fill($("next-items"), state, next);
-  fill($("items"), state, shown.slice(0, most));
+  fill($("items"), state, shown.slice(0, limit));
   const failed = state.items.filter((i) => i.state === "failed").length;
   $("count").textContent = `${shown.length} of ${state.items.length}${failed ? `, ${failed} unreadable` : ""}`;
-  $("more").hidden = shown.length <= most;
+  $("more").hidden = shown.length <= limit;
   $("nothing").hidden = shown.length > 0 || !state.items.length;
   $("begin").hidden = state.items.length > 0;
   $("list").hidden = !state.items.length;
+  document.body.classList.toggle("unnamed", state.classes.length < 2);
   $("next-why").textContent = state.expected ? "Labelling these helps most: many doubtful items resemble them." : "Begin with these: many items resemble them.";
   if (kept && !document.activeElement?.classList.contains("card")) $(kept[1]).querySelector(`[data-id="${kept[0]}"]`)?.focus();
   mark();
+}
+
+function chips(one) {
+  const all = byProbability();
+  const ordered = all.length > CHIPS + 2 ? all.slice(0, CHIPS) : all;
+  const keyOf = new Map(inOrder().filter((c) => c.id !== 0).slice(0, 9).map((c, n) => [c.id, String(n + 1)]).concat([[0, "0"]]));
+  const labelled = state.items.some((i) => selected.has(i.id) && i.label !== undefined);
+  return [
+    ...ordered.map((c) =>
+      el("button", { type: "button", class: "chip", own: c.id, onclick: () => assign([...selected], c.id) },
+        el("span", { class: "dot" }), el("span", { class: "what", title: c.name }, c.name),
+        one && proposal(one) === c.id ? el("kbd", { "aria-hidden": "true" }, "Enter")
+          : keyOf.has(c.id) ? el("kbd", { "aria-hidden": "true" }, keyOf.get(c.id)) : null)),
+    el("button", { type: "button", onclick: pickClass }, all.length > ordered.length ? `${all.length - CHIPS} more… ` : "Other… ", el("kbd", { "aria-hidden": "true" }, "l")),
+    labelled ? el("button", { type: "button", onclick: () => assign([...selected], null) }, "Take label away") : "",
+  ];
 }
 
 function drawActions() {
@@ -280,17 +341,12 @@ function drawActions() {
   bar.hidden = selected.size === 0;
   if (!selected.size) return;
   const one = selected.size === 1 && item();
-  // Drawn anew only where it changes: a click on a button that is replaced meanwhile would be lost.
-  const labelled = state.items.some((i) => selected.has(i.id) && i.label !== undefined);
-  const shows = JSON.stringify([[...selected], state.classes.map((c) => [c.id, c.name]), one && one.id, labelled]);
+  // Drawn again only where it changes: a click on a button that is replaced meanwhile would be lost.
+  const shows = JSON.stringify([[...selected], byProbability().map((c) => [c.id, c.name]), one && [one.id, proposal(one)],
+    state.items.some((i) => selected.has(i.id) && i.label !== undefined)]);
   if (bar.dataset.shows === shows) return;
   bar.dataset.shows = shows;
-  bar.replaceChildren(
-    el("span", { class: "what" }, one ? one.text ?? one.name : `${selected.size} items`),
-    ...state.classes.filter((c) => c.id !== 0).concat(state.classes.filter((c) => c.id === 0)).map((c) =>
-      el("button", { type: "button", class: `chip ${colour(state, c.id)}`, onclick: () => assign([...selected], c.id) },
-        el("span", { class: "dot" }), el("span", { class: "what", title: c.name }, c.name))),
-    labelled ? el("button", { type: "button", onclick: () => assign([...selected], null) }, "Take label away") : "",
+  bar.replaceChildren(el("span", { class: "what" }, one ? one.text ?? one.name : `${selected.size} items`), ...chips(one),
     ...(one ? [el("button", { type: "button", onclick: why }, "Why"), el("button", { type: "button", onclick: zoom }, "Zoom")] : []));
 }
 
@@ -299,14 +355,31 @@ function why() {
   explain(item(), state);
 }
 
-function zoom() {
+function drawZoom() {
   const one = item();
   if (!one) return;
-  $("zoom-title").textContent = one.name;
+  const answer = one.label ?? one.answer;
+  const words = answer === undefined ? "" : one.label !== undefined ? `: ${name(state, answer)} ✓`
+    : `: ${name(state, answer)}?${one.top[0][0] === answer ? ` ${percent(one.top[0][1])}` : ""}`;
+  $("zoom-title").textContent = `${one.name}${words}`;
   $("zoom-body").replaceChildren(one.text !== undefined || one.state === "failed" ? el("p", {}, one.text ?? one.error)
     : el("img", { src: picture(state, one.id, "zoomed"), alt: one.name }));
+  $("zoom-chips").replaceChildren(...chips(one));
+}
+
+function zoom() {
+  if (!item()) return;
+  drawZoom();
   $("zoom").showModal();
 }
+
+const openCheck = async () => {
+  if (!$("check").open) $("check").showModal();
+  await showCheck(state, {
+    zoom: (id) => { choose(id, "items"); zoom(); },
+    assign: (id, number) => queued(async () => { await label([[id, number]]); await openCheck(); }),
+  });
+};
 
 // ---- beginning ------------------------------------------------------------------------------------------------------
 
@@ -332,15 +405,15 @@ function wire() {
     field.value = "";
     if (!(await act(given)) && !field.value) field.value = given;
   };
-  $("new-class").addEventListener("submit", taken($("class-name"), (name) => change("POST", "/api/classes", { name }, `Class ${name} added`)));
-  $("new-text").addEventListener("submit", taken($("text"), (text) => change("POST", "/api/texts", { text }, "Texts added")));
+  $("new-class").addEventListener("submit", taken($("class-name"), (name) => change("POST", "api/classes", { name }, `Class ${name} added`)));
+  $("new-text").addEventListener("submit", taken($("text"), (text) => change("POST", "api/texts", { text }, "Texts added")));
   for (const input of document.querySelectorAll("input[type=file]"))
     input.addEventListener("change", () => takeFiles(input.files, assign).then(() => { input.value = ""; }));
-  for (const id of ["filter", "show", "of", "order"]) $(id).addEventListener("input", () => { most = PAGE; drawItems(); });
-  $("more").addEventListener("click", () => { most += PAGE; drawItems(); });
-  $("reject").addEventListener("change", () => change("POST", "/api/settings", { reject: $("reject").checked ? 0.05 : null }));
-  $("take-folders").addEventListener("click", () => change("POST", "/api/folders", {}, "The folders are classes now"));
-  $("take-labels").addEventListener("click", () => change("POST", "/api/named", {}, "The labels are classes now"));
+  for (const id of ["filter", "show", "of", "order"]) $(id).addEventListener("input", () => { limit = PAGE; drawItems(); });
+  $("more").addEventListener("click", () => { limit += PAGE; drawItems(); });
+  $("reject").addEventListener("change", () => change("POST", "api/settings", { reject: $("reject").checked ? 0.05 : null }));
+  $("take-folders").addEventListener("click", () => change("POST", "api/folders", {}, "The folders are classes now"));
+  $("take-labels").addEventListener("click", () => change("POST", "api/named", {}, "The labels are classes now"));
   $("look").addEventListener("click", () => look(true));
   window.addEventListener("focus", () => look(false));
   document.addEventListener("visibilitychange", () => look(false));
@@ -362,7 +435,10 @@ function wire() {
     const menu = event.key === "Escape" && event.target.closest(".menu[open]");
     if (menu) { menu.open = false; menu.querySelector("summary").focus(); }
   });
-  for (const id of ["zoom", "keys"]) $(`close-${id}`).addEventListener("click", () => $(id).close());
+  $("show-check").addEventListener("click", openCheck);
+  for (const id of ["zoom", "pick", "check", "keys"]) $(`close-${id}`).addEventListener("click", () => $(id).close());
+  // Back to the card that was zoomed last.
+  $("zoom").addEventListener("close", () => { if (current) $(current.list).querySelector(`[data-id="${current.id}"]`)?.focus(); });
   target(document.body, undefined, assign);
   theme();
   keys({
@@ -371,6 +447,7 @@ function wire() {
       const c = n === 0 ? 0 : named[n - 1]?.id;
       return selected.size && c !== undefined ? assign([...selected], c) : undefined;
     }),
+    confirm: () => queued(() => selected.size && confirm()), pick: pickClass, check: openCheck,
     clear: () => queued(() => selected.size && assign([...selected], null)),
     none: () => { selected = new Set(); mark(); },
     move: (by, extend) => move(current?.list ?? "items", by, extend),
@@ -384,7 +461,7 @@ function wire() {
 function theme() {
   const root = document.documentElement;
   const dark = () => (root.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
-  const told = () => {
+  const name = () => {
     $("theme").textContent = dark() ? "Light" : "Dark";
     $("theme").title = $("theme").ariaLabel = `${$("theme").textContent} colours`;
   };
@@ -393,10 +470,10 @@ function theme() {
   $("theme").addEventListener("click", () => {
     root.dataset.theme = dark() ? "light" : "dark";
     localStorage.setItem("fewcal-theme", root.dataset.theme);
-    told();
+    name();
   });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", told);
-  told();
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", name);
+  name();
 }
 
 await refresh();
@@ -407,10 +484,10 @@ if (state) {
   // Features come in batches: no more than two redraws a second.
   const silent = "The server does not answer; changes are not saved. If it was stopped, start fewcal studio again and open the link that it prints.";
   listen(
-    (revision) => {
+    (session, revision) => {
       if ($("problem").textContent === silent) problem("");
-      if (revision > state.revision && !waiting) waiting = setTimeout(refresh, 150);
+      if ((session !== state.session || revision > state.revision) && !waiting) waiting = setTimeout(refresh, 150);
     },
-    (refused) => problem(refused ? "The server was started anew; open the link that it printed." : silent),
+    (refused) => problem(refused ? "The server was started again; open the link that it printed." : silent),
   );
 }
