@@ -61,8 +61,8 @@ POWERS = (0, 1, 2, 4)
 def energy_distance(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     r"""Distance of clouds `x (*B, n, D)` from classes that `y (*B, P, D)` are rows of, and their width, `(*B)`.
 
-    The energy distance is 2·E‖X − Y‖ − E‖X − X'‖ − E‖Y − Y'‖; the width is E‖X − X'‖. Both are divided by E‖Y − Y'‖. The
-    distance is 0 where X has the distribution of Y and above 0 elsewhere (Székely and Rizzo 2013).
+    The energy distance is 2·E‖X − Y‖ − E‖X − X'‖ − E‖Y − Y'‖; the width is E‖X − X'‖. Both are divided by E‖Y − Y'‖.
+    The distance is 0 where X has the distribution of Y and above 0 elsewhere (Székely and Rizzo 2013).
 
     >>> y = torch.randn(800, 20, generator=torch.Generator().manual_seed(0))
     >>> [round(float(energy_distance(x, y[400:])[0]), 1) for x in (y[:400], y[:1], 6 * y[:400])]
@@ -237,8 +237,8 @@ def show_tsne(records: Records, runs: Runs) -> Section:
                     variant = name.removeprefix("GDC, ")
                     section.verdicts.append(Verdict(claim, place.title, variant, found, holds))
         caption = (
-            f"{place.title}, {record['shot']}-shot, {len(dc['distance'])} tasks: energy distance between support ∪ samples "
-            "and held-out rows of the class (0: the class itself), and mean distance between samples, both in units of "
+            f"{place.title}, {record['shot']}-shot, {len(dc['distance'])} tasks: energy distance between support ∪ "
+            "samples and held-out rows of the class (0: the class itself), and mean distance between samples, both in units of "
             "the mean distance between two rows of the class"
         )
         header = ["method", "energy distance", "width", "support alone", "setting"]
@@ -364,12 +364,13 @@ def show_drift(records: Records, runs: Runs) -> Section:
             shared = summarise(np.array(moves["overlap"]))
             found = "; ".join(f"{cloud} {_percent(s)}" for cloud, s in shift.items())
             parts.append(
-                f"{name} ({data['settings'][name]}; nearest base class at d = {np.median(moves['distance']):.3g}): {found}"
+                f"{name} ({data['settings'][name]}; nearest base class at d = "
+                f"{np.median(moves['distance']):.3g}): {found}"
             )
             section.verdicts += _judge_drift(place.title, name, shift, shared)
         words = (
-            f"Figure 2, right, on {place.title}: {data['shown']} samples for one support point (+ in a circle) with k = 1, "
-            f"and their means (*). At the paper's scale features are multiplied by {data['constant']:.4g}. The part of "
+            f"Figure 2, right, on {place.title}: {data['shown']} samples for one support point (+ in a circle) with "
+            f"k = 1, and their means (*). At the paper's scale features are multiplied by {data['constant']:.4g}. The part of "
             f"the way to the nearest base class that the mean moved: {'. '.join(parts)}."
         )
         section.blocks.append(Picture(f"drift-{place.name}", figures.drifting_samples(panels), words))

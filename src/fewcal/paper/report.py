@@ -25,8 +25,8 @@ DEVIATIONS = (
     "The features are those given to the run, not the authors': other backbones, other weights, another scale. "
     "Accuracies cannot be compared with the printed ones; orders and differences can.",
     "What the paper leaves open is answered in one way; `docs/fidelity.md` measures the others.",
-    "± is the half-width of a 95% interval over tasks. The paper's ± is kept as printed: about twice that of 5000 tasks "
-    "in its own rows of tables 1 to 3, less than that of 200 tasks in table 4.",
+    "± is the half-width of a 95% interval over tasks. The paper's ± is kept as printed: about twice that of 5000 "
+    "tasks in its own rows of tables 1 to 3, less than that of 200 tasks in table 4.",
     "Classes, backbones and seeds of training are not varied: no interval here is about others.",
     "The scale of the features is not printed. The weights of its tables 8 and 9 imply a squared distance of 1.4 from "
     "the nearest base class on miniImageNet. The variant at the paper's scale has features times the constant that "

@@ -52,7 +52,7 @@ class Features:
 
 
 def paper_distance(dataset: str) -> float:
-    """The squared distance to the nearest base class that the paper's weights imply; that of miniImageNet for others."""
+    """The squared distance to the nearest base class that the paper's weights imply; for others miniImageNet's."""
     return (implied_distances(dataset, 1) or implied_distances("mini", 1))[0]
 
 

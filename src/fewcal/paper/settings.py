@@ -2,8 +2,8 @@
 
 `PRINTED` is the row of table 7 for the dataset and nothing else: 750 points for each support point, the joint
 covariance, 200 epochs of SGD, features at their own scale. The weights 1/(1 + d^m) and SGD depend on that scale, which
-the paper does not print. `MATCHED` is the same with the features times one constant (`fewcal.paper.sets`). `UNIT` is the
-closed form, the limit n → ∞, on centred unit vectors.
+the paper does not print. `MATCHED` is the same with the features times one constant (`fewcal.paper.sets`). `UNIT` is
+the closed form, the limit n → ∞, on centred unit vectors.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Variant:
 
 
 PRINTED = Variant("as printed", "the paper's method with the paper's values, SGD, features at their own scale")
-MATCHED = Variant("paper's scale", "the same, with the features times one constant that gives the paper's distance d to "
-                  "the nearest base class", matched=True)  # fmt: skip
+MATCHED = Variant("paper's scale", "the same, with the features times one constant that gives the paper's distance "
+                  "to the nearest base class", matched=True)  # fmt: skip
 UNIT = Variant("unit scale", "the paper's values in closed form, centred unit vectors",
                {**UNIT_SCALE, "head": "closed_form", "psd": "clip", "transform_base": True})  # fmt: skip
 UNIT_DRAWN = Variant("unit scale, L-BFGS", "the paper's values, 750 points a support point and L-BFGS, centred unit "
