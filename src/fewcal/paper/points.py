@@ -238,8 +238,8 @@ def show_tsne(records: Records, runs: Runs) -> Section:
                     section.verdicts.append(Verdict(claim, place.title, variant, found, holds))
         caption = (
             f"{place.title}, {record['shot']}-shot, {len(dc['distance'])} tasks: energy distance between support ∪ "
-            "samples and held-out rows of the class (0: the class itself), and mean distance between samples, both in units of "
-            "the mean distance between two rows of the class"
+            "samples and held-out rows of the class (0: the class itself), and mean distance between samples. Both are in "
+            "units of the mean distance between two rows of the class"
         )
         header = ["method", "energy distance", "width", "support alone", "setting"]
         section.blocks.append(Table(header, rows, caption))
@@ -370,8 +370,8 @@ def show_drift(records: Records, runs: Runs) -> Section:
             section.verdicts += _judge_drift(place.title, name, shift, shared)
         words = (
             f"Figure 2, right, on {place.title}: {data['shown']} samples for one support point (+ in a circle) with "
-            f"k = 1, and their means (*). At the paper's scale features are multiplied by {data['constant']:.4g}. The part of "
-            f"the way to the nearest base class that the mean moved: {'. '.join(parts)}."
+            f"k = 1, and their means (*). At the paper's scale features are multiplied by {data['constant']:.4g}. "
+            f"The part of the way to the nearest base class that the mean moved: {'. '.join(parts)}."
         )
         section.blocks.append(Picture(f"drift-{place.name}", figures.drifting_samples(panels), words))
     return section

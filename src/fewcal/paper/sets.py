@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fewcal.bank import BaseBank
 from fewcal.calibrate import squared_distances
 from fewcal.errors import InputError
 from fewcal.features import FeatureSet, FeatureSplit
 from fewcal.features.featureset import SPLITS
 from fewcal.features.io.files import EXTENSIONS
+from fewcal.gaussianize import fit_gaussianization
 from fewcal.paper.published import implied_distances
 from fewcal.paper.settings import paper_params
 
@@ -58,12 +58,12 @@ def paper_distance(dataset: str) -> float:
 
 def nearest_distance(features: FeatureSet, dataset: str) -> float:
     """Mean squared distance to the nearest base class of validation rows, novel ones where there are no others."""
-    base, rows = features.split("base"), features.val or features.split("novel")
-    space = paper_params(dataset, 1).space
-    bank = BaseBank().fit(base.features, base.require_labels()).transformed(**space, moments=True)
-    assert bank.transform is not None
-    x = bank.transform(torch.from_numpy(rows.float32()))
-    return float(squared_distances(x, bank.means).amin(dim=1).mean())
+    base, rows, row = features.split("base"), features.val or features.split("novel"), paper_params(dataset, 1)
+    x, labels = torch.from_numpy(base.float32()), torch.from_numpy(base.require_labels()).long()
+    space = fit_gaussianization(x, row.beta, row.kind, row.center, row.l2, row.eps)
+    sums = torch.zeros(len(base.classes), x.shape[1]).index_add_(0, labels, space(x, "base X"))
+    means = sums / torch.bincount(labels, minlength=len(base.classes))[:, None]
+    return float(squared_distances(space(torch.from_numpy(rows.float32()), "rows"), means).amin(dim=1).mean())
 
 
 def scale_constant(features: FeatureSet, dataset: str) -> float:
