@@ -1,8 +1,8 @@
 """What the paper leaves open: every choice answered otherwise than a preset answers it, one at a time.
 
 `paper` and `authors` are the starting points, with the row of table 7 for the dataset. They are studied in closed form
-at unit scale, where they work on any features. Questions that only have a meaning at the features' own scale, with drawn
-points or with little shrinkage are asked there; what the paper makes a statement about is asked as printed too.
+at unit scale, where they work on any features. Questions that only have a meaning at the features' own scale, with
+drawn points or with little shrinkage are asked there; what the paper makes a statement about is asked as printed too.
 """
 
 from __future__ import annotations

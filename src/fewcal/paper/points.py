@@ -238,7 +238,7 @@ def show_tsne(records: Records, runs: Runs) -> Section:
                     section.verdicts.append(Verdict(claim, place.title, variant, found, holds))
         caption = (
             f"{place.title}, {record['shot']}-shot, {len(dc['distance'])} tasks: energy distance between support ∪ "
-            "samples and held-out rows of the class (0: the class itself), and mean distance between samples. Both are in "
+            "samples and held-out rows of the class (0: the class itself), and mean distance of samples. Both are in "
             "units of the mean distance between two rows of the class"
         )
         header = ["method", "energy distance", "width", "support alone", "setting"]
