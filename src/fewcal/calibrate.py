@@ -112,16 +112,15 @@ def mahalanobis(x: Tensor, bank: BaseBank, options: MetricOptions) -> Tensor:
         raise InputError(f"mahalanobis_ridge={ridge!r} must be a finite number ≥ 0; it is a share of the mean variance")
     inverse = bank.memo.get(("mahalanobis", ridge), lambda: _inverse_covariances(bank, ridge))
     logdet = inverse.logdet - inverse.logdet.min() if options.mahalanobis_shift else inverse.logdet
-    logdet = logdet.float()
-    flat = x.reshape(-1, x.shape[-1])
-    out = torch.empty(len(flat), len(bank), dtype=x.dtype, device=x.device)
+    flat = x.reshape(-1, x.shape[-1]).double()
+    out = torch.empty(len(flat), len(bank), dtype=torch.float64, device=x.device)
     for i in range(len(bank)):
-        z = flat - bank.means[i]
+        z = flat - bank.means[i].double()
         quad = (z @ inverse.directions[i].T).square().sum(dim=-1)
         if ridge:
             quad = (z.square().sum(dim=-1) - quad).clamp(min=0) / inverse.tau[i]
         out[:, i] = logdet[i] + quad
-    return out.reshape(*x.shape[:-1], len(bank))
+    return out.reshape(*x.shape[:-1], len(bank)).to(x.dtype)
 
 
 @register_metric("delta", "squared δ-distance, δ={delta:g}")
@@ -158,7 +157,7 @@ def _from_bank(x: Tensor, bank: BaseBank, delta: float = 1.0) -> Tensor:
 
 
 class _Inverse(NamedTuple):
-    """Σ_i⁻¹ of each class. With a ridge it is (I − VᵀV)/τ, without one VᵀV, V the rows of `directions`."""
+    """Σ_i⁻¹ of each class in float64. With a ridge it is (I − VᵀV)/τ, without one VᵀV, V the rows of `directions`."""
 
     directions: Tensor  # (C, P, D)
     tau: Tensor  # (C,)
@@ -167,14 +166,15 @@ class _Inverse(NamedTuple):
 
 @single_thread()
 def _inverse_covariances(bank: BaseBank, ridge: float) -> _Inverse:
-    factors = bank.class_factors()  # (C, P, D)
+    # Products in float64: with a condition number of 10⁶ those in float32 leave two digits of Σ⁻¹.
+    factors = bank.class_factors().double()  # (C, P, D)
     _, p, d = factors.shape
     tau = (ridge * factors.square().sum(dim=(1, 2)) / d).clamp(min=1e-12)
     if p <= d:
-        values, vectors = torch.linalg.eigh((factors @ factors.mT).double())
-        directions = (vectors.mT @ factors.double()) / values.clamp(min=1e-30).sqrt()[..., None]
+        values, vectors = torch.linalg.eigh(factors @ factors.mT)
+        directions = (vectors.mT @ factors) / values.clamp(min=1e-30).sqrt()[..., None]
     else:
-        values, vectors = torch.linalg.eigh((factors.mT @ factors).double())
+        values, vectors = torch.linalg.eigh(factors.mT @ factors)
         directions = vectors.mT
     values = values.clamp(min=0)
     keep = values > 1e-10 * values.amax(dim=-1, keepdim=True)
@@ -186,12 +186,12 @@ def _inverse_covariances(bank: BaseBank, ridge: float) -> _Inverse:
                 f"mahalanobis_ridge=0 needs invertible class covariances, and {int(singular.sum())} of {len(bank)} "
                 f"have no inverse ({first!r} first): a class needs more rows than its {d} features; use a ridge > 0"
             )
-        return _Inverse((directions / values.sqrt()[..., None]).float(), tau, values.log().sum(dim=-1))
+        return _Inverse(directions / values.sqrt()[..., None], tau, values.log().sum(dim=-1))
     t = tau.double()[:, None]
     logdet = (d * t.log()).squeeze(1) + torch.where(keep, (values / t).log1p(), 0.0).sum(dim=-1)
     # Σ⁻¹ = (I − V diag(e/(e+τ)) Vᵀ)/τ: what is left of the length after these directions.
     gain = torch.where(keep, values / (values + t), 0.0).sqrt()
-    return _Inverse((torch.where(keep[..., None], directions, 0.0) * gain[..., None]).float(), tau, logdet)
+    return _Inverse(torch.where(keep[..., None], directions, 0.0) * gain[..., None], tau, logdet)
 
 
 def nearest_class_distance(bank: BaseBank, metric: str = "sqeuclidean", options: MetricOptions | None = None) -> float:
