@@ -12,7 +12,7 @@ import fewcal
 
 SOURCE = Path(fewcal.__file__).parent
 CORE = [
-    *("bank", "calibrate", "covariance", "domain_match", "episodes", "evaluation", "factor_gaussian", "features"),
+    *("bank", "calibrate", "covariance", "episodes", "evaluation", "factor_gaussian", "features"),
     *("features.synthetic", "gaussianize", "heads", "methods", "params", "presets"),
     *("evaluation.engine", "evaluation.executors", "evaluation.run_folder", "evaluation.stats"),
 ]
@@ -54,20 +54,10 @@ print(len(r.correct))
 LAYERS: list[list[set[str]]] = [
     [{"_version", "errors", "_utils", "render"}],
     [{"gaussianize", "power_choice", "bank"}, {"features"}, {"episodes"}],
-    [
-        {
-            "calibrate",
-            "class_prior",
-            "covariance",
-            "factor_gaussian",
-            "domain_match",
-            "learnt_classes",
-            "rejection",
-            "trust",
-        }
-    ],
+    [{"calibrate", "covariance", "factor_gaussian"}],
     [{"heads", "params", "presets"}],
-    [{"methods"}],
+    [{"hgdc"}],
+    [{"methods"}, {"rejection"}],
     [{"evaluation"}, {"estimators"}],
     [{"training", "tuning", "apply", "report"}],
     [{"paper", "demo"}],

@@ -144,7 +144,7 @@ ERRORS = {
     "evaluate features --methods ncm --tasks many": "Invalid value for '--tasks'",
     "evaluate features --methods ncm --seed -1": "seed is -1",
     "evaluate features --methods gdc --split base": "tasks are drawn from the base split itself",
-    f"{EVALUATE} dc --set dc.k=many": "method 'dc': k='many' must be a whole number",
+    f"{EVALUATE} dc --set dc.k=many": "method 'dc': k='many' is out of range; use a number ≥ 1",
     f"{EVALUATE} gdc --preset paper --scheduler local:none": "neither an address nor local:N",
     "evaluate features --methods ncm --n-jobs 0": "n_jobs=0",
     "tune features --out x --way 99": "99 ways need as many classes",

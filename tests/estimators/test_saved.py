@@ -25,7 +25,8 @@ from fewcal import FewShotClassifier, GDCClassifier
 from fewcal.apply.saved import fit_model, load_model, predict_source
 from fewcal.cli import main
 from fewcal.errors import FileFormatError, InputError
-from fewcal.estimators.saved import classifier_facts, load_classifier
+from fewcal.estimators import load_classifier
+from fewcal.estimators.saved import classifier_facts
 from fewcal.features import FeatureSplit
 from fewcal.features.extractors import as_extractor
 from limits import PATIENCE
@@ -227,7 +228,7 @@ def test_a_model_of_another_extractor_is_refused(album: Path, monkeypatch: pytes
 
 def test_features_need_no_extractor(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    x = np.concatenate([rng.random((3, 4)), rng.random((3, 4)) + [3, 0, 0, 3]]).astype(np.float32)
+    x = np.concatenate([rng.random((3, 4)), rng.random((3, 4)) + np.array([3, 0, 0, 3])]).astype(np.float32)
     FeatureSplit.from_arrays(x, [0, 0, 0, 1, 1, 1], ["a", "b"]).save(tmp_path / "S.npz")
     fit_model(tmp_path / "S.npz").save(tmp_path / "m")
     classifier, extractor = load_model(tmp_path / "m")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import Self
+from collections.abc import Mapping
+from typing import Any, Self
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
+from torch import Tensor
 
 from fewcal._utils.randomness import TaskRandom
 from fewcal.bank import BaseBank
@@ -15,6 +17,7 @@ from fewcal.errors import InputError
 from fewcal.estimators.base import TaskClassifier
 from fewcal.estimators.explain import Explanation, no_bank_explanation
 from fewcal.estimators.inputs import as_rows, check_fitted, check_rows, class_codes, resolve_bank
+from fewcal.estimators.saved import prior_from_file, prior_to_file
 from fewcal.heads.base import TaskBatch
 from fewcal.heads.linear import LinearHead
 from fewcal.hgdc.prior import Prior
@@ -87,6 +90,7 @@ class FewShotClassifier(TaskClassifier):
     ['cat', 'cat', 'dog', 'dog']
     """
 
+    kind = "hgdc"
     prior_: Prior | None
     temperature_: float
 
@@ -209,3 +213,22 @@ class FewShotClassifier(TaskClassifier):
     @property
     def _features(self) -> str:
         return self._row_map.model.words if isinstance(self._row_map, TwoViews) else "unit length"
+
+    # ---- files ------------------------------------------------------------------------------------------------------
+
+    def _to_file(self) -> tuple[dict[str, object], dict[str, Tensor]]:
+        own, tensors = (None, {}) if self.prior_ is None else prior_to_file(self.prior_)
+        settings = {name: getattr(self, name) for name in HGDC.accepts}
+        return {"settings": settings, "temperature": self.temperature_, "prior": own}, tensors
+
+    @classmethod
+    def _from_file(cls, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Self:
+        prior = None if meta["prior"] is None else prior_from_file(meta["prior"], tensors)
+        if prior is not None and len(prior.origin) != tensors["support"].shape[1]:
+            raise ValueError(
+                f"the prior has {len(prior.origin)} features and the support {tensors['support'].shape[1]}"
+            )
+        return cls(prior, **meta["settings"])
+
+    def _restore(self, X: np.ndarray, y: np.ndarray, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        self._fit_rows(X, y).set_temperature(float(meta["temperature"]))

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from typing import Any, Self
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from sklearn.utils import Tags
+from torch import Tensor
 
 from fewcal.bank import BaseBank
 from fewcal.errors import InputError
 from fewcal.estimators.base import TaskClassifier
 from fewcal.estimators.inputs import cap_k, given_params, resolve_bank, resolve_params, seed_from
+from fewcal.estimators.saved import head_from_file, transform_from_file
+from fewcal.gaussianize import Gaussianization
+from fewcal.heads.linear import LinearHead
 from fewcal.methods.base import Method
 from fewcal.methods.gdc import GDC
 from fewcal.params import GDCParams
@@ -71,6 +77,7 @@ class GDCClassifier(TaskClassifier):
     ['cat', 'cat', 'dog', 'dog']
     """
 
+    kind = "gdc"
     params_: GDCParams
     # Whether it was read from a file and fitted with a bank, which files do not have.
     _had_bank = False
@@ -144,3 +151,27 @@ class GDCClassifier(TaskClassifier):
 
     def _seed(self) -> int:
         return seed_from(self.random_state)
+
+    # ---- files ------------------------------------------------------------------------------------------------------
+
+    def _to_file(self) -> tuple[dict[str, object], dict[str, Tensor]]:
+        head, row_map = self._head, self._row_map
+        if not isinstance(head, LinearHead) or not isinstance(row_map, Gaussianization):
+            raise InputError("a classifier with a scikit-learn head cannot be saved; use a named head")
+        meta: dict[str, object] = {"settings": self.params_.as_dict(), "transform": row_map.settings()}
+        meta |= {"bank": self.bank is not None or self._had_bank, "seed": self._seed()}
+        parts = {f"transform.{name}": t for name, t in row_map.tensors().items()}
+        return meta, {"weight": head.weight, "bias": head.bias, **parts}
+
+    @classmethod
+    def _from_file(cls, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Self:
+        params = GDCParams().with_changes(**meta["settings"])
+        made = cls(preset=params, random_state=int(meta["seed"]))
+        made.params_, made._had_bank = params, bool(meta["bank"])
+        return made
+
+    def _restore(self, X: np.ndarray, y: np.ndarray, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        self.support_, self.classes_ = (X, y), np.unique(y)
+        self._row_map = transform_from_file(meta["transform"], tensors)
+        self._head = head_from_file(tensors, len(self.classes_), X.shape[1])
+        self._contributions = None
