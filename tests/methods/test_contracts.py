@@ -21,6 +21,7 @@ from fewcal._utils.randomness import TaskRandom
 from fewcal.apply.predict import model_settings
 from fewcal.cli import main
 from fewcal.errors import FewcalWarning, InputError
+from fewcal.gaussianize import fit_gaussianization
 from fewcal.heads import HEADS, Calibrated, HeadTrainer, LinearHead, Shared, TaskBatch, register_head
 from fewcal.heads import calibrated as calibrated_module
 from fewcal.heads.linear import class_means, class_shots, nearest_mean_head
@@ -67,7 +68,9 @@ def fitted(
     qs = torch.stack([method.transform(t, "query") for t in query[tasks]])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FewcalWarning)
-        batch = TaskBatch(xs, labels[tasks], world.ways, TaskRandom(seed, names), shared or Shared())
+        batch = TaskBatch(
+            xs, labels[tasks], world.ways, TaskRandom(seed, names), Shared() if shared is None else shared
+        )
         return method.fit(batch).logits(qs)
 
 
@@ -150,7 +153,8 @@ class TestMethod:
                 method.prepare(None)
         else:
             with_bank, without = make(name).prepare(world.bank()), make(name).prepare(None)
-            assert torch.equal(fitted(with_bank, world), fitted(without, world))
+            if with_bank.space == without.space:  # lr_l2 centres rows where there is a bank
+                assert torch.equal(fitted(with_bank, world), fitted(without, world))
 
     def test_a_thin_base_class_is_refused_before_any_task(self, name: str) -> None:
         if name in ("gdc authors", "simpleshot", "lr-gauss") or not make(name).needs_bank:
@@ -261,7 +265,9 @@ def test_the_closed_form_draws_no_points(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("shots", [1, 5])
-@pytest.mark.parametrize("name", ["dc", "joint lbfgs", "joint closed_form", "independent lbfgs", "pooled closed_form"])
+@pytest.mark.parametrize(
+    "name", ["dc", "joint lbfgs", "joint closed_form", "independent closed_form", "pooled closed_form"]
+)
 def test_batches_take_nothing_more_from_a_bank_that_was_prepared_for_them(name: str, shots: int) -> None:
     world = make_world(0, dim=16, tasks=3, ways=4, shots=shots)
     chosen = dict(zip(("cov", "head"), name.split(), strict=False)) if name != "dc" else {}
@@ -406,11 +412,10 @@ def test_a_wrong_name_or_value_is_refused(name: str, settings: dict, words: str)
 
 def test_a_bank_in_another_space_is_refused() -> None:
     world = make_world(1)
-    from fewcal.gaussianize import fit_gaussianization
-
     built = BaseBank(transform=fit_gaussianization(torch.from_numpy(world.x), 1.0, l2=True)).fit(world.x, world.y)
     with pytest.raises(InputError, match="another space"):
         make("gdc closed_form").prepare(built)
+    built = BaseBank(transform=fit_gaussianization(torch.from_numpy(world.x), 0.5)).fit(world.x, world.y)
     for name in ("dc", "gdc authors"):
         with pytest.raises(InputError, match="compares with raw base classes"):
             make(name).prepare(built)
