@@ -1,12 +1,14 @@
-"""Tables of benchmarks: printed while they are measured, kept in benchmarks/results, and shown in RESULTS.md.
+"""Tables of benchmarks: printed while they are measured, kept in benchmarks/results, and shown in the documentation.
 
     python benchmarks/accuracy/reject.py FEATURES --record application/reject    measure, print and keep
-    python benchmarks/record.py                                                  write RESULTS.md (`make results`)
+    python benchmarks/record.py                                                  write the pages (`make results`)
 
 Each file of benchmarks/results is a section: a title, and tables by name with title, date, machine, commit, command,
-columns, rows and notes. `shown` restricts what RESULTS.md has of a table: columns, and rows by the values of a column;
-false leaves the table to its file.
-To measure a table anew replaces its date, machine, commit, command, columns and rows, and nothing that people wrote.
+columns, rows and notes. docs/results.md has all sections; `shown` restricts what it has of a table: columns, and rows
+by the values of a column; false leaves the table to its file. Other pages and the README have single tables between
+`<!-- results: SECTION/NAME -->`, with `rows=PATTERN` for rows whose first cell begins so, and `<!-- end -->`.
+Measuring a table again replaces its date, machine, commit, command, columns, rows, and notes where the script makes
+them. What people wrote stays.
 """
 
 from __future__ import annotations
@@ -25,18 +27,24 @@ from typing import Any
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
-PAGE = HERE / "RESULTS.md"
+PAGE = HERE.parent / "docs" / "results.md"
+# Pages that may have single tables.
+OTHER_PAGES = ("README.md", "docs/*.md")
+MARKED = re.compile(
+    r"(?P<head><!-- results: (?P<where>\S+)(?: rows=(?P<rows>\S+))? -->\n).*?(?P<end><!-- end -->)", re.S
+)
 # The sections of the page, in this order.
 SECTIONS = (
-    *("accuracy", "ablation", "calibration", "failures", "application"),
+    *("accuracy", "ablation", "failures", "application"),
     *("speed", "gpu", "paper", "training", "robustness"),
 )
 INTRODUCTION = """# Results
 
-Made by `make results` from `benchmarks/results/*.json`, which have every row. Each table names the commit and the
-command that made it. Feature sets of photographs are not part of the repository. FEATURES, SETS, ODD and NARROW are
-folders of them; `python benchmarks/accuracy/make_sets.py` makes those that can be made. ± is the half-width of a
-95% interval. What was tried and left out: [notebook](../docs/notebook/index.md)."""
+Made by `make results` from the files of `benchmarks/results`, which have every row. Above each table stand its date,
+machine, commit and command. FEATURES, SETS, ODD and NEW are folders of feature sets. `make_sets.py`, `make_odd_sets.py`
+and `make_new_sets.py` in `benchmarks/accuracy` make the last three. FEATURES comes from photographs and is not part of
+the repository. ± is the half-width of a 95% interval over tasks. The [notebook](notebook/index.md) has what was tried
+and dropped."""
 
 
 class Table:
@@ -52,8 +60,8 @@ class Table:
         self.rows.append(tuple(str(cell) for cell in cells))
         print(table_row(self.rows[-1]), flush=True)
 
-    def keep(self, where: str | None) -> None:
-        """Write to `SECTION/NAME` of benchmarks/results; nothing for None."""
+    def keep(self, where: str | None, notes: str = "") -> None:
+        """Write to `SECTION/NAME` of benchmarks/results, with lines of notes; nothing for None."""
         if where is None:
             return
         section, slash, name = where.partition("/")
@@ -63,6 +71,8 @@ class Table:
         content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"title": section, "tables": {}}
         old = content["tables"].get(name, {"title": name})
         measured = {**origin(), "columns": list(self.columns), "rows": [list(row) for row in self.rows]}
+        if notes:
+            measured["notes"] = notes.splitlines()
         content["tables"][name] = {**old, **measured}
         path.write_text(encode(content), encoding="utf-8")
 
@@ -97,9 +107,10 @@ def machine() -> str:
 
 
 def commit() -> str:
-    """The short hash of HEAD, with a plus where files are changed; nothing outside a repository."""
+    """The short hash of HEAD, with a plus where files but the results are changed; nothing outside a repository."""
     short = subprocess.run(["git", "rev-parse", "--short=8", "HEAD"], cwd=HERE, capture_output=True, text=True)
-    changed = subprocess.run(["git", "diff", "--quiet", "HEAD"], cwd=HERE, capture_output=True)
+    others = ["git", "diff", "--quiet", "HEAD", "--", ":/", ":(exclude,top)benchmarks/results"]
+    changed = subprocess.run(others, cwd=HERE, capture_output=True)
     return short.stdout.strip() + ("+" if changed.returncode == 1 else "")
 
 
@@ -163,7 +174,7 @@ def show_table(table: dict[str, Any]) -> str:
         *map(table_row, rows),
     ]
     notes = table.get("notes", [])
-    return "\n".join([*lines, "", " ".join(notes)] if notes else lines)
+    return "\n".join([*lines, "", *notes] if notes else lines)
 
 
 def show_section(path: Path) -> list[str]:
@@ -176,8 +187,28 @@ def show_section(path: Path) -> list[str]:
     return [f"## {content['title']}", *content.get("text", []), *body, *named]
 
 
+def fill(text: str) -> str:
+    """A page with its marked tables as they are recorded."""
+
+    def table(found: re.Match[str]) -> str:
+        section, _, name = found["where"].partition("/")
+        one = json.loads((RESULTS / f"{section}.json").read_text(encoding="utf-8"))["tables"][name]
+        one = {key: value for key, value in one.items() if key != "shown"}
+        if found["rows"]:
+            one |= {"rows": [row for row in one["rows"] if re.match(found["rows"], row[0])], "notes": []}
+        return f"{found['head']}\n{show_table(one)}\n\n{found['end']}"
+
+    return MARKED.sub(table, text)
+
+
+def other_pages() -> list[Path]:
+    """Pages that may have marked tables."""
+    found = [path for pattern in OTHER_PAGES for path in sorted(HERE.parent.glob(pattern))]
+    return [path for path in found if path != PAGE]
+
+
 def page() -> str:
-    """RESULTS.md from all files of benchmarks/results."""
+    """The page of all results."""
     parts = [INTRODUCTION]
     for section in SECTIONS:
         path = RESULTS / f"{section}.json"
@@ -188,4 +219,6 @@ def page() -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(page(), encoding="utf-8")
+    for path in other_pages():
+        path.write_text(fill(path.read_text(encoding="utf-8")), encoding="utf-8")
     print(f"{PAGE}: {len(page().splitlines())} lines")

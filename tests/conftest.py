@@ -48,7 +48,7 @@ LONGEST = (
     ),
     *("tuning/test_tuning.py", "paper/test_reproduction.py", "features/test_extractors.py", "report/test_report.py"),
     *("features/test_glyphs.py", "heads/test_heads.py", "estimators/test_saved.py", "test_api.py", "test_imports.py"),
-    *("_utils/test_cpu_kernels.py", "paper/test_evaluations.py", "paper/test_paper_figures.py", "test_presets.py"),
+    *("test_ops.py", "paper/test_evaluations.py", "paper/test_paper_figures.py", "test_presets.py"),
 )
 
 

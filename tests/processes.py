@@ -10,7 +10,7 @@ from multiprocessing.forkserver import ensure_running
 FORKED = multiprocessing.get_context("forkserver")
 FORKED.set_forkserver_preload(
     [
-        *("fewcal.apply.studio.server", "fewcal.apply.studio.app", "fewcal.estimators.classifier"),
+        *("fewcal.apply.studio.server", "fewcal.apply.studio.app", "fewcal.estimators"),
         *("fewcal.tuning", "optuna", "hypothesis", "pytest", "distributed", "sklearn"),
         "torch",  # which modules of fewcal load when they use it first
     ]

@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 import numpy as np
 from PIL import Image
 
-from fewcal import BaseBank, GDCClassifier
+from fewcal import BaseBank, FewShotClassifier
 from fewcal.apply.serve.model import ServedModel
 from fewcal.features.extractors import as_extractor
 from fewcal.features.synthetic import make_features
@@ -42,7 +42,7 @@ def picture_model() -> ServedModel:
     """Classes red, green and blue; the feature is the mean colour."""
     rows, names = np.array(list(COLOURS.values()), np.float32), list(COLOURS)
     shifted = np.concatenate([rows, rows + 9])
-    return ServedModel(GDCClassifier().fit(shifted, names * 2), colour_extractor())
+    return ServedModel(FewShotClassifier().fit(shifted, names * 2), colour_extractor())
 
 
 def text_model() -> ServedModel:
@@ -54,7 +54,7 @@ def text_model() -> ServedModel:
         return [[text.count("sun"), text.count("rain"), 1] for text in texts]
 
     return ServedModel(
-        GDCClassifier().fit([[1, 0, 1], [0, 1, 1]], ["dry", "wet"]), as_extractor(count, name="w", kind="text")
+        FewShotClassifier().fit([[1, 0, 1], [0, 1, 1]], ["dry", "wet"]), as_extractor(count, name="w", kind="text")
     )
 
 
@@ -64,7 +64,7 @@ def row_model() -> ServedModel:
     x, y = data.novel.features, data.novel.require_labels()
     few = np.flatnonzero(np.arange(len(y)) % 20 < 3)
     bank = BaseBank().fit(data.base.features, data.base.require_labels())
-    return ServedModel(GDCClassifier(bank).fit(x[few], y[few]), None, 0.05)
+    return ServedModel(FewShotClassifier(bank).fit(x[few], y[few]), None, 0.05)
 
 
 MODELS = {"picture": picture_model, "text": text_model, "row": row_model}

@@ -133,7 +133,7 @@ def test_signs_of_printed_mahalanobis_distances() -> None:
 
 
 def test_the_papers_search_is_compared_with_the_published_setting_on_the_same_tasks(features: FeatureSet) -> None:
-    search = Search("paper", "paper/cub", ("closed_form",), trials=1, tasks=3)
+    search = Search("paper", "paper/cub", "closed_form", trials=1, tasks=3)
     settings = paper_search.published_settings("cub", 1, "closed_form")
     assert settings["published"].alpha1 == 8000
     assert settings["published, unit scale"].l2

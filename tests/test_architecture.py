@@ -23,6 +23,8 @@ from fewcal.methods import make_method
 from small_features import feature_set
 
 if TYPE_CHECKING:
+    import optuna
+
     from fewcal.paper.budget import Case
     from fewcal.paper.registry import Records
 
@@ -104,18 +106,19 @@ def test_a_distance(tmp_path: Path) -> None:
 
 def test_a_search_space(tmp_path: Path) -> None:
     pytest.importorskip("optuna")
+    from fewcal.methods import GDC
     from fewcal.presets import get_preset
-    from fewcal.tuning.spaces import Axis, Space, search_space
+    from fewcal.tuning import search_space
 
     @search_space("toy", "a handful of neighbours", heads=("closed_form",))
-    def toy(n_classes: int, heads: Sequence[str]) -> Space:
-        axes = (Axis("k", 1, min(3, n_classes), integer=True),)
-        return Space("toy", get_preset("default").with_changes(head=heads[0]), lambda picked: axes)
+    def toy(trial: optuna.Trial, classes: int, heads: Sequence[str]) -> GDC:
+        k = trial.suggest_int("k", 1, min(3, classes))
+        return GDC(get_preset("paper").with_changes(head=heads[0], k=k))
 
     feature_set().save(tmp_path / "features")
     fewcal(
         *("tune", tmp_path / "features", "--space", "toy", "--trials", 3, "--way", 3, "--tasks", 4, "--query", 5),
-        *("--out", tmp_path / "study", "--quiet"),
+        *("--final-tasks", 4, "--out", tmp_path / "study", "--quiet"),
     )
     preset = json.loads((tmp_path / "study" / "preset.json").read_text())
     assert 1 <= preset["params"]["k"] <= 3

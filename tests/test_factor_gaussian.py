@@ -17,7 +17,7 @@ import reference
 from fewcal._utils.randomness import TaskRandom
 from fewcal.covariance.shrinkage import main_axes
 from fewcal.errors import FewcalWarning, InputError
-from fewcal.factor_gaussian import CLIP_MARGIN, FactorGaussian, add_stacked, shrink
+from fewcal.factor_gaussian import CLIP_MARGIN, FactorGaussian, shrink
 
 
 def make(
@@ -238,8 +238,8 @@ def test_compressed_points_have_the_moments_and_do_not_depend_on_the_batch() -> 
     factor, kind = low_rank_world()
     g = FactorGaussian(torch.ones(2, 1, 60), factor.expand(2, 1, 300, 60), torch.full((2, 1), 0.05), torch.zeros(2, 1))
     axes = main_axes(kind, 50)
-    x = g.sample(30_000, TaskRandom(0, [3, 4]), axes=axes)
-    assert torch.equal(g[1:].sample(30_000, TaskRandom(0, [4]), axes=axes), x[1:])
+    x = g.compressed(axes, 30_000).sample(30_000, TaskRandom(0, [3, 4]))
+    assert torch.equal(g[1:].compressed(axes, 30_000).sample(30_000, TaskRandom(0, [4])), x[1:])
     assert not torch.equal(g.sample(30_000, TaskRandom(0, [3, 4])), x)
     torch.testing.assert_close(x.mean(dim=2), g.mean, rtol=0, atol=0.03)
     torch.testing.assert_close(torch.cov(x[0, 0].T), g.dense()[0, 0], rtol=0, atol=0.03)
@@ -353,30 +353,3 @@ def test_eigenvalue_clipping_is_the_projection() -> None:
 def test_eigenvalue_clipping_leaves_a_positive_covariance_alone() -> None:
     g = make()
     torch.testing.assert_close(g.eigen_clipped().dense(), g.dense())
-
-
-# ---- stacked classes ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_noise_of_stacked_classes_has_their_covariance(dtype: torch.dtype) -> None:
-    g = torch.Generator().manual_seed(0)
-    rows = torch.randn(4, 7, 5, generator=g).to(dtype)
-    index, c = torch.tensor([[[2, 0], [3, 1]]]), torch.tensor([[[0.5, 1.0], [0.3, 0.0]]])
-    out = torch.full((1, 2, 60_000, 5), 3.0)
-    add_stacked(out, rows, index, c, TaskRandom(0, [4]))
-    wide = rows.double()
-    for s in range(2):
-        expected = sum(float(c[0, s, j]) ** 2 * wide[i].T @ wide[i] for j, i in enumerate(index[0, s].tolist()))
-        drawn = out[0, s].double()
-        torch.testing.assert_close(torch.cov(drawn.T), expected, rtol=0.03, atol=0.15)
-        torch.testing.assert_close(drawn.mean(dim=0), torch.full((5,), 3.0, dtype=torch.float64), rtol=0, atol=0.05)
-
-
-def test_noise_of_stacked_classes_is_the_same_alone_and_in_a_batch() -> None:
-    rows = torch.randn(6, 3, 4, generator=torch.Generator().manual_seed(1))
-    index, c = torch.tensor([[[0, 1]], [[4, 5]]]), torch.full((2, 1, 2), 0.7)
-    both, alone = torch.zeros(2, 1, 8, 4), torch.zeros(1, 1, 8, 4)
-    add_stacked(both, rows, index, c, TaskRandom(0, [7, 8]))
-    add_stacked(alone, rows, index[1:], c[1:], TaskRandom(0, [8]))
-    torch.testing.assert_close(both[1:], alone)

@@ -19,8 +19,8 @@ from fewcal.gaussianize import (
     GaussianizationFitter,
     fit_gaussianization,
     l2_normalise,
+    limit_scale,
     signed_power,
-    spread_scale,
     tukey,
     yeo_johnson,
 )
@@ -147,11 +147,23 @@ def test_steps_come_in_order() -> None:
         "beta": 0.5,
         "eps": 1e-6,
         "center": True,
+        "scaled": False,
         "l2": True,
         "whitened": True,
-        "max_spread": False,
     }
     assert torch.equal(g.to("cpu")(torch.from_numpy(x)), g(torch.from_numpy(x)))
+
+
+def test_shift_is_subtracted_in_double_precision_and_added_again() -> None:
+    x = torch.from_numpy(np.random.default_rng(0).normal(size=(6, 3)))
+    shift = torch.full((3,), 1e8, dtype=torch.float64)
+    g = fit_gaussianization(x, 0.5, center=True).with_shift(shift)
+    torch.testing.assert_close(g(x + shift), g.apply(x.float()), rtol=1e-5, atol=1e-6)
+    assert g.mean is not None
+    torch.testing.assert_close(g.inverse(g(x + shift).double()) - shift, x, rtol=1e-4, atol=1e-6)
+    stored = {f"transform.{name}": t for name, t in g.tensors().items()}
+    again = Gaussianization.from_settings(g.settings(), stored)
+    assert torch.equal(again(x + shift), g(x + shift))
 
 
 def test_none_leaves_features_alone() -> None:
@@ -229,43 +241,43 @@ def test_signed_powers_need_a_positive_power(beta: float) -> None:
 # ---- features that spread far more than others ----------------------------------------------------------------------
 
 
-def test_spreads_are_capped_as_in_the_reference() -> None:
+def test_deviations_are_limited_as_in_the_reference() -> None:
     rng = np.random.default_rng(0)
     x = rng.normal(2.0, [1.0, 2.0, 3.0, 50.0, 0.0, 900.0], size=(400, 6))
-    g = fit_gaussianization(torch.from_numpy(x), 1.0, center=True, max_spread=4.0)
+    g = fit_gaussianization(torch.from_numpy(x), 1.0, center=True, spread=4.0)
     assert g.scale is not None
     np.testing.assert_allclose(g.scale.numpy(), reference.spread_scale(x, 4.0), rtol=1e-5)
-    spread = g(torch.from_numpy(x)).std(dim=0, correction=0)
-    assert spread.max() / spread[2] == pytest.approx(4.0, rel=1e-5)
+    deviation = g(torch.from_numpy(x)).std(dim=0, correction=0)
+    assert deviation.max() / deviation[2] == pytest.approx(4.0, rel=1e-5)
     np.testing.assert_allclose(g.inverse(g(torch.from_numpy(x))).numpy(), x, rtol=1e-4, atol=1e-4)
 
 
 @settings(deadline=None, max_examples=30)
 @given(st.floats(1, 1e6), st.sampled_from([1.0, 0.5, 0.25]), st.booleans())
-def test_a_capped_feature_is_the_same_at_every_scale(times: float, beta: float, signed: bool) -> None:
+def test_limited_feature_is_the_same_at_every_scale(times: float, beta: float, signed: bool) -> None:
     rng = np.random.default_rng(1)
     x = rng.normal(size=(60, 5)) if signed else rng.random((60, 5))
     x[:, 2] *= 10**6  # above the cap for every power
     larger = x.copy()
     larger[:, 2] *= times
     kind = "signed-power" if signed else "tukey"
-    seen = [fit_gaussianization(torch.from_numpy(v), beta, kind, True, True, max_spread=4.0) for v in (x, larger)]
+    seen = [fit_gaussianization(torch.from_numpy(v), beta, kind, True, True, spread=4.0) for v in (x, larger)]
     rows, again = (g(torch.from_numpy(v)).numpy() for g, v in zip(seen, (x, larger), strict=True))
     np.testing.assert_allclose(again, rows, rtol=2e-4, atol=1e-6)
 
 
-def test_features_that_spread_alike_are_left_alone() -> None:
+def test_limit_scale_of_similar_deviations_changes_nothing() -> None:
     x = torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
-    capped, plain = fit_gaussianization(x, max_spread=4.0), fit_gaussianization(x)
+    capped, plain = fit_gaussianization(x, spread=4.0), fit_gaussianization(x)
     assert capped.scale is None
     assert torch.equal(capped(x), plain(x))
-    assert spread_scale(torch.zeros(3), 4.0) is None  # constant features
+    assert limit_scale(torch.zeros(3), 4.0) is None  # constant features
 
 
-def test_a_cap_is_fitted_in_chunks() -> None:
+def test_limit_scale_in_chunks_equals_one_fit() -> None:
     x = torch.randn(40, 5, generator=torch.Generator().manual_seed(0)) * torch.tensor([1.0, 1.0, 2.0, 1.0, 99.0])
-    whole = fit_gaussianization(x, 1.0, center=True, max_spread=4.0)
-    parts = [GaussianizationFitter(1.0, center=True, max_spread=4.0).update(part) for part in x.split(7)]
+    whole = fit_gaussianization(x, 1.0, center=True, spread=4.0)
+    parts = [GaussianizationFitter(1.0, center=True, spread=4.0).update(part) for part in x.split(7)]
     merged = parts[0]
     for part in parts[1:]:
         merged.merge(part)
@@ -275,17 +287,17 @@ def test_a_cap_is_fitted_in_chunks() -> None:
         merged.merge(GaussianizationFitter(1.0, center=True))
 
 
-def test_constant_features_are_not_what_others_are_measured_by() -> None:
+def test_constant_features_do_not_count_in_the_median() -> None:
     """Sums of thousands of equal squares are rounded: what is left of them as a variance is no spread."""
     g = torch.Generator().manual_seed(0)
     constant = (10 * torch.randn(2000, generator=g)).expand(10007, -1)
-    fitter = GaussianizationFitter(1.0, center=True, max_spread=4.0)
+    fitter = GaussianizationFitter(1.0, center=True, spread=4.0)
     for part in torch.cat([torch.randn(10007, 3, generator=g), constant], dim=1).split(997):
         fitter.update(part)
     assert fitter.finish().scale is None
 
 
-@pytest.mark.parametrize("most", [0.5, 0.0, -1.0, math.nan, True])
-def test_a_cap_below_the_median_is_refused(most: float) -> None:
-    with pytest.raises(InputError, match=r"max_spread=.* must be ≥ 1"):
-        fit_gaussianization(torch.randn(4, 2), max_spread=most)
+@pytest.mark.parametrize("spread", [0.5, 0.0, -1.0, math.nan])
+def test_limit_of_the_deviation_below_the_median_is_refused(spread: float) -> None:
+    with pytest.raises(InputError, match=r"spread=.* must be ≥ 1"):
+        fit_gaussianization(torch.randn(4, 2), spread=spread)

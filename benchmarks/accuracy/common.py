@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from fewcal.bank import BaseBank
 from fewcal.errors import InputError
-from fewcal.evaluation.stats import paired
-from fewcal.features import FeatureSplit
+from fewcal.evaluation import Protocol
+from fewcal.evaluation.engine import Engine, Job
+from fewcal.evaluation.stats import calibration_error, paired
+from fewcal.features import FeatureSet, FeatureSplit
+from fewcal.methods import Method
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from record import Table, add_record_option  # noqa: F401
@@ -108,8 +113,40 @@ def average(points: Iterable[Points]) -> Points:
     >>> print(average([Points(1.0, 0.3), Points(3.0, 0.4)]))
     +2.00 ± 0.25
     """
-    known = list(points)
+    each = list(points)
     return Points(
-        sum(p.mean for p in known) / len(known),
-        math.sqrt(sum(p.half**2 for p in known if p.half == p.half)) / len(known),
+        sum(p.mean for p in each) / len(each),
+        math.sqrt(sum(p.half**2 for p in each if p.half == p.half)) / len(each),
     )
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """Accuracies `(T,)` of a method on the tasks of a cell, in 0..1, and its calibration error."""
+
+    accuracy: np.ndarray
+    ece: float
+
+
+def run_cells(
+    features: FeatureSet,
+    cells: Sequence[Cell],
+    methods: Mapping[str, Method],
+    tasks: int,
+    seed: int,
+    split: str,
+    limits: Mapping[str, int] | None = None,
+) -> Iterator[tuple[Cell, dict[str, Outcome]]]:
+    """Run methods on the same tasks of each cell that fits, with one bank for all; slow ones on the first `limits`."""
+    base, rows = features.base, features.split(split)
+    bank = BaseBank().fit(base.features, base.require_labels())
+    for cell in (c for c in cells if c.fits(rows)):
+        count = cell.tasks(tasks)
+        spec = Protocol(cell.way, cell.shot, QUERIES, count, seed, split=split).spec
+        job = Job(None, rows.features, rows.require_labels(), {}, spec, None, "cpu", uuid.uuid4().hex)
+        engine, found = Engine(job, bank), dict[str, Outcome]()
+        for name, method in methods.items():
+            block = engine.with_methods({name: method}).run(0, min(count, (limits or {}).get(name, count)))
+            right = block.correct[name].sum(axis=1) / (cell.way * QUERIES)
+            found[name] = Outcome(right, calibration_error(block.bins[name]))
+        yield cell, found

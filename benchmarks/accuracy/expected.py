@@ -29,7 +29,7 @@ def follow(x: np.ndarray, y: np.ndarray, recipe: Recipe, order: str, labels: int
     """Rows (labels, 3) of truth, figure (NaN: none) and mean probability, from label `FIRST` on."""
     rng = np.random.default_rng([seed, 1])
     queue = [int(i) for c in rng.permutation(np.unique(y)) for i in np.flatnonzero(y == c)[:EACH]]
-    similar = similarities(centre(x, recipe.beta))
+    similar = similarities(centre(x))
     at: list[int] = []
     labelled, doubts = np.zeros(len(x), bool), np.ones(len(x))
     out = []
@@ -68,8 +68,7 @@ def main() -> None:
     )
     for order in ORDERS:
         runs = [
-            follow(x, y, recipe, order, options.labels, seed)
-            for seed, (x, y, recipe) in enumerate(projects(options))
+            follow(x, y, recipe, order, options.labels, seed) for seed, (x, y, recipe) in enumerate(projects(options))
         ]
         length = max(len(run) for run in runs)
         found = np.stack([np.vstack([np.full((length - len(run), 3), np.nan), run]) for run in runs])

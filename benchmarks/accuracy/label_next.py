@@ -18,7 +18,8 @@ from pathlib import Path
 import numpy as np
 from common import Table, add_record_option
 
-from fewcal.apply.studio.answers import Recipe, doubt, fitted, label_next, similarities
+from fewcal.apply.labelling import centre, doubt, label_next, similarities
+from fewcal.apply.studio.answers import Recipe
 from fewcal.features import FeatureSet
 
 # Where a table shows the curve; the first label count that reaches an accuracy is taken from the whole of it.
@@ -40,7 +41,6 @@ def curve(
     pool: tuple[np.ndarray, np.ndarray],
     test: tuple[np.ndarray, np.ndarray],
     labels: int,
-    recipe: Recipe,
     rng: np.random.Generator,
 ) -> np.ndarray:
     """Accuracy on the test after 1, 2, …, `labels` labels."""
@@ -49,10 +49,10 @@ def curve(
     out = []
     for _ in range(labels):
         labelled[choose(labelled, doubts, rng)] = True
-        classifier = fitted(recipe, x[labelled], y[labelled])
-        if classifier is None:
+        if len(np.unique(y[labelled])) < 2:
             out.append(float((test[1] == y[labelled][0]).mean()))
             continue
+        classifier = Recipe().make().fit(x[labelled], y[labelled])
         doubts = doubt(classifier.predict_proba(x))
         answers = classifier.classes_[classifier.predict_proba(test[0]).argmax(axis=1)]
         out.append(float((answers == test[1]).mean()))
@@ -63,17 +63,16 @@ def runs(folder: Path, split: str, count: int, ways: int, labels: int) -> dict[s
     """Curves `(runs, labels)` of each way to choose."""
     data = FeatureSet.load(folder).split(split)
     x, y = data.float32(), data.require_labels()
-    beta = 0.5 if (x >= 0).all() else 1.0  # that of EfficientNet-Lite's extractor
     out: dict[str, list[np.ndarray]] = {"random": [], "uncertain": [], "next": []}
     for seed in range(count):
         rng = np.random.default_rng(seed)
         classes = rng.choice(np.unique(y), ways, replace=False)
         rows = rng.permutation(np.flatnonzero(np.isin(y, classes)))
         pool, test = rows[: len(rows) // 2], rows[len(rows) // 2 :]
-        similar = similarities(x[pool], beta)
+        similar = similarities(centre(x[pool]))
 
         def choose_next(labelled: np.ndarray, doubts: np.ndarray, _: object, similar: np.ndarray = similar) -> int:
-            return label_next(similar, labelled, doubts)[0]
+            return label_next(similar, similar[labelled].max(axis=0, initial=0.0), labelled, doubts)[0]
 
         ways_to_choose: dict[str, Choice] = {
             "random": choose_random,
@@ -82,7 +81,7 @@ def runs(folder: Path, split: str, count: int, ways: int, labels: int) -> dict[s
         }
         for name, choose in ways_to_choose.items():
             sets = (x[pool], y[pool]), (x[test], y[test])
-            out[name].append(curve(choose, *sets, labels, Recipe(beta=beta), np.random.default_rng([seed, 1])))
+            out[name].append(curve(choose, *sets, labels, np.random.default_rng([seed, 1])))
         print(f"run {seed + 1} of {count}", end="\r", flush=True)
     return {name: np.stack(curves) for name, curves in out.items()}
 

@@ -13,15 +13,14 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import sys
 import time
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 from common import Table, add_record_option
 
+from fewcal._utils.terminal import ProgressBar
 from fewcal.errors import FewcalWarning
 from fewcal.evaluation import Protocol, evaluate
 from fewcal.features import FeatureSet
@@ -29,8 +28,7 @@ from fewcal.methods.gdc import GDC
 from fewcal.paper.run import dataset_of
 from fewcal.params import GDCParams
 from fewcal.presets import get_preset
-from fewcal.tuning import Search, Snapshot, tune
-from fewcal.tuning.search import SearchData
+from fewcal.tuning import Search, make_objective, tune
 
 SETTING = ("beta", "m", "k", "n", "alpha1", "alpha2_ratio")
 
@@ -73,7 +71,7 @@ def published_settings(dataset: str, shot: int, head: str) -> dict[str, GDCParam
 
 def compare(features: FeatureSet, search: Search, settings: dict[str, GDCParams], tasks: int, device: str) -> list[Row]:
     """Each setting on the validation tasks of the search and on novel tasks, the same for all."""
-    runner = SearchData.of(features, search).runner(search, device)
+    objective = make_objective(features, search.make_space(), search.search_tasks, device=device)
     methods = {name: GDC(params, cap_k=True) for name, params in settings.items()}
     protocol = Protocol(search.way, search.shot, search.query, tasks, search.seed, "novel")
     with warnings.catch_warnings():
@@ -83,23 +81,11 @@ def compare(features: FeatureSet, search: Search, settings: dict[str, GDCParams]
             Row(
                 name,
                 {field: getattr(params, field) for field in SETTING},
-                float(runner.accuracy(params).mean()),
+                float(objective.accuracy(GDC(params, cap_k=True)).mean()),
                 found.accuracy(name),
             )
             for name, params in settings.items()
         ]
-
-
-def watcher(every: float = 20.0) -> Callable[[Snapshot], None]:
-    """A line now and then."""
-    last = [-every]
-
-    def watch(now: Snapshot) -> None:
-        if time.monotonic() - last[0] > every or now.counts.finished >= now.target:
-            last[0] = time.monotonic()
-            print(now, file=sys.stderr, flush=True)
-
-    return watch
 
 
 def arguments() -> argparse.Namespace:
@@ -112,7 +98,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--tasks", type=int, default=200, help="validation tasks of a trial")
     parser.add_argument("--novel-tasks", type=int, default=5000)
     parser.add_argument("--head", default="sgd")
-    parser.add_argument("--enqueue", default="none")
+    parser.add_argument("--published", action="store_true", help="begin with the published setting")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--resume", action="store_true")
     add_record_option(parser)
@@ -127,30 +113,40 @@ def main() -> None:
     search = Search(
         "paper",
         f"paper/{dataset}",
-        (options.head,),
+        options.head,
         trials=options.trials,
         tasks=options.tasks,
         shot=options.shot,
-        enqueue=options.enqueue,
+        published=options.published,
     )
-    found = tune(
-        features, search, out=options.out, resume=options.resume, device=options.device, watch=watcher(), plots=False
-    )
+    begin = time.perf_counter()
+    with ProgressBar("trials") as progress:
+        found = tune(
+            features,
+            search,
+            out=options.out,
+            resume=options.resume,
+            device=options.device,
+            progress=progress,
+            plots=False,
+        )
+    seconds = time.perf_counter() - begin
     settings = published_settings(dataset, options.shot, options.head)
-    settings |= {f"trial {f.number}": f.params for f in found.finalists}
+    settings |= {f.name: f.method.params for f in found.finalists if isinstance(f.method, GDC)}
     rows = compare(features, search, settings, options.novel_tasks, options.device)
     record = {
         "features": options.features.name,
         "shot": options.shot,
-        "trials": dataclasses.asdict(found.counts),
-        "seconds": found.searched,
+        "trials": found.trials,
+        "pruned": found.pruned,
+        "seconds": seconds,
         "novel tasks": options.novel_tasks,
         "rows": [row.to_dict(rows[0]) for row in rows],
     }
     (options.out / "search.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
     print(
-        f"\n{options.features.name}, {options.shot}-shot, {found.counts.finished} trials of {options.tasks} tasks "
-        f"({found.counts.pruned} pruned) in {found.searched:.0f} s; {options.novel_tasks} novel tasks\n"
+        f"\n{options.features.name}, {options.shot}-shot, {found.trials} trials of {options.tasks} tasks "
+        f"({found.pruned} pruned) in {seconds:.0f} s; {options.novel_tasks} novel tasks\n"
     )
     table = Table("setting", *SETTING, "validation %", "novel %", "minus published")
     for row in rows:

@@ -1,10 +1,10 @@
-"""What a poor bank costs: gdc beside `bankless`, the classifier without base classes, on the same tasks.
+"""What a poor bank costs: hgdc beside `support-only`, the classifier without base classes, on the same tasks.
 
     python benchmarks/accuracy/poor_banks.py FEATURES [MORE_FEATURES…] [--cells 5x1,20x1] [--tasks 300] [--split novel]
 
 The base classes of each set are replaced by few of them, by the same rows with shuffled labels, by those of another set
-of the same extractor (where FEATURES has one), and by made-up classes. `trust` is the mean say of the base classes.
-A bank that does not help must not cost more than 0.3 points.
+of the same extractor (where FEATURES has one), and by made-up classes. `weight` is that of the base classes in the
+answers.
 """
 
 from __future__ import annotations
@@ -16,23 +16,18 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from common import QUERIES, Points, Table, add_record_option, difference, feature_folders, parse_cells
+from common import Points, Table, add_record_option, average, difference, feature_folders, parse_cells, run_cells
 
-from fewcal._utils.randomness import TaskRandom
 from fewcal.bank import BaseBank
-from fewcal.episodes import sample_episodes
 from fewcal.errors import FewcalWarning
-from fewcal.evaluation import Protocol, evaluate
-from fewcal.evaluation.stats import calibration_error
 from fewcal.features import FeatureSet, FeatureSplit
-from fewcal.methods import TaskBatch, make_method
-from fewcal.methods.hierarchical import HierarchicalGDC
+from fewcal.methods import make_method
+from fewcal.methods.hgdc import HGDC
 
 FEW = (5, 20, 40)
 MADE_UP_CLASSES, MADE_UP_ROWS = 64, 30
 # Extractors that are not trained on the base classes of a set: another set's classes are in the same space.
 EXTRACTORS = ("minilm", "wordllama", "efficientnet")
-_TRUST_TASKS = 100
 
 
 def few_classes(base: FeatureSplit, count: int, seed: int = 0) -> FeatureSplit:
@@ -83,18 +78,9 @@ def banks(features: FeatureSet, other: Path | None) -> Iterator[tuple[str, Featu
     yield "made up", made_up(base)
 
 
-def mean_trust(base: FeatureSplit, split: FeatureSplit, protocol: Protocol) -> float:
-    """The mean say of the base classes over the first tasks; 0 where the bank is not used."""
-    bank = BaseBank().fit(base.float32(), base.require_labels())
-    method = make_method("gdc").prepare(bank)
-    if not isinstance(method, HierarchicalGDC) or method.unused is not None:
-        return 0.0
-    tasks = range(min(protocol.tasks, _TRUST_TASKS))
-    drawn = sample_episodes(split.require_labels(), protocol.spec, tasks, split.classes)
-    rows = method.row_map(torch.from_numpy(split.float32()[drawn.support.ravel()]))
-    labels = torch.arange(protocol.way).repeat_interleave(protocol.shot).expand(len(tasks), -1)
-    batch = TaskBatch(rows.reshape(*labels.shape, -1), labels, protocol.way, TaskRandom(protocol.seed, tasks))
-    return float(method.trust(batch).share.mean())
+def base_weight(base: FeatureSplit) -> float:
+    """ω, the weight of the base classes in the answers; 0 where the bank is not used."""
+    return HGDC().prepare(BaseBank().fit(base.float32(), base.require_labels())).prior.weight
 
 
 def main() -> None:
@@ -104,33 +90,45 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=300)
     parser.add_argument("--split", default="novel")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device", default="cpu")
     add_record_option(parser)
     options = parser.parse_args()
     warnings.simplefilter("ignore", FewcalWarning)  # that a bank is not used is what the table is about
+    torch.set_num_threads(1)
     print(f"{options.split} tasks, seed {options.seed}; accuracy %, points with their 95% half-width\n")
-    table = Table("features", "cell", "tasks", "bank", "bankless", "gdc − bankless", "ECE of both", "trust")
-    found: list[tuple[Points, str]] = []
+    table = Table("features", "bank", "weight", "cell", "tasks", "support-only", "hgdc − support-only", "ECE of both")
+    found: dict[str, list[tuple[Points, str]]] = {}
     folders = feature_folders(*options.features)
     for folder in folders:
         features = FeatureSet.load(folder)
         split = features.split(options.split)
-        for cell in (c for c in parse_cells(options.cells) if c.fits(split)):
-            protocol = Protocol(cell.way, cell.shot, QUERIES, cell.tasks(options.tasks), options.seed)
-            for words, base in banks(features, relative(folder, folders)):
-                changed = FeatureSet(base=base, novel=split)
-                results = evaluate(["bankless", "gdc"], changed, protocol, options.device)
-                gap = difference(results.accuracy("gdc"), results.accuracy("bankless"))
-                found.append((gap, f"{folder.name} {cell}, {words}"))
-                errors = " / ".join(f"{calibration_error(results.bins[m]):.3f}" for m in ("bankless", "gdc"))
-                plain = f"{100 * results.accuracy('bankless').mean():.2f}"
-                trust = f"{mean_trust(base, split, protocol):.2f}"
-                table.add(folder.name, cell, protocol.tasks, words, plain, gap, errors, trust)
+        for words, base in banks(features, relative(folder, folders)):
+            changed = FeatureSet(base=base, **{options.split: split})
+            methods = {name: make_method(name) for name in ("support-only", "hgdc")}
+            weight = f"{base_weight(base):.2f}"
+            cells = parse_cells(options.cells)
+            for cell, out in run_cells(changed, cells, methods, options.tasks, options.seed, options.split):
+                plain, ours = out["support-only"], out["hgdc"]
+                gap = difference(ours.accuracy, plain.accuracy)
+                kind = words.split()[0] if words.startswith(("all", "of")) else words
+                found.setdefault(kind, []).append((gap, f"{folder.name} {cell}"))
+                table.add(
+                    folder.name,
+                    words,
+                    weight,
+                    cell,
+                    len(ours.accuracy),
+                    f"{100 * plain.accuracy.mean():.2f}",
+                    gap,
+                    f"{plain.ece:.3f} / {ours.ece:.3f}",
+                )
     if not found:
         raise SystemExit("no cell fits: too few classes or rows")
-    table.keep(options.record)
-    worst = min(found, key=lambda f: f[0].mean)
-    print(f"\nworst difference to bankless: {worst[0]} ({worst[1]})")
+    lines = []
+    for kind, gaps in found.items():
+        worst, where = min(gaps, key=lambda g: g[0].mean)
+        lines.append(f"- {kind}: {average(g for g, _ in gaps)} in {len(gaps)} cells, worst {worst} ({where})")
+    table.keep(options.record, notes="\n".join(lines))
+    print("\n" + "\n".join(lines))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -45,9 +45,7 @@ def projects(options: argparse.Namespace) -> Iterator[tuple[np.ndarray, np.ndarr
             kept = np.concatenate([rng.permutation(np.flatnonzero(y == c))[: options.items] for c in classes])
             x, y = x[kept], y[kept]
         order = rng.permutation(len(x))
-        # The power of extractors whose features are ≥ 0.
-        beta = 0.5 if (x >= 0).all() and bank is None else 1.0
-        yield x[order], y[order], Recipe(bank, beta=beta)
+        yield x[order], y[order], Recipe(bank)
 
 
 def answers(recipe: Recipe, x: np.ndarray, y: np.ndarray, at: list[int]) -> tuple[np.ndarray, np.ndarray] | None:
@@ -56,7 +54,7 @@ def answers(recipe: Recipe, x: np.ndarray, y: np.ndarray, at: list[int]) -> tupl
     return None if found is None else (found.probabilities, np.array(found.names).astype(y.dtype))
 
 
-@lru_cache(maxsize=None)
+@cache
 def _letter(split: str, number: int, items: int) -> np.ndarray:
     return extract_glyphs(draw_examples(glyph_classes()[split][number], items, seed=1))
 

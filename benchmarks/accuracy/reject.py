@@ -2,8 +2,8 @@
 
     python benchmarks/accuracy/reject.py FEATURES... [--limit 0.05] [--tasks 30] [--way 5]
 
-A row of another class comes from the same split. A row is kept where `outlier_pvalue` is below the limit. ± is the 95%
-half-width over tasks. A bank that is not used cannot reject, and its features are left out.
+A row of another class comes from the same split. A row is kept where `outlier_pvalue` is not below the limit. ± is the
+95% half-width over tasks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from common import Table, add_record_option, feature_folders
 
-from fewcal import BaseBank, FeatureSet, GDCClassifier
+from fewcal import BaseBank, FeatureSet, FewShotClassifier
 from fewcal.errors import FewcalWarning
 from fewcal.features import FeatureSplit
 
@@ -31,26 +31,25 @@ def main() -> None:
     options = parser.parse_args()
     warnings.simplefilter("ignore", FewcalWarning)
     print(f"{options.tasks} {options.split} tasks, {options.way}-way, limit {options.limit}\n")
-    table = Table("features", "shots", "true rows kept %", "rows of other classes let through %")
+    table = Table("features", "shots", "base classes", "true rows kept %", "rows of other classes let through %")
     for folder in feature_folders(*options.features):
         features = FeatureSet.load(folder)
         split = features.split(options.split)
         if len(split.classes) <= options.way:
             continue
         bank = BaseBank().fit(features.base.features, features.base.labels)
-        for shot in (1, 5):
-            kept, passed = shares(bank, split, options.way, shot, options.tasks, options.limit)
-            if kept:
-                half = 1.96 * np.std(passed, ddof=1) / len(passed) ** 0.5
-                through = f"{100 * np.mean(passed):.1f} ± {100 * half:.1f}"
-                table.add(folder.name, shot, f"{100 * np.mean(kept):.0f}", through)
+        for shot, base in ((1, bank), (2, bank), (2, None), (5, bank), (5, None)):
+            kept, passed = shares(base, split, options.way, shot, options.tasks, options.limit)
+            half = 1.96 * np.std(passed, ddof=1) / len(passed) ** 0.5
+            through = f"{100 * np.mean(passed):.1f} ± {100 * half:.1f}"
+            table.add(folder.name, shot, 0 if base is None else len(base), f"{100 * np.mean(kept):.0f}", through)
     table.keep(options.record)
 
 
 def shares(
-    bank: BaseBank, split: FeatureSplit, way: int, shot: int, tasks: int, limit: float
+    bank: BaseBank | None, split: FeatureSplit, way: int, shot: int, tasks: int, limit: float
 ) -> tuple[list[float], list[float]]:
-    """Of each task the shares of its own queries and of rows of other classes that are kept; nothing without a test."""
+    """Of each task the shares of its own queries and of rows of other classes that are kept."""
     x, y = split.float32(), split.require_labels()
     rng = np.random.default_rng(0)
     kept: list[float] = []
@@ -61,8 +60,8 @@ def shares(
         support = np.concatenate([r[:shot] for r in rows])
         own = np.concatenate([r[shot:] for r in rows])
         outside = rng.permutation(np.flatnonzero(~np.isin(y, classes)))[:75]
-        fitted = GDCClassifier(bank=bank).fit(x[support], y[support])
-        if fitted.explain().trust == 0 and not fitted.explain().points:
+        fitted = FewShotClassifier(bank).fit(x[support], y[support])
+        if fitted.explain().weight == 0:
             return [], []
         kept.append(float((fitted.outlier_pvalue(x[own]) < limit).mean()))
         passed.append(float((fitted.outlier_pvalue(x[outside]) < limit).mean()))

@@ -1,7 +1,7 @@
 """Classes with different numbers of examples and no bank: python benchmarks/accuracy/uneven.py FEATURES [--split val]
 
-Tasks of five classes with 15 queries each; accuracy of `GDCClassifier()` and of the nearest class mean on rows of unit
-length, and the share of answers that go to the class with most examples (0.2 would be even).
+Tasks of five classes with 15 queries each; accuracy of `FewShotClassifier()` and of the nearest class mean on rows of
+unit length, and the share of answers that go to the class with most examples (0.2 would be even).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import argparse
 import numpy as np
 from common import Table, add_record_option
 
-from fewcal import FeatureSet, GDCClassifier
+from fewcal import FeatureSet, FewShotClassifier
 
 SHOTS = ((1, 1, 1, 1, 1), (1, 1, 5, 1, 1), (2, 2, 3, 1, 2), (1, 2, 3, 4, 5), (3, 3, 3, 3, 3))
 
@@ -34,13 +34,13 @@ def main() -> None:
             classes = rng.choice(np.unique(y), 5, replace=False)
             rows = [rng.permutation(np.flatnonzero(y == c))[: k + 15] for c, k in zip(classes, shots, strict=True)]
             few = np.concatenate([r[:k] for r, k in zip(rows, shots, strict=True)])
-            asked = np.concatenate([r[k:] for r, k in zip(rows, shots, strict=True)])
-            answers = GDCClassifier().fit(x[few], y[few]).predict(x[asked])
+            queries = np.concatenate([r[k:] for r, k in zip(rows, shots, strict=True)])
+            answers = FewShotClassifier().fit(x[few], y[few]).predict(x[queries])
             means = np.stack([unit[few][y[few] == c].mean(axis=0) for c in classes])
-            distance = ((unit[asked][:, None] - means) ** 2).sum(axis=2)
+            distance = ((unit[queries][:, None] - means) ** 2).sum(axis=2)
             nearest = classes[distance.argmin(axis=1)]
             most = classes[int(np.argmax(shots))]
-            found.append([(answers == y[asked]).mean(), (answers == most).mean(), (nearest == y[asked]).mean()])
+            found.append([(answers == y[queries]).mean(), (answers == most).mean(), (nearest == y[queries]).mean()])
         ours, share, plain = np.mean(found, axis=0)
         table.add(", ".join(map(str, shots)), f"{ours:.3f}", f"{share:.2f}", f"{plain:.3f}")
     table.keep(options.record)

@@ -17,20 +17,23 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from common import peak_gib
 
-from fewcal import BaseBank, GDCClassifier
+from fewcal import BaseBank, FewShotClassifier, GDCClassifier
+from fewcal.estimators.base import TaskClassifier
 from fewcal.evaluation.engine import reuse_memory
 from fewcal.gaussianize import GaussianizationFitter
-from fewcal.presets import get_preset
 
 NUISANCE = 64
 FAMILIES = 200
+# The space of the bank, which both models take.
+SPACE = {"beta": 0.5, "kind": "tukey", "center": True, "l2": True}
 
 
 class Scenario:
@@ -71,8 +74,7 @@ class Scenario:
 
 def build(options: argparse.Namespace) -> None:
     scenario = Scenario(options.classes, options.rows, options.dim, options.device)
-    p = get_preset("whitened")
-    fitter = GaussianizationFitter(p.beta, p.kind, p.center, p.l2, p.eps)
+    fitter = GaussianizationFitter(**SPACE)
     spent = dict.fromkeys(("rows", "transform", "bank"), 0.0)
 
     def timed(stage: str, began: float) -> float:
@@ -117,17 +119,23 @@ def query(options: argparse.Namespace) -> None:
     support = scenario.draw(unseen, 1).numpy()
     queries = scenario.draw(unseen.repeat_interleave(15), 2).numpy()
     truth = np.repeat(np.arange(5), 15)
-    kinds = {"default": {}, "whitened": {"preset": "whitened"}}
+    kinds: dict[str, Callable[[], TaskClassifier]] = {"HGDC": lambda: FewShotClassifier(bank, device=options.device)}
     if options.rank:
-        same = {f: getattr(get_preset("whitened"), f) for f in ("beta", "kind", "center", "l2", "eps")}
-        rest = {"preset": "paper", "cov": "independent", "distance_scale": 1.0, "alpha1": 100.0}
-        kinds["class covariances, closed form"] = {**same, **rest, "head": "closed_form"}
-        kinds["class covariances, sampled + L-BFGS"] = {**same, **rest, "head": "lbfgs", "n_per": "class"}
-    for name, settings in kinds.items():
+        gdc = partial(
+            *(GDCClassifier, bank, "paper"),
+            device=options.device,
+            cov="independent",
+            distance_scale=1.0,
+            alpha1=100.0,
+            **SPACE,
+        )
+        kinds["class covariances, closed form"] = partial(gdc, head="closed_form")
+        kinds["class covariances, sampled + L-BFGS"] = partial(gdc, head="lbfgs", n_per="class")
+    for name, make in kinds.items():
         times, accuracy = [], 0.0
         for repeat in range(options.repeats + 1):
             began = time.perf_counter()
-            classifier = GDCClassifier(bank, device=options.device, **settings).fit(support, np.arange(5))
+            classifier = make().fit(support, np.arange(5))
             fitted = time.perf_counter()
             accuracy = float((classifier.predict(queries) == truth).mean())
             now = time.perf_counter()

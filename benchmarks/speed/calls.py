@@ -2,7 +2,7 @@
 
 - the command until its help stands there, until an error, and until ten pictures are classified, each in a process of
   its own, beside what importing takes of it; median and slowest;
-- `GDCClassifier.fit` and `predict` of one 5-way 1-shot task on a prepared bank of 100 classes, D = 640;
+- `FewShotClassifier.fit` and `predict` of one 5-way 1-shot task on a prepared bank of 100 classes, D = 640;
 - `BaseBank.load` of a bank with its rows: time, memory of its own, and what is resident (mapped pages of the file).
 """
 
@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from common import Table, add_record_option
 
-from fewcal import BaseBank, GDCClassifier
+from fewcal import BaseBank, FewShotClassifier
 from fewcal.features.synthetic import make_features
 
 # As installed: bytecode of fewcal is there from the first start on, whatever is set here.
@@ -124,7 +124,7 @@ def parts(table: Table, runs: int, support: str, query: str) -> None:
 
 def one_task(bank: BaseBank, x: np.ndarray, y: np.ndarray, asked: np.ndarray) -> np.ndarray:
     """As a user would write it."""
-    return GDCClassifier(bank).fit(x, y).predict(asked)
+    return FewShotClassifier(bank).fit(x, y).predict(asked)
 
 
 def calls(table: Table, repeats: int) -> None:
@@ -137,7 +137,7 @@ def calls(table: Table, repeats: int) -> None:
         asked = data.novel.features[~few][:queries]
         task = partial(one_task, bank, x, y, asked)
         timed(table, f"fit and predict of {queries} queries", task, repeats)
-    timed(table, "fit", lambda: GDCClassifier(bank).fit(x, y), repeats)
+    timed(table, "fit", lambda: FewShotClassifier(bank).fit(x, y), repeats)
 
 
 def timed(table: Table, name: str, work: Callable[[], object], repeats: int) -> None:

@@ -19,7 +19,7 @@ from record import Table, add_record_option  # noqa: F401
 
 
 def features_or_synthetic(folder: str | None) -> FeatureSet:
-    """A feature folder, or without one the synthetic features of RESULTS.md: D=640, 64 × 600 base rows."""
+    """A feature folder, or without one synthetic features: D=640, 64 × 600 base rows."""
     return FeatureSet.load(folder) if folder else make_features(rows=600, dim=640, spread=1.5)
 
 

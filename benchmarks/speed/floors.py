@@ -5,7 +5,7 @@
 
 For each stage the fewest bytes that must be moved, the operations that must be done and the random numbers that must
 be drawn are counted; divided by the rates of this machine, measured in the same run, they give three times, of which
-the largest is the floor. D=640, 64 × 600 base rows, 5-way, n=750 a class, as everywhere in RESULTS.md.
+the largest is the floor. D=640, 64 × 600 base rows, 5-way, n=750 a class, as everywhere in docs/results.md.
 """
 
 from __future__ import annotations
@@ -16,19 +16,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from common import base_bank, features_or_synthetic, now
 
-from fewcal import BaseBank
+from fewcal import BaseBank, ops
 from fewcal._utils.bfloat16 import half_pays
 from fewcal._utils.randomness import TaskRandom, fill_normal
 from fewcal.calibrate import scatter_dense
 from fewcal.evaluation.engine import BLOCK_TASKS, reuse_memory
 from fewcal.features import FeatureSet
-from fewcal.heads import lbfgs
 from fewcal.heads.calibrated import augment
 from fewcal.heads.closed_form import closed_form_head
+from fewcal.heads.lbfgs import lbfgs_head
 from fewcal.heads.sgd import sgd_head
 from fewcal.methods import TaskBatch, make_method
 
@@ -179,7 +178,7 @@ class Stages:
         # Every gradient needs the points twice, before and after the softmax.
         moved, flop = 2 * m * d * (2 * halves + 4 * fulls), 4 * m * d * WAY * (halves + fulls)
         name = f"L-BFGS ({halves:.1f}+{fulls:.1f} its)"
-        self.report(name, lambda: lbfgs.lbfgs_head(x, y, WAY), t, moved, flop, self.rates.float32)
+        self.report(name, lambda: lbfgs_head(x, y, WAY), t, moved, flop, self.rates.float32)
         self.report(
             "SGD, 200 epochs",
             lambda: sgd_head(x, y, WAY, TaskRandom(0, range(t), self.device, stream=1)),
@@ -229,21 +228,17 @@ class Stages:
 def count_gradients(x: torch.Tensor, y: torch.Tensor) -> tuple[int, int]:
     """Gradients of single tasks that L-BFGS takes, in half and in full precision."""
     calls = {torch.bfloat16: 0, torch.float32: 0}
-    gradient, look = lbfgs.gradient, lbfgs.FusedPoints.look
+    gradient = ops.gradient
 
-    def counted(points: torch.Tensor, *rest: Any) -> torch.Tensor:
+    def counted(points: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
         calls[points.dtype] += len(points)
         return gradient(points, *rest)
 
-    def counted_look(points: lbfgs.FusedPoints, length: np.ndarray) -> np.ndarray:
-        calls[torch.float32] += 1
-        return look(points, length)
-
-    lbfgs.gradient, lbfgs.FusedPoints.look = counted, counted_look  # type: ignore[assignment, method-assign]
+    ops.gradient = counted
     try:
-        lbfgs.lbfgs_head(x, y, WAY)
+        lbfgs_head(x, y, WAY)
     finally:
-        lbfgs.gradient, lbfgs.FusedPoints.look = gradient, look  # type: ignore[method-assign]
+        ops.gradient = gradient
     return calls[torch.bfloat16], calls[torch.float32]
 
 

@@ -24,7 +24,7 @@ from fewcal.methods import make_method
 def kinds(shot: int) -> dict:
     paper = f"paper/mini/{shot}shot"
     return {
-        "gdc whitened (default)": lambda: make_method("gdc"),
+        "hgdc": lambda: make_method("hgdc"),
         "gdc closed form": lambda: make_method("gdc", paper, head="closed_form"),
         "gdc sampled + L-BFGS": lambda: make_method("gdc", paper, head="lbfgs", n_per="class"),
         "gdc paper's SGD": lambda: make_method("gdc", paper, head="sgd", n_per="class"),

@@ -62,7 +62,7 @@ TASKS = 4
 def kinds(n: int) -> dict[str, Method]:
     joint = {"preset": "paper", "l2": True, "distance_scale": 1.0, "k": 8, "alpha1": 100.0}
     return {
-        "whitened": make_method("gdc", "whitened"),
+        "HGDC": make_method("hgdc"),
         "closed form": make_method("gdc", head="closed_form", **joint),
         "L-BFGS": make_method("gdc", head="lbfgs", n=n, n_per="class", **joint),
     }
@@ -162,7 +162,7 @@ def plot(found: dict[str, Any], folder: Path) -> None:
     figure, panels = plt.subplots(
         2, len(found), figsize=(2.2 * len(found), 5), squeeze=False, sharey="row", layout="constrained"
     )
-    colours = {"build bank": "0.6", "whitened": "#0072b2", "closed form": "#009e73", "L-BFGS": "#d55e00"}
+    colours = {"build bank": "0.6", "HGDC": "#0072b2", "closed form": "#009e73", "L-BFGS": "#d55e00"}
     for column, (axis, by_kind) in enumerate(found.items()):
         for row, what in enumerate(("seconds", "megabytes")):
             panel = panels[row, column]
@@ -191,7 +191,7 @@ def main() -> None:
     torch.set_num_threads(1)
     if options.parts:
         return show_parts()
-    names = ["build bank", "whitened", "closed form", "L-BFGS", "products"]
+    names = ["build bank", "HGDC", "closed form", "L-BFGS", "products"]
     print(
         "around " + ", ".join(f"{a}={v}" for a, v in BASE.items()) + "; milliseconds a task [exponent of time, memory]"
     )

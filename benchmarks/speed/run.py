@@ -2,7 +2,7 @@
 
     python benchmarks/speed/run.py                         made-up features, D=640, 64 × 600 base rows
     python benchmarks/speed/run.py --features DIR          a real feature folder
-    python benchmarks/speed/run.py --only default whitened  methods with these words in their names
+    python benchmarks/speed/run.py --only hgdc dc           methods with these words in their names
     python benchmarks/speed/run.py --load 2                other work beside all of it, in so many processes
     python benchmarks/speed/run.py --naive-rate 0.41       ratios to a baseline that was measured before
 
@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from common import Table, add_record_option, base_bank, features_or_synthetic, now
 
-from fewcal import GDCClassifier
+from fewcal import FewShotClassifier
 from fewcal.bank import BaseBank
 from fewcal.episodes import sample_episodes
 from fewcal.evaluation import Protocol, engine, evaluate
@@ -75,16 +75,16 @@ def naive_dc(
     return np.array(accuracies)
 
 
-def one_task(features: FeatureSet, bank: BaseBank, preset: str, shot: int, device: str) -> float:
+def one_task(features: FeatureSet, bank: BaseBank, shot: int, device: str) -> float:
     """Median milliseconds of `fit` and `predict` of a 5-way task with 75 queries."""
     novel = features.split("novel")
     of_class = [np.flatnonzero(novel.require_labels() == c) for c in range(5)]
     support, query = (np.concatenate([rows[part] for rows in of_class]) for part in (slice(shot), slice(-15, None)))
-    x, y, asked = novel.features[support], novel.require_labels()[support], novel.features[query]
+    x, y, queries = novel.features[support], novel.require_labels()[support], novel.features[query]
     seconds = []
     for _ in range(40):
         began = now(device)
-        GDCClassifier(bank, preset=preset, device=device).fit(x, y).predict(asked)
+        FewShotClassifier(bank, device=device).fit(x, y).predict(queries)
         seconds.append(now(device) - began)
     return 1000 * float(np.median(seconds[5:]))
 
@@ -94,7 +94,7 @@ def main() -> None:
     parser.add_argument("--features", help="a feature folder instead of made-up features")
     parser.add_argument("--naive-tasks", type=int, default=10, help="tasks for the baseline (seconds each)")
     parser.add_argument("--naive-rate", type=float, help="tasks/s of the baseline in an earlier run")
-    parser.add_argument("--tasks", type=int, default=40, help="tasks in tens for the closed form, in hundreds whitened")
+    parser.add_argument("--tasks", type=int, default=40, help="tasks in tens for the closed form, in hundreds for HGDC")
     parser.add_argument("--jobs", type=int, help="processes of sampled methods, 1 for threads (one for each core)")
     parser.add_argument("--only", nargs="+", metavar="WORD", help="methods whose names have one of these words")
     parser.add_argument("--shots", type=int, nargs="+", default=[1, 5], choices=[1, 5])
@@ -144,8 +144,7 @@ def measure(options: argparse.Namespace) -> None:
             "gdc sampled + L-BFGS": (make_method("gdc", name, head="lbfgs", n_per="class"), many, jobs),
             "gdc paper's SGD": (make_method("gdc", name, head="sgd", n_per="class"), many, jobs),
             "gdc closed form": (make_method("gdc", name, head="closed_form"), options.tasks * 10, 1),
-            "gdc default": (make_method("gdc"), options.tasks * 100, 1),
-            "gdc whitened": (make_method("gdc", "whitened"), options.tasks * 100, 1),
+            "hgdc": (make_method("hgdc"), options.tasks * 100, 1),
         }
         if options.only:
             runs = {name: run for name, run in runs.items() if set(name.split()) & set(options.only)}
@@ -157,10 +156,7 @@ def measure(options: argparse.Namespace) -> None:
             engine.BLOCK_TASKS = options.each if processes > 1 else block  # each process has one block
             results = evaluate({label: method}, features, protocol, options.device, n_jobs=processes)
             speed = tasks * processes / results.seconds[label]  # seconds are those of all processes together
-            preset_name = label.removeprefix("gdc ")
-            of_one = ""
-            if preset_name in ("default", "whitened"):
-                of_one = f"{one_task(features, bank, preset_name, shot, options.device):.2f}"
+            of_one = f"{one_task(features, bank, shot, options.device):.2f}" if label == "hgdc" else ""
             table.add(label, shot, f"{speed:.2f}", f"{speed / rate:.1f}", of_one)
             if label == "dc" and naive is not None:
                 ours = results.accuracy(label)[: len(naive)]

@@ -1,4 +1,4 @@
-"""Many ways: seconds and memory of 100-way and 1000-way problems, through `evaluate` and through GDCClassifier.
+"""Many ways: seconds and memory of 100-way and 1000-way problems, through `evaluate` and through the classifiers.
 
 python benchmarks/speed/ways.py [--device cuda] [--ways 5 100 1000]
 """
@@ -13,25 +13,34 @@ import numpy as np
 import torch
 from common import base_bank, peak_gib
 
-from fewcal import BaseBank, GDCClassifier
+from fewcal import BaseBank, FewShotClassifier, GDCClassifier
+from fewcal.estimators.base import TaskClassifier
 from fewcal.evaluation import Protocol, evaluate
 from fewcal.features import FeatureSet
 from fewcal.features.synthetic import make_features
 from fewcal.methods import Method, make_method
 
 KINDS = {
-    "whitened (default)": {},
-    "closed form": {"preset": "paper", "head": "closed_form"},
+    "HGDC": None,
+    "closed form": {"head": "closed_form"},
     # 20 points a class: sampled heads are for few classes, and 1000 ways still give them 20,000 points to fit.
-    "sampled + L-BFGS, n=20": {"preset": "paper", "head": "lbfgs", "n": 20, "n_per": "class", "l2": True},
+    "sampled + L-BFGS, n=20": {"head": "lbfgs", "n": 20, "n_per": "class", "l2": True},
 }
 
 
-def kind(settings: dict) -> Method:
-    return make_method("gdc", settings.get("preset"), **{k: v for k, v in settings.items() if k != "preset"})
+def kind(settings: dict | None) -> Method:
+    return make_method("hgdc") if settings is None else make_method("gdc", "paper", **settings)
 
 
-def classifier_seconds(features: FeatureSet, bank: BaseBank, way: int, shot: int, settings: dict, device: str) -> float:
+def classifier(bank: BaseBank, device: str, settings: dict | None) -> TaskClassifier:
+    if settings is None:
+        return FewShotClassifier(bank, device=device)
+    return GDCClassifier(bank, "paper", device=device, **settings)
+
+
+def classifier_seconds(
+    features: FeatureSet, bank: BaseBank, way: int, shot: int, settings: dict | None, device: str
+) -> float:
     """fit + predict of 15 queries a class by the scikit-learn estimator, after a warm-up."""
     novel = features.split("novel")
     labels = novel.require_labels()
@@ -40,7 +49,7 @@ def classifier_seconds(features: FeatureSet, bank: BaseBank, way: int, shot: int
     best = float("inf")
     for _ in range(2):
         began = time.perf_counter()
-        model = GDCClassifier(bank, device=device, **settings).fit(novel.features[support], labels[support])
+        model = classifier(bank, device, settings).fit(novel.features[support], labels[support])
         model.predict(novel.features[query])
         best = min(best, time.perf_counter() - began)
     return best

@@ -12,6 +12,7 @@ from fewcal._version import __version__
 TYPE_CHECKING = False  # as type checkers know it; `import typing` would delay every start
 if TYPE_CHECKING:
     from fewcal.apply.classify import classify
+    from fewcal.apply.hub import from_hub, push_to_hub
     from fewcal.bank import BaseBank
     from fewcal.estimators import FewShotClassifier, Gaussianizer, GDCClassifier
     from fewcal.estimators.sampler import GDCSampler
@@ -44,16 +45,19 @@ __all__ = [
     "__version__",
     "classify",
     "evaluate",
+    "from_hub",
     "get_preset",
     "list_presets",
     "load_run",
     "make_method",
+    "push_to_hub",
     "tune",
 ]
 
 # The same imports, made at the first use of a name.
 _MODULES = {
     "fewcal.apply.classify": ("classify",),
+    "fewcal.apply.hub": ("from_hub", "push_to_hub"),
     "fewcal.bank": ("BaseBank",),
     "fewcal.estimators.few_shot": ("FewShotClassifier",),
     "fewcal.estimators.gdc": ("GDCClassifier",),

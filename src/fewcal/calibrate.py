@@ -21,6 +21,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from fewcal._utils.threads import single_thread
 from fewcal.bank import BaseBank
 from fewcal.errors import FewcalWarning, InputError
 
@@ -163,6 +164,7 @@ class _Inverse(NamedTuple):
     logdet: Tensor  # (C,) float64
 
 
+@single_thread()
 def _inverse_covariances(bank: BaseBank, ridge: float) -> _Inverse:
     factors = bank.class_factors()  # (C, P, D)
     _, p, d = factors.shape

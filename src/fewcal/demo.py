@@ -267,8 +267,8 @@ def _neighbours(page: Page, pictures: dict[str, GlyphPictures], task: SolvedTask
         page.heading(f"{i + 1}. {name}", level=4)
         own = picture_png(pictures["novel"].pictures[task.support[i]])
         items = [(own, f"support picture of {name}", f"{told.own_share:.0%} itself")]
-        for label, share in list(zip(told.bases, told.shares, strict=True))[:SHOWN_BASES]:
-            letter = str(label)
+        shares = [(str(label), share) for label, share in zip(told.bases, told.shares, strict=True)]
+        for letter, share in [one for one in shares if one[0] in base][:SHOWN_BASES]:  # their mean has no picture
             items.append((picture_png(base[letter].drawings[0]), letter, f"{share:.0%} {letter}"))
         _small_gallery(page, items)
         if rest := told.shares[SHOWN_BASES:]:

@@ -6,7 +6,6 @@ isotropic part, solving is Woodbury's identity. `dense()` is there for tests and
 
 from __future__ import annotations
 
-import itertools
 import math
 import warnings
 from dataclasses import dataclass
@@ -14,24 +13,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fewcal._utils.bfloat16 import half_pays, products
-from fewcal._utils.cpu_kernels import point_kernels
-from fewcal._utils.cuda_kernels import compiled
+from fewcal._utils.bfloat16 import half_pays
 from fewcal._utils.randomness import TaskRandom
 from fewcal.errors import FewcalWarning, InputError
 
-# Numbers made at a time on a CPU. It bounds memory; it is fixed because it fixes the random stream.
-_AT_ONCE = 1 << 20
-# The same for factors on a GPU, which bounds memory alone: each task has its own stream.
-FACTORS_AT_ONCE_CUDA = 1 << 30
-# Threads of a block of `finish_points.cu`, and the features that a warp of them holds at most.
-_THREADS, _MOST_FUSED = 256, 2048
-# Main axes along which factors may be drawn, and what may be left to isotropic noise beside them: in a direction not
-# much more than this share of its variance, no more than half precision takes where a processor has that.
-_MAIN = tuple(range(32, 128, 16))
-_NEGLIGIBLE = 2e-3
-# Below this many products, n·P·D, nothing is saved by it.
-_WORTH_IT = 1 << 22
+# Numbers drawn at a time on a CPU, whose cache holds them between noise and product. It fixes the random stream.
+CHUNK_NUMBERS = 1 << 20
+# Rows that a compressed factor may have, and the largest share of a direction's variance that is spread evenly: half
+# precision takes as much.
+RANKS = tuple(range(32, 128, 16))
+MAX_SPREAD_SHARE = 2e-3
+# Below this many products, n·P·D, compression saves nothing.
+MIN_COMPRESSED_PRODUCTS = 1 << 22
+# b stays this far inside the interval where the covariance has an inverse.
 CLIP_MARGIN = 1e-3
 
 
@@ -69,8 +63,9 @@ class FactorGaussian:
         """D."""
         return int(self.mean.shape[-1])
 
-    def _a(self) -> Tensor:
-        return torch.zeros_like(self.b) if self.a is None else self.a
+    def __getitem__(self, at: slice | tuple[slice, ...]) -> FactorGaussian:
+        """Some of the distributions, by slices of the batch dimensions."""
+        return FactorGaussian(self.mean[at], self.factor[at], None if self.a is None else self.a[at], self.b[at])
 
     def dense(self) -> Tensor:
         """The covariance matrices `(*B, D, D)`."""
@@ -78,65 +73,76 @@ class FactorGaussian:
         factor = self.factor.to(self.mean.dtype)
         return factor.mT @ factor + self._a()[..., None, None] * eye + self.b[..., None, None]
 
-    def sample(
-        self,
-        n: int,
-        random: TaskRandom | torch.Generator | int,
-        out: Tensor | None = None,
-        axes: tuple[Tensor, Tensor] | None = None,
-    ) -> Tensor:
+    def _a(self) -> Tensor:
+        return torch.zeros_like(self.b) if self.a is None else self.a
+
+    # ---- sampling ---------------------------------------------------------------------------------------------------
+
+    def sample(self, n: int, random: TaskRandom | torch.Generator | int, out: Tensor | None = None) -> Tensor:
         """Draw `n` points from each distribution, `(*B, n, D)` (eq. 10), into `out` where it is given.
 
-        With a `TaskRandom` the first batch dimension is the tasks' and each task draws from its own stream. With `axes`
-        a CPU draws from what `compressed` makes of each distribution.
+        With a `TaskRandom` the first batch dimension is the tasks' and each task draws from its own stream.
         """
         if n < 1:
             raise InputError(f"n={n} must be at least 1")
+        batch = self.mean.shape[:-1]
         if isinstance(random, TaskRandom):
-            if self.mean.shape[0] != len(random):
-                raise InputError(f"{len(random)} random streams for {self.mean.shape[0]} tasks")
-            batch: tuple[int, ...] = tuple(self.mean.shape[:-1])
-        else:
-            # One stream for everything: a single task.
-            batch = (1, *self.mean.shape[:-1])
-            if isinstance(random, int):
-                random = TaskRandom(random, device=self.mean.device)
-            else:
-                generator, random = random, TaskRandom(0, device=self.mean.device)
+            if batch[0] != len(random):
+                raise InputError(f"{len(random)} random streams for {batch[0]} tasks")
+            tasks = len(random)
+        else:  # one stream for everything
+            seed, generator = (random, None) if isinstance(random, int) else (0, random)
+            random, tasks = TaskRandom(seed, device=self.mean.device), 1
+            if generator is not None:
                 random.generators = [generator]
-        shape = (*self.mean.shape[:-1], n, self.dim)
+        shape, d, p = (*batch, n, self.dim), self.dim, self.factor.shape[-2]
         result = torch.empty(shape, dtype=self.mean.dtype, device=self.mean.device) if out is None else out
         if result.shape != shape:
             raise InputError(f"out has shape {tuple(result.shape)}, expected {shape}")
-        tasks, each, d, p = batch[0], math.prod(batch[1:]), self.dim, self.factor.shape[-2]
-        flat = result.view(tasks, each, n, d)
-        whole = FactorGaussian(
+        each = math.prod(batch) // tasks
+        points = result.view(tasks, each, n, d)
+        flat = FactorGaussian(
             self.mean.reshape(tasks, each, d),
-            self.factor.expand(*self.mean.shape[:-1], p, d).reshape(tasks, each, p, d),
+            self.factor.expand(*batch, p, d).reshape(tasks, each, p, d),
             None if self.a is None else self.a.reshape(tasks, each),
             self.b.reshape(tasks, each),
         )
-        if flat.is_cuda:
-            whole._draw(flat, random)
+        if points.is_cuda:
+            flat._draw(points, random)
             return result
-        # On a CPU some points of one task at a time, which bounds memory and keeps them in the cache.
-        some, rows = max(1, _AT_ONCE // (n * max(p, d))), max(1, _AT_ONCE // max(p, d))
-        compress = axes is not None and n * p * d >= _WORTH_IT and _saves(_MAIN[0], n, p)
-        some = 1 if compress else some
+        some, rows = max(1, CHUNK_NUMBERS // (n * max(p, d))), max(1, CHUNK_NUMBERS // max(p, d))
         for t in range(tasks):
             own = random.part(slice(t, t + 1))
             for begin in range(0, each, some):
                 at = (slice(t, t + 1), slice(begin, begin + some))
-                drawn = whole[at]
-                if axes is not None and compress:
-                    drawn = drawn.compressed(axes, n)
-                for part in flat[at].split(rows, dim=2):
-                    drawn._draw(part, own)
+                for part in points[at].split(rows, dim=2):
+                    flat[at]._draw(part, own)
         return result
 
-    def __getitem__(self, at: slice | tuple[slice, ...]) -> FactorGaussian:
-        """Some of the distributions, by slices of the batch dimensions."""
-        return FactorGaussian(self.mean[at], self.factor[at], None if self.a is None else self.a[at], self.b[at])
+    def _draw(self, out: Tensor, random: TaskRandom) -> None:
+        """Points into `out (T, S, n, D)`: the mean, noise with covariance a·I + b·11ᵀ, and G·F, G standard normal.
+
+        The root of a·I + b·11ᵀ is r·I + s·11ᵀ with r = √a and s = (√(a+bD) − √a)/D.
+        """
+        mean, p = self.mean[..., None, :], self.factor.shape[-2]
+        if self.a is None:  # one number a point suffices
+            shift = random.normal(*out.shape[1:-1], 1, dtype=out.dtype) * self.b.clamp(min=0).sqrt()[..., None, None]
+            torch.add(mean, shift, out=out)
+        else:
+            r = self.a.clamp(min=0).sqrt()
+            s = ((self.a + self.b * self.dim).clamp(min=0).sqrt() - r) / self.dim
+            random.fill_normal(out)
+            shift = out.sum(dim=-1, keepdim=True) * s[..., None, None]
+            torch.addcmul(shift, out, r[..., None, None], out=out)
+            out.add_(mean)
+        if not p:
+            return
+        latent = random.normal(*out.shape[1:-1], p, dtype=out.dtype).flatten(0, 1)
+        factor = self.factor.bfloat16() if half_pays(self.factor) else self.factor
+        if factor.dtype == out.dtype:
+            out.view(-1, *out.shape[2:]).baddbmm_(latent, factor.flatten(0, 1))
+        else:
+            out.add_(torch.bmm(latent.to(factor.dtype), factor.flatten(0, 1)).view(out.shape))
 
     def compressed(self, axes: tuple[Tensor, Tensor], n: int) -> FactorGaussian:
         """The same with fewer rows in F, where shrinkage outweighs FᵀF so far that nobody could tell points from it.
@@ -149,63 +155,34 @@ class FactorGaussian:
         n : int
             Points that are to be drawn; where it would save nothing, nothing is done.
 
-        With A the first of the axes, Σ keeps FᵀFA, all that F says of them, exactly: F becomes B = L⁻¹(FA)ᵀF with
+        With A the first of the axes, Σ keeps FᵀFA, all that F says of them: F becomes B = L⁻¹(FA)ᵀF with
         LLᵀ = (FA)ᵀFA, and the trace of FᵀF − BᵀB, which the other directions have among themselves, is spread evenly.
         """
         p, d = self.factor.shape[-2:]
-        if self.a is None:
+        if self.a is None or n * p * d < MIN_COMPRESSED_PRODUCTS:
             return self
         variances, vectors = axes
-        factor = self.factor.to(self.mean.dtype)
-        total = torch.linalg.vector_norm(factor, dim=(-2, -1)).square()
+        # Points along r axes, with the two products that find them, must take far less than points of P rows.
+        ranks = [r for r in RANKS if r < len(variances) and 2.5 * (2 * p + n) * r <= n * p]
+        if not ranks:
+            return self
+        total = torch.linalg.vector_norm(self.factor, dim=(-2, -1), dtype=self.mean.dtype).square()
         outweighed = float((total / (d * self.a)).max())
-        if outweighed > 1:  # also where rounding would hide what is left out
+        ranks = [r for r in ranks if float(variances[r]) * outweighed <= MAX_SPREAD_SHARE]
+        if outweighed > 1 or not ranks:  # above 1 rounding would hide what is left out
             return self
-        for r in _MAIN:
-            if r >= len(variances) or not _saves(r, n, p):
-                return self
-            if float(variances[r]) * outweighed <= _NEGLIGIBLE:
-                break
-        else:
-            return self
-        main = vectors[:, :r]
-        cross = (factor @ main).mT @ factor
-        inner = cross @ main
-        inner.diagonal(dim1=-2, dim2=-1).mul_(1 + 1e-5)
-        lower, info = torch.linalg.cholesky_ex(inner)
+        sketch = self.factor @ vectors[:, : ranks[0]].to(self.factor.dtype)
+        cross, sketch = (sketch.mT @ self.factor).to(self.mean.dtype), sketch.to(self.mean.dtype)
+        gram = sketch.mT @ sketch
+        gram.diagonal(dim1=-2, dim2=-1).mul_(1 + 1e-5)
+        lower, info = torch.linalg.cholesky_ex(gram)
         if bool(info.any()):
             return self
-        rows = torch.linalg.solve_triangular(lower, cross, upper=False)
+        rows = torch.linalg.solve_triangular(lower, torch.eye(ranks[0]).to(lower), upper=False) @ cross
         rest = (total - torch.linalg.vector_norm(rows, dim=(-2, -1)).square()).clamp(min=0) / d
-        if bool((rest > _NEGLIGIBLE * self.a).any()):  # a factor unlike its kind
+        if bool((rest > MAX_SPREAD_SHARE * self.a).any()):  # a factor unlike its kind
             return self
         return FactorGaussian(self.mean, rows, self.a + rest, self.b)
-
-    def _base_root(self) -> tuple[Tensor, Tensor]:
-        """r and s, `(*B)`, with r·I + s·11ᵀ the square root of a·I + b·11ᵀ: √a and (√(a+bD) − √a)/D."""
-        root = self._a().clamp(min=0).sqrt()
-        return root, ((self._a() + self.b * self.dim).clamp(min=0).sqrt() - root) / self.dim
-
-    def _draw(self, out: Tensor, random: TaskRandom) -> None:
-        """Points into `out (T, S, n, D)`: the mean, noise with covariance a·I + b·11ᵀ, and G·F, G standard normal."""
-        factor, p = self.factor, self.factor.shape[-2]
-        root, along = self._base_root()
-        shift = None
-        if self.a is None:  # one number a point suffices
-            shift = random.normal(*out.shape[1:-1], dtype=out.dtype) * (along * self.dim**0.5)[..., None]
-        else:
-            random.fill_normal(out)
-        low = factor.dtype if factor.dtype != out.dtype else torch.bfloat16 if half_pays(factor) else out.dtype
-        made = None
-        if p and (out.is_cuda or low != out.dtype):
-            latent = random.normal(*out.shape[1:-1], p, dtype=low)
-            made = products(latent.flatten(0, 1), factor.to(low).flatten(0, 1)).view(out.shape)
-        _finish(out, made, self.mean, None if self.a is None else (root, along), shift)
-        if made is not None or not p:
-            return
-        latent = random.normal(*out.shape[1:-1], p, dtype=out.dtype)
-        # Into place: no second array to fill and add.
-        out.view(-1, *out.shape[2:]).baddbmm_(latent.flatten(0, 1), factor.flatten(0, 1))
 
     # ---- B = a·I + b·11ᵀ, and Woodbury around it ------------------------------------------------------------------
 
@@ -279,94 +256,6 @@ def root(dense: Tensor, jitter: float = 0.0) -> Tensor:
         values, vectors = torch.linalg.eigh(dense[failed].double())
         factor[failed] = (values.clamp(min=0).sqrt()[..., None] * vectors.mT).to(dense.dtype)
     return factor
-
-
-def add_stacked(out: Tensor, rows: Tensor, index: Tensor, c: Tensor, random: TaskRandom) -> None:
-    """Add to points `out (T, S, n, D)` normal noise with covariance Σ c_j²·R_jᵀR_j, without stacking the R_j.
-
-    Parameters
-    ----------
-    rows : Tensor (U, P, D)
-        R of each class; may be in half precision.
-    index, c : Tensor (T, S, k)
-        Which of them each point is drawn with, and how much they count.
-    """
-    t, s, n, d = out.shape
-    p, k = rows.shape[1], index.shape[-1]
-    if not out.is_cuda:
-        some = max(1, _AT_ONCE // max(p, d))
-        for task, (classes, shares) in enumerate(zip(index.tolist(), c.tolist(), strict=True)):
-            own = random.part(slice(task, task + 1))
-            for point, j in itertools.product(range(s), range(k)):
-                for part in out[task, point].split(some):
-                    latent = own.normal(len(part), p, dtype=rows.dtype)[0]
-                    _add_product(part, latent, rows[classes[point][j]], shares[point][j])
-        return
-    equal = bool((c == c[:1, :1, :1]).all())
-    if equal:  # as in DC: the classes are multiplied, not their copies
-        rows = rows * c[0, 0, 0].to(rows.dtype)
-    some = max(1, FACTORS_AT_ONCE_CUDA // (s * k * p * d))
-    for begin in range(0, t, some):
-        part = slice(begin, begin + some)
-        factor = rows[index[part]]
-        if not equal:
-            factor *= c[part, ..., None, None].to(rows.dtype)
-        latent = random.part(part).normal(s, n, k * p, dtype=rows.dtype)
-        made = products(latent.view(-1, n, k * p), factor.view(-1, k * p, d))
-        _finish(out[part], made.view(-1, s, n, d))
-
-
-def _finish(
-    out: Tensor,
-    made: Tensor | None,
-    mean: Tensor | None = None,
-    stretch: tuple[Tensor, Tensor] | None = None,
-    shift: Tensor | None = None,
-) -> None:
-    """Points `out (T, S, n, D)` from their parts: r·out + s·Σout of `stretch` (r, s), mean, shift, and what was `made`.
-
-    With a mean and no stretch what is in `out` does not count.
-    """
-    t, s, n, d = out.shape
-    fresh = mean is not None and stretch is None
-    kernel = None
-    if out.dtype == torch.float32 and out.is_cuda and d <= _MOST_FUSED and not d % 4 and out[0].is_contiguous():
-        kernel = compiled("finish_points", out.device, _THREADS, D=d)
-    if kernel is not None and (made is None or made.dtype == torch.bfloat16):
-        root, along = (None, None) if stretch is None else (v.contiguous() for v in stretch)
-        mean, shift, made = (v if v is None else v.contiguous() for v in (mean, shift, made))
-        blocks = -(-t * s * n // (_THREADS // 32))
-        kernel(blocks, out, made, mean, root, along, shift, t * s * n, s, n, out.stride(0), int(fresh))
-        return
-    fused = point_kernels(out) if mean is not None and made is None and out[0, 0].is_contiguous() else None
-    if fused is not None and mean is not None:
-        for i, j in itertools.product(range(t), range(s)):
-            noise = None if stretch is None else (float(stretch[0][i, j]), float(stretch[1][i, j]))
-            fused.finish_points(out[i, j], mean[i, j].contiguous(), noise, None if shift is None else shift[i, j])
-        return
-    if stretch is not None:
-        root, along = (v[..., None, None] for v in stretch)
-        total = out.sum(dim=-1, keepdim=True) * along
-        out.mul_(root).add_(total)
-    if mean is not None:
-        out.copy_(mean[..., None, :]) if fresh else out.add_(mean[..., None, :])
-    if shift is not None:
-        out.add_(shift[..., None])
-    if made is not None:
-        out.add_(made)
-
-
-def _add_product(out: Tensor, latent: Tensor, factor: Tensor, share: float) -> None:
-    """`out += share · latent @ factor`, in place where precision allows."""
-    if factor.dtype == out.dtype:
-        out.addmm_(latent, factor, alpha=share)
-    else:
-        out.add_(torch.mm(latent, factor), alpha=share)
-
-
-def _saves(r: int, n: int, p: int) -> bool:
-    """Whether n points along r axes, with the two products that find them, take far less than n points of P rows."""
-    return 2.5 * (2 * p + n) * r <= n * p
 
 
 def shrink(

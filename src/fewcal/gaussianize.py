@@ -7,8 +7,9 @@ base rows, support and query alike.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -18,8 +19,12 @@ from fewcal.errors import InputError
 Kind = Literal["tukey", "yeo-johnson", "signed-power", "none"]
 KINDS = ("auto", "tukey", "yeo-johnson", "signed-power", "none")
 DEFAULT_EPS = 1e-6
+# Fields of `Gaussianization` that are tensors.
+TENSORS = ("mean", "scale", "whitening", "shift")
 # Share of the mean square below which a variance is rounding of the sums.
 ROUNDING = 1e-12
+# Lengths below are taken for this, so that a zero row stays zero.
+MIN_LENGTH = 1e-12
 # Rows whose squares are summed at a time, which bounds memory.
 CHUNK_ROWS = 4096
 
@@ -129,7 +134,7 @@ def l2_normalise(x: Tensor) -> Tensor:
 
 
 def _lengths(x: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp_min_(1e-12)
+    return torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp_min_(MIN_LENGTH)
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,6 +157,8 @@ class Gaussianization:
         Normalise rows after that.
     whitening : Tensor (D, D) or None
         Applied as `x @ whitening`, after which rows are normalised again.
+    shift : Tensor (D,) float64 or None
+        Subtracted in double precision before all else, from features that single precision does not hold.
 
     Examples
     --------
@@ -169,6 +176,7 @@ class Gaussianization:
     scale: Tensor | None = None
     l2: bool = False
     whitening: Tensor | None = None
+    shift: Tensor | None = None
 
     def power(self, x: Tensor, name: str = "X") -> Tensor:
         """The power transform alone (eq. 1)."""
@@ -185,8 +193,16 @@ class Gaussianization:
             )
         return tukey(x, self.beta, self.eps)
 
+    def shifted(self, x: Tensor) -> Tensor:
+        """Rows `(..., D)` less the shift, in single precision; as they are without one."""
+        return x if self.shift is None else (x.double() - self.shift).float()
+
     def __call__(self, x: Tensor, name: str = "X") -> Tensor:
         """Map rows `(..., D)`."""
+        return self.apply(self.shifted(x), name)
+
+    def apply(self, x: Tensor, name: str = "X") -> Tensor:
+        """Map rows `(..., D)` from which the shift was subtracted."""
         z = self.power(x, name)
         if self.mean is not None:
             z = z - self.mean
@@ -207,13 +223,17 @@ class Gaussianization:
             z = z / self.scale
         if self.mean is not None:
             z = z + self.mean
-        if self.kind == "none":
-            return z
         if self.kind == "yeo-johnson":
-            return inverse_yeo_johnson(z, self.beta)
-        if self.kind == "signed-power":
-            return signed_power(z, 1 / self.beta)
-        return inverse_tukey(z, self.beta, self.eps)
+            z = inverse_yeo_johnson(z, self.beta)
+        elif self.kind == "signed-power":
+            z = signed_power(z, 1 / self.beta)
+        elif self.kind == "tukey":
+            z = inverse_tukey(z, self.beta, self.eps)
+        return z if self.shift is None else z + self.shift
+
+    def with_shift(self, shift: Tensor | None) -> Gaussianization:
+        """The same map after a shift."""
+        return replace(self, shift=shift)
 
     def to(self, device: torch.device | str) -> Gaussianization:
         """The same map with its tensors on `device`."""
@@ -221,8 +241,7 @@ class Gaussianization:
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors of this map by the names of their fields."""
-        named = {"mean": self.mean, "scale": self.scale, "whitening": self.whitening}
-        return {name: t for name, t in named.items() if t is not None}
+        return {name: t for name in TENSORS if (t := getattr(self, name)) is not None}
 
     @property
     def words(self) -> str:
@@ -252,6 +271,13 @@ class Gaussianization:
             "l2": self.l2,
             "whitened": self.whitening is not None,
         }
+
+    @classmethod
+    def from_settings(cls, settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Gaussianization:
+        """The map of `settings` and of tensors by names that begin with `transform.`, as files have them."""
+        kind, beta, eps, l2 = (settings[name] for name in ("kind", "beta", "eps", "l2"))
+        own = {name: tensors.get(f"transform.{name}") for name in TENSORS}
+        return cls(kind, float(beta), float(eps), l2=bool(l2), **own)
 
 
 def limit_scale(deviation: Tensor, limit: float) -> Tensor | None:
@@ -299,42 +325,44 @@ class GaussianizationFitter:
             raise InputError(f"beta={beta!r} must be > 0 for kind='signed-power'; use a power from 0.1 to 1")
         if not spread >= 1:
             raise InputError(f"spread={spread!r} must be ≥ 1; it is in units of the median standard deviation")
-        self.beta, self.kind, self.center, self.l2, self.eps = float(beta), kind, bool(center), bool(l2), float(eps)
-        self.spread = float(spread)
+        self.settings = (float(beta), kind, bool(center), bool(l2), float(eps), float(spread))
+        self.beta, self.kind, self.center, self.l2, self.eps, self.spread = self.settings
         self.rows = 0
         self.low = float("inf")
-        self._sums: dict[str, Tensor] = {}  # of features and of their squares, (2, D)
+        self._sums: dict[Kind, Tensor] = {}  # of features and of their squares, (2, D)
 
     def update(self, x: Tensor) -> GaussianizationFitter:
-        """Take in rows `(R, D)`."""
+        """Add rows `(R, D)`."""
         if not len(x):
             return self
         self.rows += len(x)
         self.low = min(self.low, float(x.min()))
-        self._check_sign()
+        if self.kind == "tukey" and self.low < 0 and self.beta != 1:
+            raise InputError(
+                f"kind='tukey' with negative base features (smallest {self.low:.4g}); use kind='yeo-johnson' or 'auto'"
+            )
         if self.center or self.spread < float("inf"):
             for kind in self._candidates():
                 z = Gaussianization(kind, self.beta, self.eps).power(x)
                 squares = [part.double().square().sum(dim=0) for part in z.split(CHUNK_ROWS)]
                 total = torch.stack([z.sum(dim=0, dtype=torch.float64), torch.stack(squares).sum(dim=0)])
-                before = self._sums.get(kind)
-                self._sums[kind] = total if before is None else before + total.to(before.device)
+                self._add(kind, total)
         return self
 
+    def _add(self, kind: Kind, total: Tensor) -> None:
+        before = self._sums.get(kind)
+        self._sums[kind] = total if before is None else before + total.to(before.device)
+
     def merge(self, other: GaussianizationFitter) -> GaussianizationFitter:
-        """Take in what another fitter has seen."""
-        if self._settings() != other._settings():
+        """Add the rows of another fitter."""
+        if self.settings != other.settings:
             raise InputError(
-                f"fitters have different settings: {self._settings()} and {other._settings()}; give all parts the same"
+                f"fitters have different settings: {self.settings} and {other.settings}; give all parts the same"
             )
         self.rows += other.rows
         self.low = min(self.low, other.low)
-        kinds = self._candidates()
-        self._sums = {
-            k: self._sums[k] + other._sums[k] if k in self._sums and k in other._sums else (self._sums | other._sums)[k]
-            for k in kinds
-            if k in self._sums or k in other._sums
-        }
+        for kind, total in other._sums.items():
+            self._add(kind, total)
         return self
 
     def finish(self, dtype: torch.dtype | None = None) -> Gaussianization:
@@ -352,15 +380,6 @@ class GaussianizationFitter:
             scale = limit_scale(variance.sqrt(), self.spread)
         scale = None if scale is None else scale.to(dtype)
         return Gaussianization(kind, self.beta, self.eps, mean=mean, scale=scale, l2=self.l2)
-
-    def _settings(self) -> dict[str, object]:
-        return {name: getattr(self, name) for name in ("beta", "kind", "center", "l2", "eps", "spread")}
-
-    def _check_sign(self) -> None:
-        if self.kind == "tukey" and self.low < 0 and self.beta != 1:
-            raise InputError(
-                f"kind='tukey' with negative base features (smallest {self.low:.4g}); use kind='yeo-johnson' or 'auto'"
-            )
 
     def _candidates(self) -> list[Kind]:
         """Transforms still possible, the preferred one last."""

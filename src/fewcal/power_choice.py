@@ -13,13 +13,11 @@ tail is long, and powers of both signs, which help where both are: the better of
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 
-from fewcal.errors import InputError
 from fewcal.gaussianize import DEFAULT_EPS, fit_gaussianization
 
 if TYPE_CHECKING:
@@ -104,43 +102,3 @@ def choose_power(
             break
     best = beta if kurtosis[beta] <= limit else min(kurtosis, key=lambda power: kurtosis[power])
     return PowerChoice(best, kurtosis, kinds[best])
-
-
-class PowerSample:
-    """Labelled base rows to choose β from, gathered chunk by chunk: a few of each class, of so many classes.
-
-    >>> sample = PowerSample().update(torch.tensor([[1.0], [2.0]]), ["ant", "bee"])
-    >>> len(sample.update(torch.tensor([[3.0]]), ["ant"])), sample.choose().beta
-    (3, 1.0)
-    """
-
-    def __init__(self) -> None:
-        self.rows: dict[Hashable, list[Tensor]] = {}
-
-    def __len__(self) -> int:
-        return sum(len(rows) for rows in self.rows.values())
-
-    def update(self, x: Tensor, labels: Sequence[Hashable]) -> PowerSample:
-        """Take in rows `(R, D)` with their classes."""
-        for i, label in enumerate(labels):
-            known = self.rows.get(label)
-            if known is None and len(self.rows) < SAMPLED_CLASSES:
-                known = self.rows[label] = []
-            if known is not None and len(known) < SAMPLED_ROWS:
-                known.append(x[i].detach().float().cpu().clone())
-        return self
-
-    def merge(self, other: PowerSample) -> PowerSample:
-        """Take in what another sample holds."""
-        for label, rows in other.rows.items():
-            self.update(torch.stack(rows), [label] * len(rows))
-        return self
-
-    def choose(self, kind: str = "auto", eps: float = DEFAULT_EPS) -> PowerChoice:
-        """β for the rows seen so far."""
-        if not self.rows:
-            raise InputError("no base rows were given; the power is chosen on base data")
-        codes = torch.repeat_interleave(
-            torch.arange(len(self.rows)), torch.tensor([len(r) for r in self.rows.values()])
-        )
-        return choose_power(torch.cat([torch.stack(rows) for rows in self.rows.values()]), codes, kind, eps)

@@ -247,7 +247,7 @@ def load_preset(path: str | os.PathLike[str]) -> Preset:
         raise InputError(f"no preset file at {file}; `fewcal tune` writes one, `fewcal presets list` names the others")
     content = read_json(file, "it is no preset file")
     if content.get("format") != _FORMAT:
-        raise FileFormatError(f"{file} is JSON, but not a fewcal preset")
+        raise FileFormatError(f"{file} is JSON, but not a preset of GDC; settings of HGDC are read by --set @{file}")
     version = content.get("version")
     if not isinstance(version, int) or version > _FORMAT_VERSION:
         raise FileFormatError(

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from fewcal._utils.threads import in_parallel, without_gil
+from fewcal._utils.threads import in_parallel, single_thread
 from limits import PATIENCE
 
 
@@ -48,31 +48,62 @@ def test_an_error_of_a_piece_comes_out(threads: int) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_a_forked_process_makes_threads_of_its_own() -> None:
+def test_a_child_of_a_fork_computes_with_one_thread() -> None:
+    """After OpenMP has started threads, which the child lacks and torch would wait for."""
     code = """
         import os, torch
         from fewcal._utils.threads import in_parallel
         torch.set_num_threads(2)
+        x = torch.randn(600, 600)
+        (x @ x).exp().sum()
         assert list(in_parallel(abs, [-1, -2])) == [1, 2]
         child = os.fork()
         if child == 0:
-            os._exit(0 if list(in_parallel(abs, [-3])) == [3] else 1)
+            (x @ x).exp().sum()
+            os._exit(0 if torch.get_num_threads() == 1 and list(in_parallel(abs, [-3])) == [3] else 1)
         raise SystemExit(os.waitpid(child, 0)[1])
     """
     assert subprocess.run([sys.executable, "-c", textwrap.dedent(code)], timeout=PATIENCE, check=False).returncode == 0
 
 
-def _counted(x: torch.Tensor, steps: int) -> torch.Tensor:
-    for _ in range(steps):
-        x = x + 1
-    return x
+class TestSingleThread:
+    def test_the_number_of_threads_is_one_inside_and_as_before_outside(self, threads: int) -> None:
+        with single_thread(), single_thread():
+            assert torch.get_num_threads() == 1
+        with pytest.raises(ZeroDivisionError), single_thread():
+            1 / 0  # noqa: B018
+        assert torch.get_num_threads() == threads
 
+    def test_other_threads_keep_theirs(self) -> None:
+        before = torch.get_num_threads()
+        torch.set_num_threads(3)
+        entered, leave, seen = threading.Barrier(2), threading.Event(), []
 
-def _unreadable(x: torch.Tensor) -> object:
-    return {type(x): lambda: x}  # nothing that TorchScript knows
+        def work() -> None:
+            torch.get_num_threads()
+            with single_thread():
+                entered.wait(PATIENCE)
+                leave.wait(PATIENCE)
+            seen.append(torch.get_num_threads())
 
+        other = threading.Thread(target=work)
+        other.start()
+        entered.wait(PATIENCE)
+        assert torch.get_num_threads() == 3
+        with single_thread():
+            leave.set()
+            other.join(PATIENCE)
+        assert (torch.get_num_threads(), seen) == (3, [3])
+        torch.set_num_threads(before)
 
-def test_without_gil_gives_the_same_by_torchscript_or_as_it_is() -> None:
-    assert without_gil(_counted) is without_gil(_counted)
-    assert without_gil(_counted)(torch.zeros(2), 3).tolist() == [3.0, 3.0]
-    assert without_gil(_unreadable) is _unreadable
+    def test_a_thread_of_a_pool_does_not_limit_new_ones(self, threads: int) -> None:
+        def work(_: int) -> int:
+            with single_thread():
+                return torch.get_num_threads()
+
+        assert set(in_parallel(work, range(4), threads=2)) == {1}
+        seen: list[int] = []
+        other = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
+        other.start()
+        other.join(PATIENCE)
+        assert seen == [threads]

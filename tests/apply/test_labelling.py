@@ -47,7 +47,7 @@ class TestLabelNext:
 
     def test_scale_of_rows_does_not_matter(self) -> None:
         x = np.random.default_rng(3).random((12, 5))
-        assert similarities(centre(7 * x, 0.5)) == pytest.approx(similarities(centre(x, 0.5)), abs=1e-6)
+        assert similarities(centre(7 * x)) == pytest.approx(similarities(centre(x)), abs=1e-6)
 
     def test_no_items_give_no_rows(self) -> None:
         assert centre(np.empty((0, 0))).shape == (0, 0)

@@ -97,7 +97,7 @@ def test_rows_beyond_the_level_are_none_of_these() -> None:
         answers = client.post("/predict/embeddings", json={"rows": [far.tolist(), near.tolist()]}).json()["predictions"]
     p_values = model.classifier.outlier_pvalue(np.array([far, near]))
     assert [one["outlier_pvalue"] for one in answers] == pytest.approx(list(p_values))
-    assert [one["class"] == "none of these" for one in answers] == [True, False] == [p >= 0.05 for p in p_values]
+    assert [one["class"] == "none of these" for one in answers] == [True, False] == [p < 0.05 for p in p_values]
 
 
 def test_texts_get_answers_and_the_service_of_texts_takes_no_pictures(texts: TestClient) -> None:

@@ -16,7 +16,6 @@ import threading
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -192,7 +191,7 @@ class TestDamage:
     def file(self, tmp_path: Path) -> Path:
         store = ProjectStore(tmp_path)
         store.add_items([Found(f"{i}.png") for i in range(40)])
-        store.use_extractor("mean colour@1", 0.5)
+        store.use_extractor("mean colour@1")
         store.set_features({i: np.full(100, i) for i in range(1, 41)}, {})
         store.record(Edit("classes", classes={1: (None, "robin"), 2: (None, "wren")}))
         store.record(Edit("labels", labels={i: (None, i % 3) for i in range(1, 31)}))
@@ -208,7 +207,7 @@ class TestDamage:
             "UPDATE labels SET class = 77 WHERE turn = 1",
             "UPDATE labels SET item = 7777 WHERE turn = 1",
             "UPDATE history SET edit = '[1'",
-            "UPDATE meta SET value = 'x' WHERE key = 'beta'",
+            "INSERT INTO meta VALUES ('reject', 'x')",
             "DROP TABLE labels",
             "CREATE TRIGGER t AFTER INSERT ON labels BEGIN DELETE FROM labels; END",
         ],
@@ -225,7 +224,7 @@ class TestDamage:
         assert rescue(folder).startswith("saved 40 items, 2 classes and ")
         store = ProjectStore(folder)
         assert 29 <= len(store.labels()) <= 30
-        assert len(store.features()[0]) >= (0 if "beta" in statement else 39)
+        assert len(store.features()[0]) >= 39
         store.close()
         assert file.with_name("studio.damaged-1.sqlite").exists()
 
@@ -597,7 +596,7 @@ class TestPictures:
         go.set()
         # Of the same name, so that only the loaded network shows that it is another one.
         other = as_extractor(slow, name="mean colour", size=8, fingerprint="another")
-        monkeypatch.setattr(project, "as_extractor", lambda *_, **__: replace(other, beta=0.5))
+        monkeypatch.setattr(project, "as_extractor", lambda *_, **__: other)
         go.clear()
         write_picture(folder / "new.png", COLOURS["red"], 5)
         studio = open_studio(folder, start=False)
@@ -605,7 +604,7 @@ class TestPictures:
         studio.start()
         wait_until(lambda: studio.progress().stage == "working")
         between = studio.answers()
-        assert (between.prediction, between.moment.ids, between.moment.recipe.beta) == (None, [], 0.5)
+        assert (between.prediction, between.moment.ids) == (None, [])
         go.set()
         assert embedded(studio).answers().moment.x.shape == (7, 5)
 
@@ -826,7 +825,7 @@ class TestExports:
         names = zipfile.ZipFile(tmp_path / "out.zip").namelist()
         assert len(names) == 2
         assert all(name.count("/") == 1 and not name.startswith((".", "/")) for name in names)
-        code = exports.python_snippet(rows, "mean colour", 1.0, None, "default")
+        code = exports.python_snippet(rows, "mean colour", None, None)
         [shown] = [n.value for n in ast.parse(code).body if isinstance(n, ast.Assign) and "examples" in ast.dump(n)][:1]
         assert ast.literal_eval(shown) == [("=cmd.png", evil), ("b.png", "+blue")]
 
@@ -846,7 +845,7 @@ class TestExports:
         # One that was labelled before it turned out to be unreadable is no part of the script.
         studio.store.record(Edit("dropped on a class", {ids(studio, "broken.png")[0]: (None, red)}))
         rows, _ = views.export_rows(studio.answers())
-        assert "broken" not in exports.python_snippet(rows, "mean colour", 1.0, None, "default")
+        assert "broken" not in exports.python_snippet(rows, "mean colour", None, None)
 
     def test_folders_hold_every_answered_item(self, studio: Studio, tmp_path: Path) -> None:
         label_each(studio)

@@ -132,7 +132,7 @@ class TestUse:
             "/api/labels?item": {"labels": [[10**30, None]]},
             "/api/classes": {"name": 3},
             "/api/texts": {"text": "a text among pictures"},
-            "/api/settings": {"reject": 0.05},  # there is no bank
+            "/api/settings": {"reject": 1},
             "/api/settings?huge": {"reject": 10**400},
         }.items():
             answer = page.post(path, json=body)

@@ -17,7 +17,7 @@ pytest.importorskip("uvicorn")
 pytest.importorskip("PIL")
 
 from browser import AXE, Browser, BrowserPage
-from fewcal import GDCClassifier
+from fewcal import FewShotClassifier
 from fewcal.features.sources.pictures import decode, fitted
 from limits import PATIENCE
 from processes import FORKED
@@ -393,7 +393,7 @@ class TestFiles:
         file = "fetch('api/export/classifier.fewcal').then(r => r.arrayBuffer())"
         data = page.js(f"{file}.then(b => btoa(String.fromCharCode(...new Uint8Array(b))))")
         (tmp_path / "colours.fewcal").write_bytes(base64.b64decode(data))
-        classifier, extractor = GDCClassifier.load(tmp_path / "colours.fewcal"), colour_extractor()
+        classifier, extractor = FewShotClassifier.load(tmp_path / "colours.fewcal"), colour_extractor()
         assert classifier.extractor_ == extractor.stamp
         state = page.js("fetch('api/state').then(r => r.json())")
         names = {c["id"]: c["name"] for c in state["classes"]}

@@ -11,12 +11,11 @@ import torch
 
 import reference
 from conftest import SmallData, make_world
-from fewcal._utils.memo import Memo
 from fewcal._utils.randomness import TaskRandom
 from fewcal.bank import BaseBank
 from fewcal.calibrate import Calibration, Calibrator
 from fewcal.covariance import COVARIANCES, SHARES, CalibratedCovariance, base, shares, shrink_covariance
-from fewcal.covariance.independent import Independent, add_rooted
+from fewcal.covariance.independent import Independent
 from fewcal.errors import FewcalWarning, InputError
 from fewcal.factor_gaussian import root
 
@@ -115,24 +114,6 @@ def test_independent_from_a_low_rank_bank(signed_world: SmallData, rank: int) ->
         CalibratedCovariance(bank, "joint", found.index, c).factor()
 
 
-def test_whitened_pooled(world: SmallData) -> None:
-    bank = world.bank().whitened(2.0)
-    assert bank.transform is not None
-    found = Calibrator(bank, k=3).calibrate(bank.transform(torch.from_numpy(world.support)))
-    covariance = CalibratedCovariance(bank, "pooled", found.index, shares(found))
-    bases = [r.astype(np.float64) for r in world.base]
-    variance = reference.whitened_variance(bases, reference.whitening(bases, 2.0))
-    assert covariance.isotropic == pytest.approx(variance, rel=1e-4)
-    assert covariance.factor().shape[-2] == 0
-    sigma1, sigma2 = covariance.moments()
-    torch.testing.assert_close(sigma1, torch.full_like(sigma1, variance), rtol=1e-4, atol=0)
-    assert not sigma2.any()
-    v = torch.randn(3, 2, bank.dim)
-    torch.testing.assert_close(covariance.average_times(v), v * variance, rtol=1e-4, atol=1e-6)
-    dense = shrink_covariance(covariance, 2.0, 1.0).gaussian(found.mean).dense()
-    torch.testing.assert_close(dense, (3 * variance * torch.eye(bank.dim)).expand_as(dense), rtol=1e-4, atol=1e-8)
-
-
 @pytest.mark.parametrize(
     ("mode", "off_diagonal", "psd", "ratio"),
     list(itertools.product(COVARIANCES, ["pairs", "all"], ["clip", "eigen"], [0.0, 0.5, 100.0])),
@@ -199,8 +180,6 @@ def test_refusals(relu_world: SmallData) -> None:
     found = found_in(relu_world, bank)
     with pytest.raises(InputError, match="cov='diagonal' is unknown; use one of joint"):
         CalibratedCovariance(bank, "diagonal", found.index, found.weights)
-    with pytest.raises(InputError, match="cov='joint' needs class covariances, which a whitened bank"):
-        CalibratedCovariance(bank.whitened(1.0), "joint", found.index, found.weights)
     with pytest.raises(InputError, match="cov_weights='some' is unknown"):
         shares(found, "some")
     covariance = CalibratedCovariance(bank, "joint", found.index, shares(found))
@@ -243,33 +222,23 @@ def test_a_new_mode_is_one_class_and_one_entry(relu_world: SmallData, monkeypatc
     torch.testing.assert_close(two.moments()[0], 4 * one.moments()[0])
 
 
-@pytest.mark.parametrize("p", [9, 2])
-def test_noise_by_a_root_has_the_covariance_of_the_classes(p: int) -> None:
-    """Also where the covariance has no inverse, and so no Cholesky factor."""
-    g = torch.Generator().manual_seed(0)
-    rows = torch.randn(4, p, 5, generator=g)
+@pytest.mark.parametrize(("rows", "half"), [(9, False), (2, False), (9, True)])
+@pytest.mark.parametrize("n", [3, 60_000])
+def test_noise_of_independent_classes_has_their_covariance(rows: int, half: bool, n: int) -> None:
+    """A few points of few rows are drawn class by class, many by a root of the sum, which may have no inverse."""
+    x = np.random.default_rng(0).normal(size=(4, rows, 5)).astype(np.float32)
+    bank = BaseBank().fit(x.reshape(-1, 5), np.repeat(np.arange(4), rows))
     index, c = torch.tensor([[[2, 0], [3, 1]]]), torch.tensor([[[0.5, 1.0], [0.3, 0.7]]])
+    strategy = CalibratedCovariance(bank, "independent", index, c).strategy
+    source = strategy.noise_source(n, half)
+    assert source is not None
+    assert not (half and source[1])
     out = torch.full((1, 2, 60_000, 5), 3.0)
-    add_rooted(out, rows.mT @ rows, index, c, TaskRandom(0, [4]))
+    strategy.add_noise(out, TaskRandom(0, [4]), source)
     for s in range(2):
-        expected = sum(float(c[0, s, j]) ** 2 * rows[i].T @ rows[i] for j, i in enumerate(index[0, s].tolist()))
-        torch.testing.assert_close(torch.cov(out[0, s].T), expected, rtol=0.03, atol=0.15)
-        torch.testing.assert_close(out[0, s].mean(dim=0), torch.full((5,), 3.0), rtol=0, atol=0.05)
-
-
-def test_kept_roots_change_no_number() -> None:
-    g = torch.Generator().manual_seed(0)
-    rows = torch.randn(4, 9, 5, generator=g)
-    index, c = torch.tensor([[[2, 0]], [[0, 2]], [[3, 1]]]), torch.full((3, 1, 2), 0.7)
-    roots, found = Memo(), []
-    for kept in (None, roots, roots):
-        out = torch.zeros(3, 1, 40, 5)
-        add_rooted(out, rows.mT @ rows, index, c, TaskRandom(0, [4, 4, 5]), kept)
-        found.append(out)
-    assert len(roots) == 2
-    assert torch.equal(found[0], found[1])
-    assert torch.equal(found[0], found[2])
-    assert torch.equal(found[0][0], found[0][1])
+        expected = reference.independent_covariance(c[0, s].double().numpy(), [x[i] for i in index[0, s].tolist()])
+        np.testing.assert_allclose(torch.cov(out[0, s].T), expected, rtol=0.03, atol=0.06)
+        np.testing.assert_allclose(out[0, s].mean(dim=0), 3.0, rtol=0, atol=0.03)
 
 
 @pytest.mark.parametrize("n", [1, 40])

@@ -66,14 +66,21 @@ def test_the_grown_class_has_the_right_covariance() -> None:
     np.testing.assert_allclose(np.sqrt(np.diag(np.mean(spread, axis=0))), [0.5, 1.0, 2.0], rtol=0.15)
 
 
-def test_columns_of_any_scale() -> None:
+def test_scale_of_the_columns_is_kept() -> None:
     X, y = rare(2)
     scale = 10.0 ** np.arange(-3, 3)
     for sign in (1.0, -1.0):  # shifted to be ≥ 0, and signed
         shifted = X - X.min(axis=0) if sign > 0 else X
-        one = GDCSampler(random_state=0, k=3, beta=1.0).fit_resample(shifted, y)[0]
-        other = GDCSampler(random_state=0, k=3, beta=1.0).fit_resample(shifted * scale, y)[0]
+        one = GDCSampler(random_state=0, params={"k": 3, "beta": 1.0}).fit_resample(shifted, y)[0]
+        other = GDCSampler(random_state=0, params={"k": 3, "beta": 1.0}).fit_resample(shifted * scale, y)[0]
         np.testing.assert_allclose(other / scale, one, rtol=1e-3, atol=1e-3)
+
+
+def test_common_offset_of_the_columns_is_kept() -> None:
+    X, y = rare(2)
+    params = {"k": 3, "beta": 1.0}
+    near, far = (GDCSampler(random_state=0, params=params).fit_resample(X + offset, y)[0] for offset in (0.0, 1e8))
+    np.testing.assert_allclose(far - 1e8, near, atol=1e-3)
 
 
 def test_it_helps_a_classifier() -> None:
@@ -96,7 +103,7 @@ def test_bank_shifts_the_rows_towards_their_relatives() -> None:
     bank = BaseBank().fit(base, np.repeat(["near", "far"], 50))
     X = np.concatenate([rng.normal(size=(40, 4)) - 5, [[1.0, 1.0, 1.0, 1.0]]])
     y = np.repeat([0, 1], [40, 1])
-    settings: dict[str, Any] = {"bank": bank, "beta": 1.0, "random_state": 0, "k": 1}
+    settings: dict[str, Any] = {"bank": bank, "params": {"beta": 1.0, "k": 1}, "random_state": 0}
     moved = GDCSampler(**settings).fit_resample(X, y)[0][41:]
     still = GDCSampler(shift=0, **settings).fit_resample(X, y)[0][41:]
     np.testing.assert_allclose(still - moved, (still - moved)[:1].repeat(39, axis=0), atol=1e-5)
@@ -109,9 +116,11 @@ def test_bank_shifts_the_rows_towards_their_relatives() -> None:
 
 @pytest.mark.parametrize("cov", ["joint", "independent", "pooled"])
 @pytest.mark.parametrize("cov_weights", ["with-support", "bases-only", "average"])
-def test_every_covariance(cov: str, cov_weights: str) -> None:
+def test_every_covariance_gives_finite_rows(cov: str, cov_weights: str) -> None:
     X, y = rare(3)
-    X_new, y_new = GDCSampler(cov=cov, cov_weights=cov_weights, k=3, random_state=0).fit_resample(X, y)
+    X_new, y_new = GDCSampler(params={"cov": cov, "cov_weights": cov_weights, "k": 3}, random_state=0).fit_resample(
+        X, y
+    )
     assert Counter(y_new)["rare"] == 60
     assert np.isfinite(X_new).all()
 
@@ -148,7 +157,7 @@ def test_strategy_randomness_and_containers() -> None:
 def test_pipeline_grid_clone_and_pickle(tmp_path: Any) -> None:
     X, y = rare(8)
     pipe = make_pipeline(GDCSampler(random_state=0), LogisticRegression())
-    grid = GridSearchCV(pipe, {"gdcsampler__k": [1, 2], "gdcsampler__alpha1": [0.0, 0.1]}, cv=2, error_score="raise")
+    grid = GridSearchCV(pipe, {"gdcsampler__params": [{"k": 1}, {"k": 2, "alpha1": 0.1}]}, cv=2, error_score="raise")
     assert grid.fit(X, y).best_score_ > 0.5
     sampler = GDCSampler(random_state=0)
     expected = sampler.fit_resample(X, y)[0]
@@ -160,23 +169,25 @@ def test_pipeline_grid_clone_and_pickle(tmp_path: Any) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"preset": GDCParams(l2=True)}, "has l2=True, and points cannot be mapped back"),
+        ({"preset": GDCParams(l2=True)}, "has l2=True, .* cannot be mapped back"),
         ({"preset": "authors"}, "preset='authors' has transform_base=False"),
         ({"preset": "papr"}, "preset 'papr' is unknown; did you mean 'paper'"),
-        ({"beta": -1.0}, "beta=-1.0 has no inverse for every sampled point; use a power from 0 to 2"),
+        ({"params": {"beta": -1.0}}, "beta=-1.0 has no inverse for every sampled point; use a power from 0 to 2"),
         ({"shift": 2}, "shift=2 is out of range; use a number from 0 to 1"),
-        ({"k": 4}, "k=4 must be an integer from 1 to the number of base classes, 3"),
-        ({"alpha1": -1}, "alpha1=-1 is out of range"),
+        ({"params": {"k": 4}}, "k=4 must be an integer from 1 to the number of base classes, 3"),
+        ({"params": {"alpha1": -1}}, "alpha1=-1 is out of range"),
+        ({"params": {"alfa1": 1}}, "no parameter 'alfa1'; did you mean 'alpha1'"),
+        ({"params": 3}, "params=3 must be a mapping"),
         ({"bank": 3}, "bank=3 is not a bank"),
         ({"bank": (np.eye(4), [0, 0, 1, 1])}, "X has 6 features, but the bank has 4"),
     ],
 )
-def test_bad_settings(settings: dict[str, Any], message: str) -> None:
+def test_bad_settings_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         GDCSampler(**settings).fit_resample(*rare(1))
 
 
-def test_bad_data() -> None:
+def test_bad_data_are_refused() -> None:
     X, y = rare(1)
     X[5, 2] = np.nan
     with pytest.raises(InputError, match="X has NaN in row 5"):
@@ -185,9 +196,9 @@ def test_bad_data() -> None:
         GDCSampler(sampling_strategy={0: 5, 1: 5}).fit_resample(np.eye(2), [0, 1])
 
 
-def test_a_preset_with_too_large_k_says_so() -> None:
+def test_preset_with_too_large_k_warns() -> None:
     preset = GDCParams(beta=0.5, k=8, alpha1=1.0, alpha2_ratio=0.0)
-    with pytest.warns(FewcalWarning, match="the preset has k=8 base classes and the bank 3"):
+    with pytest.warns(FewcalWarning, match="has k=8 base classes and the bank 3"):
         GDCSampler(preset=preset, random_state=0).fit_resample(*rare(1))
 
 
@@ -202,7 +213,7 @@ def test_without_imbalanced_learn_the_error_names_the_extra(monkeypatch: pytest.
 @pytest.mark.parametrize("kind", ["tukey", "yeo-johnson", "none"])
 @pytest.mark.parametrize("beta", [0.0, 0.3, 0.5, 1.0, 1.7, 2.0])
 @pytest.mark.parametrize("center", [False, True])
-def test_the_way_back(kind: str, beta: float, center: bool) -> None:
+def test_inverse_undoes_the_transform(kind: str, beta: float, center: bool) -> None:
     rng = np.random.default_rng(0)
     x = torch.from_numpy(rng.normal(size=(50, 4)) * 3)
     x = x.abs() if kind == "tukey" else x
@@ -210,6 +221,6 @@ def test_the_way_back(kind: str, beta: float, center: bool) -> None:
     torch.testing.assert_close(there.inverse(there(x)), x, rtol=1e-6, atol=1e-6)
 
 
-def test_no_way_back_from_the_sphere() -> None:
+def test_inverse_of_unit_rows_is_refused() -> None:
     with pytest.raises(InputError, match="cannot be undone"):
         Gaussianization("none", l2=True).inverse(torch.ones(1, 2))

@@ -61,6 +61,7 @@ def some_methods() -> dict[str, Method]:
         "simpleshot": make_method("simpleshot"),
         "lr": make_method("lr"),
         "dc": make_method("dc", n=12),
+        "hgdc": make_method("hgdc"),
         "gdc": GDC(CLOSED),
         "sampled": GDC(SAMPLED),
         "sgd": GDC(SAMPLED.with_changes(head="sgd")),
@@ -337,17 +338,17 @@ def test_methods_without_a_bank_work_without_base(features: FeatureSet) -> None:
     free = [name for name, m in parse_methods("all").items() if not m.needs_bank]
     assert {"ncm", "lr", "cosine"} <= set(free)
     assert set(evaluate(free, bare, SHORT).correct) == set(free)
-    with pytest.raises(InputError, match=r"method 'gdc' needs base classes, but the features have no base split"):
-        evaluate(["ncm", "gdc"], bare, SHORT)
+    with pytest.raises(InputError, match=r"method 'hgdc' needs base classes, but the features have no base split"):
+        evaluate(["ncm", "hgdc"], bare, SHORT)
     of_base = replace(SHORT, split="base")
     assert evaluate(["ncm"], features, of_base).class_names[0] == "b0"
-    with pytest.raises(InputError, match=r"method 'gdc' .* drawn from the base split itself"):
-        evaluate(["gdc"], features, of_base)
+    with pytest.raises(InputError, match=r"method 'hgdc' .* drawn from the base split itself"):
+        evaluate(["hgdc"], features, of_base)
 
 
 def test_names_are_text_list_or_mapping(features: FeatureSet) -> None:
-    for methods in ("ncm,gdc:default", ["ncm", "gdc:default"]):
-        assert list(evaluate(methods, features, SHORT).correct) == ["ncm", "gdc:default"]
+    for methods in ("ncm,gdc:paper/cub/1shot", ["ncm", "gdc:paper/cub/1shot"]):
+        assert list(evaluate(methods, features, SHORT).correct) == ["ncm", "gdc:paper/cub/1shot"]
     with pytest.raises(InputError, match="did you mean 'gdc'"):
         evaluate(["gcd"], features, SHORT)
     with pytest.raises(InputError, match="no methods were given"):
@@ -486,7 +487,7 @@ def job(features: FeatureSet, token: str = "t", **changes: Any) -> Job:
         "base": (features.base.features, features.base.require_labels()),
         "features": novel.features,
         "labels": novel.require_labels(),
-        "methods": {"gdc": make_method("gdc"), "simpleshot": make_method("simpleshot")},
+        "methods": {"hgdc": make_method("hgdc"), "simpleshot": make_method("simpleshot")},
         "spec": EpisodeSpec(3, 1, 4),
         "episodes": None,
         "device": "cpu",
@@ -527,7 +528,7 @@ def test_two_threads_prepare_a_job_once(features: FeatureSet, monkeypatch: pytes
         found = list(pool.map(work, (0, 3)))
     assert made == ["t"]
     whole = Engine(shared).run(0, 6)
-    np.testing.assert_array_equal(np.concatenate([b.correct["gdc"] for b in found]), whole.correct["gdc"])
+    np.testing.assert_array_equal(np.concatenate([b.correct["hgdc"] for b in found]), whole.correct["hgdc"])
 
 
 @pytest.mark.parametrize(("tasks", "batches"), [(1, {}), (2, {"a": 25, "b": 1})])
@@ -572,7 +573,7 @@ def test_batches_shrink_with_memory_and_groups_share_a_size(
 
 
 def test_nothing_of_a_block_stays_behind(features: FeatureSet) -> None:
-    methods = {"gdc": make_method("gdc"), "a": GDC(SAMPLED), "b": GDC(SAMPLED.with_changes(C=2.0)), "c": Together()}
+    methods = {"hgdc": make_method("hgdc"), "a": GDC(SAMPLED), "b": GDC(SAMPLED.with_changes(C=2.0)), "c": Together()}
     ready = Engine(job(features, methods=methods))
 
     def held() -> int:

@@ -32,7 +32,7 @@ from fewcal.methods import Method, make_method, parse_methods
 from small_features import Together, feature_set, split
 
 PROTOCOL = Protocol(way=3, shot=1, query=5, tasks=50, seed=1)
-METHODS = "ncm,gdc"
+METHODS = "ncm,hgdc"
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +182,7 @@ def test_finished_run_is_read_not_computed(features: FeatureSet, whole: Path, mo
         METHODS, features, PROTOCOL, out=whole, resume=True, progress=lambda done, of: seen.append((done, of))
     )
     assert seen == [(50, 50)]
-    np.testing.assert_array_equal(again.accuracy("gdc"), load_run(whole).accuracy("gdc"))
+    np.testing.assert_array_equal(again.accuracy("hgdc"), load_run(whole).accuracy("hgdc"))
     assert {p.name: (p.read_bytes(), p.stat().st_mtime_ns) for p in whole.iterdir()} == before
 
 
@@ -196,14 +196,14 @@ def test_damaged_block_is_computed_again(
         arrays = dict(f)
     if damage == "flipped":  # in the numbers themselves, not in the frame around them: only the checksum can tell
         content = file.read_bytes()
-        at = content.index(arrays["correct/gdc"].tobytes())
+        at = content.index(arrays["correct/hgdc"].tobytes())
         file.write_bytes(content[:at] + b"\x07" + content[at + 1 :])
     elif damage == "short":
         np.savez(file, **{k: v[:7] if v.ndim == 2 else v for k, v in arrays.items()})
     elif damage == "many right":
-        np.savez(file, **arrays | {"correct/gdc": arrays["queries"] + 1})
+        np.savez(file, **arrays | {"correct/hgdc": arrays["queries"] + 1})
     elif damage == "other method":
-        np.savez(file, **{k.replace("gdc", "dc"): v for k, v in arrays.items()})
+        np.savez(file, **{k.replace("hgdc", "dc"): v for k, v in arrays.items()})
     else:
         np.savez(file, **{k: v for k, v in arrays.items() if k != "classes"})
         if damage == "bytes":  # what NumPy gives of a file in the archive that is no array of its own
@@ -224,8 +224,8 @@ def test_run_keeps_the_plan_that_it_began_with(
         patch.setattr(Engine, "batch_sizes", lambda self: dict.fromkeys(self.methods, 4))
         folder = interrupted(features, tmp_path / "run", after=0)  # the plan is written before the first block
     plan = json.loads((folder / "config.json").read_text())["plan"]
-    assert (plan["block"], plan["threads"], plan["batches"]) == (10, began, {"ncm": 4, "gdc": 4})
-    assert plan["settings"]["gdc"]["method"] == "gdc"
+    assert (plan["block"], plan["threads"], plan["batches"]) == (10, began, {"ncm": 4, "hgdc": 4})
+    assert plan["settings"]["hgdc"]["method"] == "hgdc"
     identity = json.loads((folder / "config.json").read_text())["identity"]
     with Run.open(folder, identity, resume=True) as run:
         assert run.results() is None
@@ -235,7 +235,7 @@ def test_run_keeps_the_plan_that_it_began_with(
     monkeypatch.setattr(
         Engine,
         "run",
-        lambda self, a, b: (used.append((b - a, self.job.batches["gdc"], torch.get_num_threads())), true(self, a, b))[
+        lambda self, a, b: (used.append((b - a, self.job.batches["hgdc"], torch.get_num_threads())), true(self, a, b))[
             1
         ],
     )
@@ -255,9 +255,9 @@ def test_run_keeps_the_plan_that_it_began_with(
 @pytest.mark.parametrize(
     ("methods", "change", "difference"),
     [
-        ("ncm,gdc", {"seed": 2}, "protocol.seed is 1 in one and 2 in the other"),
-        ("ncm,gdc", {"dirichlet": 2.0}, "protocol.dirichlet is None in one and 2.0"),
-        ("ncm", {}, "only one has methods.gdc"),
+        ("ncm,hgdc", {"seed": 2}, "protocol.seed is 1 in one and 2 in the other"),
+        ("ncm,hgdc", {"dirichlet": 2.0}, "protocol.dirichlet is None in one and 2.0"),
+        ("ncm", {}, "only one has methods.hgdc"),
     ],
 )
 def test_resume_with_other_settings_is_refused(
@@ -274,8 +274,8 @@ def test_resume_with_other_settings_is_refused(
 
 def test_resume_with_other_parameters_features_or_device_is_refused(features: FeatureSet, tmp_path: Path) -> None:
     folder = interrupted(features, tmp_path / "run")
-    with pytest.raises(InputError, match=r"methods.gdc.strength is"):
-        evaluate(parse_methods("ncm,gdc", None, ["strength=2"]), features, PROTOCOL, out=folder, resume=True)
+    with pytest.raises(InputError, match=r"methods.hgdc.ridge is"):
+        evaluate(parse_methods("ncm,hgdc", None, ["hgdc.ridge=2"]), features, PROTOCOL, out=folder, resume=True)
     other = FeatureSet(features.base, features.val, split("n", 7, 20, seed=9))
     with pytest.raises(InputError, match=r"features.novel is"):
         resumed(other, folder)
@@ -389,22 +389,22 @@ def test_read_only_place_is_refused(features: FeatureSet, tmp_path: Path, monkey
 def test_compare_pairs_methods_of_several_runs(features: FeatureSet, whole: Path, tmp_path: Path) -> None:
     evaluate("simpleshot,ncm", features, PROTOCOL, out=tmp_path / "second")
     summary = compare_runs([whole, tmp_path / "second"])
-    assert list(summary.methods) == ["run/ncm", "gdc", "simpleshot", "second/ncm"]
-    together = evaluate("gdc,simpleshot", features, PROTOCOL).summary().paired[0]
-    across = summary.difference("gdc", "simpleshot")
+    assert list(summary.methods) == ["run/ncm", "hgdc", "simpleshot", "second/ncm"]
+    together = evaluate("hgdc,simpleshot", features, PROTOCOL).summary().paired[0]
+    across = summary.difference("hgdc", "simpleshot")
     assert (across.difference, across.p_wilcoxon) == (together.difference, together.p_wilcoxon)
     assert summary.difference("run/ncm", "second/ncm").tied == 1.0
-    assert len(compare_runs([whole, tmp_path / "second"], "gdc").paired) == 3
+    assert len(compare_runs([whole, tmp_path / "second"], "hgdc").paired) == 3
     with pytest.raises(InputError, match="reference 'ncm' is not among run/ncm"):
         compare_runs([whole, tmp_path / "second"], "ncm")
 
 
 def test_compare_takes_runs_on_the_same_tasks_alone(features: FeatureSet, whole: Path, tmp_path: Path) -> None:
-    evaluate("gdc", FeatureSet(split("c", 5, 20, 11), None, features.novel), PROTOCOL, out=tmp_path / "fewer")
+    evaluate("hgdc", FeatureSet(split("c", 5, 20, 11), None, features.novel), PROTOCOL, out=tmp_path / "fewer")
     tasks = sample_episodes(features.split("novel").require_labels(), PROTOCOL.spec, range(50))
     evaluate("lr", features, Protocol(tasks=50), episodes=tasks, out=tmp_path / "listed")
     assert list(compare_runs([whole, tmp_path / "fewer", tmp_path / "listed"]).methods) == [
-        *("ncm", "run/gdc", "fewer/gdc", "lr")
+        *("ncm", "run/hgdc", "fewer/hgdc", "lr")
     ]
     evaluate("lr", features, replace(PROTOCOL, seed=2), out=tmp_path / "seed")
     with pytest.raises(InputError, match=r"different tasks: protocol.seed is 1 in one and 2 in the other; only equal"):

@@ -19,12 +19,12 @@ from fewcal.report.run_report import run_report
 from small_features import Together, feature_set
 
 PROTOCOL = Protocol(tasks=30, query=5)
-NAMES = ("ncm", "lr", "gdc", "together")
+NAMES = ("ncm", "lr", "hgdc", "together")
 
 
 @pytest.fixture(scope="module")
 def results() -> Results:
-    methods = {"ncm": make_method("ncm"), "lr": make_method("lr"), "gdc": make_method("gdc"), "together": Together()}
+    methods = {"ncm": make_method("ncm"), "lr": make_method("lr"), "hgdc": make_method("hgdc"), "together": Together()}
     return evaluate(methods, feature_set(), PROTOCOL)
 
 
@@ -51,13 +51,13 @@ def test_summary_in_json_has_every_figure(results: Results) -> None:
 
 
 def test_single_task_leaves_nan_here_and_null_in_json() -> None:
-    summary = evaluate("ncm,gdc", feature_set(), Protocol(tasks=1, query=5)).summary()
-    m = summary.methods["gdc"]
+    summary = evaluate("ncm,hgdc", feature_set(), Protocol(tasks=1, query=5)).summary()
+    m = summary.methods["hgdc"]
     assert math.isnan(m.ci95)
     assert m.class_interval is None
     assert sum(map(math.isnan, m.per_class.values())) == len(m.per_class) - 5
     plain = json.loads(json.dumps(summary.to_dict(), allow_nan=False))
-    assert plain["methods"]["gdc"]["ci95"] is None
+    assert plain["methods"]["hgdc"]["ci95"] is None
     assert plain["paired"][0]["p_t"] is None
     assert [s.name for s in summary.columns()] == ["accuracy", "worst10", "ece", "tasks_per_second"]
     assert "| – | – | 1.0000 |" in summary.to_markdown()
@@ -66,17 +66,17 @@ def test_single_task_leaves_nan_here_and_null_in_json() -> None:
 
 def test_difference_is_found_either_way_round(results: Results) -> None:
     summary = results.summary()
-    one, other = summary.difference("gdc", "ncm"), summary.difference("ncm", "gdc")
+    one, other = summary.difference("hgdc", "ncm"), summary.difference("ncm", "hgdc")
     assert one.difference == -other.difference
-    assert (one.a, one.b, one.won, one.lost) == ("gdc", "ncm", other.lost, other.won)
+    assert (one.a, one.b, one.won, one.lost) == ("hgdc", "ncm", other.lost, other.won)
     assert one.p_t_holm == other.p_t_holm
     with pytest.raises(KeyError, match="not compared"):
-        summary.difference("gdc", "dc")
+        summary.difference("hgdc", "dc")
 
 
 def test_tables_compare_with_one_reference(results: Results) -> None:
     summary = results.summary()
-    best = max(("ncm", "lr", "gdc"), key=lambda name: results.accuracy(name).mean())
+    best = max(("ncm", "lr", "hgdc"), key=lambda name: results.accuracy(name).mean())
     assert [(d.a, d.b) for d in summary.differences] == [(best, name) for name in NAMES if name != best]
     assert f"Pairs with {best}, the best; p-values are corrected over all 6 pairs." in summary.notes()
     chosen = results.summary("lr")
@@ -87,7 +87,7 @@ def test_tables_compare_with_one_reference(results: Results) -> None:
 def test_transductive_methods_are_marked_and_lead_only_their_kind(results: Results) -> None:
     summary = results.summary()
     assert summary.label("together") == "together (transductive)"
-    assert summary.best in ("ncm", "lr", "gdc")
+    assert summary.best in ("ncm", "lr", "hgdc")
     assert summary.leaders == [summary.best, "together"]
     results.correct["together"][:] = results.queries  # even with every answer right
     assert results.summary().best == summary.best
@@ -99,7 +99,7 @@ def test_transductive_methods_are_marked_and_lead_only_their_kind(results: Resul
 def test_methods_without_probabilities_have_no_calibration_error(results: Results) -> None:
     rows = {line.split("|")[1].strip(): line for line in results.summary().to_markdown().splitlines() if "|" in line}
     column = [cell.strip() for cell in rows["method"].split("|")].index("ECE")
-    shown = {name: rows[name].split("|")[column].strip() for name in ("ncm", "lr", "gdc")}
+    shown = {name: rows[name].split("|")[column].strip() for name in ("ncm", "lr", "hgdc")}
     assert shown["ncm"] == "–"
     assert shown["lr"] == f"{calibration_error(results.bins['lr']):.3f}"
     of_ncm = evaluate("ncm", feature_set(), PROTOCOL).summary()
@@ -111,7 +111,7 @@ def test_printed_results_are_a_table(results: Results) -> None:
     assert text == repr(results.summary(class_intervals=False))
     assert text.startswith("30 tasks, 5-way 1-shot, 5 queries a class")
     assert len(text.splitlines()) < 25
-    assert results.summary().methods["gdc"].class_interval is not None
+    assert results.summary().methods["hgdc"].class_interval is not None
     assert "over classes" not in text, "what costs time is not computed to print"
 
 
@@ -149,11 +149,11 @@ def test_statistic_is_one_entry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     median = Statistic("median", "median %", lambda m: float(np.median(m.accuracy)), percent)
     monkeypatch.setitem(STATISTICS, "median", median)
     folder = tmp_path / "run"
-    expected = np.median(evaluate("ncm,gdc", feature_set(), PROTOCOL, out=folder).accuracy("gdc"))
-    assert json.loads((folder / "summary.json").read_text())["methods"]["gdc"]["median"] == expected
+    expected = np.median(evaluate("ncm,hgdc", feature_set(), PROTOCOL, out=folder).accuracy("hgdc"))
+    assert json.loads((folder / "summary.json").read_text())["methods"]["hgdc"]["median"] == expected
     header, _, _, row = load_run(folder).summary().to_markdown().splitlines()[2:6]
     assert header.endswith("| median % |")
-    assert row.startswith("| gdc |")
+    assert row.startswith("| hgdc |")
     assert row.endswith(f"| {100 * expected:.2f} |")
     html = run_report([folder]).render()
     assert "median %" in html

@@ -53,7 +53,7 @@ TOLERANCES = {
     "preset/default@*": 3e-5,
 }
 # With these a processor takes other kernels.
-_SURROUNDINGS = ("FEWCAL_FLOAT32", "FEWCAL_PLAIN_CPU", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
+_SURROUNDINGS = ("FEWCAL_FLOAT32", "FEWCAL_OPS", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
 
 
 # ---- values ---------------------------------------------------------------------------------------------------------

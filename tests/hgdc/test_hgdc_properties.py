@@ -1,4 +1,4 @@
-"""What HGDC's answers do not depend on, what its parts tend to, and its confidence in a world that it is the model of."""
+"""What HGDC's answers do not depend on, what its parts tend to, and its confidence where the model is true."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ import pickle
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,9 @@ from fewcal.features.sources.texts import Texts, find_texts
 from fewcal.features.synthetic import make_features
 from fewcal.params import GDCParams
 from fewcal.presets import load_preset, save_preset
+from fewcal.tuning import Objective, Search, make_objective
+from fewcal.tuning.storage import require_optuna, storage_url
+from fewcal.tuning.study import Session
 
 
 @dataclass(frozen=True)
@@ -159,21 +163,28 @@ def _make_preset(folder: Path) -> Path:
     return folder / "mine.json"
 
 
-def _make_journal(folder: Path) -> Path:
-    from fewcal.tuning.storage import open_storage, require_optuna
+@cache
+def _objective() -> Objective:
+    return make_objective(_features(), protocol=_STUDY.search_tasks)
 
-    optuna = require_optuna()
-    study = optuna.create_study(storage=open_storage(folder), study_name="fewcal", direction="maximize")
+
+_STUDY = Search(way=3, query=2, tasks=4, split="novel").for_features(_features())
+
+
+def _open_study(folder: Path, resume: bool) -> Any:
+    return Session(_features(), _STUDY, "cpu", storage_url(folder, None), "fewcal").open(_objective(), resume)
+
+
+def _make_study(folder: Path) -> Path:
+    study = _open_study(folder, resume=False)
     for i in range(4):
-        study.add_trial(optuna.trial.create_trial(value=float(i)))
-    return folder / "study.journal"
+        study.add_trial(require_optuna().trial.create_trial(value=float(i)))
+    study._storage._backend.engine.dispose()  # what is written ahead goes into the file
+    return folder / "study.db"
 
 
-def _read_journal(folder: Path) -> int:
-    from fewcal.tuning.storage import open_storage
-
-    storage = open_storage(folder)
-    return sum(len(storage.get_all_trials(study._study_id)) for study in storage.get_all_studies())
+def _read_study(folder: Path) -> int:
+    return len(_open_study(folder, resume=True).trials)
 
 
 _LENGTH = as_extractor(lambda texts: [[float(len(t)), 1.0] for t in texts], name="length", kind="text")
@@ -253,7 +264,7 @@ def _read_pack(folder: Path) -> str:
 def _make_project(folder: Path) -> Path:
     store = ProjectStore(folder)
     store.add_items([Found(f"{i}.png") for i in range(60)])
-    store.use_extractor("mean colour@1", 0.5)
+    store.use_extractor("mean colour@1")
     store.set_features(dict(enumerate(np.random.default_rng(0).random((60, 16), np.float32), 1)), {})
     store.record(Edit("classes", classes={1: (None, "robin"), 2: (None, "wren")}))
     for i in range(1, 31):
@@ -288,7 +299,7 @@ FORMATS = [
     Format("run: results.npz", _make_run("results.npz"), _read_run, sealed=True),
     Format("run: a block", _make_block, _read_block, sealed=True),
     Format("preset", _make_preset, lambda folder: load_preset(folder / "mine.json").params),
-    Format("study journal", _make_journal, _read_journal),
+    Format("study", _make_study, _read_study),
     Format("extraction: part", _make_part, _read_part, sealed=True),
     Format("list of tasks", _make_tasks, _read_tasks, sealed=True),
     Format("texts .csv", _make_texts("csv"), lambda f: _digest(find_texts(f / "texts.csv").texts)),

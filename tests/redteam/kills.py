@@ -12,13 +12,14 @@ import os
 import random
 import shutil
 import signal
+import sqlite3
 import sys
 import tempfile
 import threading
 import time
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,14 +88,16 @@ def _extract(folder: Path) -> None:
 
 
 def _tune(folder: Path) -> None:
-    tune(_SET, Search(trials=8, tasks=20, query=5, heads=("closed_form",)), out=folder, resume=True, plots=False)
+    tune(_SET, Search(trials=8, tasks=20, query=5, final_tasks=20), out=folder, resume=True, plots=False)
 
 
 def _finished(folder: Path) -> int:
-    """Trials that the journal has as complete: nobody may lose one."""
-    journal = folder / "study.journal"
-    lines = journal.read_bytes().split(b"\n")[:-1] if journal.exists() else []
-    return sum(b'"op_code":6' in line and b'"state":1' in line for line in lines)
+    """Trials that the database has as finished: none may be lost."""
+    if not (folder / "study.db").exists():
+        return 0
+    with closing(sqlite3.connect(folder / "study.db")) as database, suppress(sqlite3.OperationalError):  # no tables yet
+        return len(database.execute("SELECT 1 FROM trials WHERE state IN ('COMPLETE', 'PRUNED')").fetchall())
+    return 0
 
 
 def _pictures(seed: int, names: str) -> PixelSplit:
@@ -138,7 +141,7 @@ COMMANDS = [
     _evaluation("evaluate, n_jobs=2", n_jobs=2),
     _evaluation("evaluate, Dask", scheduler="local:1"),
     Command("extract", _extract, _file("x.npz")),
-    Command("tune", _tune, lambda folder: (folder / "preset.json").is_file(), _finished),
+    Command("tune", _tune, lambda folder: (folder / "settings.json").is_file(), _finished),
     Command("train", _train, _file("best.safetensors")),
     Command("paper", _paper, _records, lambda folder: len(list((folder / "results").rglob("*.json")))),
 ]

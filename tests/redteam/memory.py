@@ -30,7 +30,7 @@ COMMANDS = {
     "evaluate": "evaluate wide --methods gdc,dc,lr --tasks 20 --query 5 --out OUT",
     "evaluate, n_jobs=2": "evaluate wide --methods gdc,ncm --tasks 400 --query 5 --n-jobs 2 --out OUT",
     "evaluate, Dask": "evaluate wide --methods gdc,ncm --tasks 20 --query 5 --scheduler local:1 --out OUT",
-    "tune": "tune wide --trials 2 --tasks 5 --query 5 --head closed_form --out OUT",
+    "tune": "tune wide --trials 2 --tasks 5 --query 5 --final-tasks 5 --out OUT",
     "bank build": "bank build wide/base.npz --out OUT.safetensors",
     "fit": "fit --support wide/novel.npz --out OUT.fewcal",
     "predict": "predict --support wide/novel.npz --query wide/val.npz --out OUT.csv",

@@ -87,7 +87,7 @@ def test_explained_tasks_are_those_of_the_run(runs: dict[str, Path], name: str) 
         assert (arrows <= [c.moved + 1e-4 for c in explanation.classes]).all()
         for c in explanation.classes:
             assert set(c.bases) <= {f"b{i}" for i in range(8)}
-            assert c.support_share + sum(c.shares) == pytest.approx(1)
+            assert c.own_share + sum(c.shares) == pytest.approx(1)
 
 
 def test_report_in_a_browser_has_every_part(browser: Browser, report_file: Path) -> None:

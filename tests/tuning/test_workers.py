@@ -1,17 +1,15 @@
-"""Who computes the trials of a search, and where they are kept: storage, workers that die, Dask, PostgreSQL."""
+"""Workers of a study and its database: kills, Ctrl-C, full disks, two processes at once, PostgreSQL."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
-import random
 import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable
-from datetime import timedelta
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,286 +17,269 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
-from fewcal.presets import get_preset
-from fewcal.tuning import Search, signed, tune
-from fewcal.tuning.search import SearchData, run_trial
-from fewcal.tuning.start import start_points
-from fewcal.tuning.storage import count, drop_lost, give_up, open_storage
-from fewcal.tuning.study import StudyPlace, open_study
-from fewcal.tuning.worker_process import WORKER, alive, me
-from fewcal.tuning.workers import ignore_sigint
-from limits import PATIENCE
-from processes import FORKED, forked_dask_workers
+from fewcal.errors import FewcalError, InputError
+from fewcal.tuning import Search, storage, tune
+from fewcal.tuning.storage import open_storage, storage_url
+from fewcal.tuning.study import Session, _work
+from limits import PATIENCE, largest_file
+from processes import FORKED
 from small_features import feature_set, save_features
-from small_search import QUICK, in_memory, quick, runner
+from small_search import QUICK, quick
+
+DONE = (TrialState.COMPLETE, TrialState.PRUNED)
 
 
-def test_sqlite(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/study.db"
-    result = quick(tmp_path / "s", storage=url, study="mine")
-    loaded = optuna.load_study(study_name="mine", storage=url)
-    assert len([t for t in loaded.trials if t.state.is_finished()]) == result.counts.finished == QUICK.trials
+def finished(url: str, name: str = "fewcal") -> dict[int, float | None]:
+    study = optuna.load_study(study_name=name, storage=open_storage(url))
+    return {t.number: t.value for t in study.get_trials(states=DONE)}
 
 
-def test_an_empty_database_that_another_worker_fills_in_this_moment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    url, real, calls = f"sqlite:///{tmp_path}/study.db", signed.SignedDatabase, []
-
-    def crowded(*args: Any, **more: Any) -> Any:
-        calls.append(args)
-        if len(calls) < 3:
-            raise RuntimeError("(sqlite3.OperationalError) table studies already exists")
-        return real(*args, **more)
-
-    monkeypatch.setattr(signed, "SignedDatabase", crowded)
-    assert isinstance(open_storage(tmp_path, url), real)
-    assert len(calls) == 3
-
-
-def test_trials_of_the_dead_are_taken_over() -> None:
-    search = Search(trials=2, tasks=10, query=5, heads=("closed_form",))
-    study = in_memory(search)
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    zombie = subprocess.Popen([sys.executable, "-c", ""], stdout=subprocess.PIPE)
-    assert zombie.stdout is not None
-    assert zombie.stdout.read() == b""  # it ends now, and nobody fetches it
+def wait(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + PATIENCE
-    host = os.uname().nodename
-    while alive({"host": host, "pid": zombie.pid, "born": None}) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert alive({"host": host, "pid": zombie.pid, "born": None}) is False
-    zombie.wait()
-    zombie.stdout.close()
-    dead, other = study.ask(), study.ask()
-    dead.suggest_float("m", 0, 1)
-    dead.set_user_attr("worker", {"host": host, "pid": gone.pid})
-    other.set_user_attr("worker", {"host": host, "pid": os.getpid()})
-    assert drop_lost(study) == 1
-    assert [t.state for t in study.trials] == [TrialState.FAIL, TrialState.RUNNING, TrialState.WAITING]
-    assert study.ask().suggest_float("m", 0, 1) == dead.params["m"]
-    assert count(study).finished == 0  # a lost trial does not count
-    far = study.ask()
-    far.set_user_attr("worker", {"host": "elsewhere", "pid": gone.pid})
-    assert drop_lost(study) == 0  # another machine's, and only just begun
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
-def test_a_process_with_the_number_of_a_dead_one_is_not_taken_for_it() -> None:
-    study = in_memory(QUICK)
-    trial = study.ask()
-    trial.suggest_float("m", 0, 1)
-    trial.set_user_attr("worker", me())
-    assert drop_lost(study) == 0
-    if me()["born"] is None:
-        pytest.skip("this system does not tell when a process began")
-    trial.set_user_attr("worker", me() | {"born": me()["born"] - 1})
-    assert drop_lost(study) == 1
+def session(folder: Path, search: Search = QUICK, url: str | None = None, name: str = "fewcal") -> Session:
+    return Session(feature_set(), search.for_features(feature_set()), "cpu", storage_url(folder, url), name)
 
 
-def test_a_trial_without_a_worker_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of versions that signed a trial after they had asked for it, or of another machine."""
-    study = in_memory(QUICK)
-    study.enqueue_trial({"m": 0.5}, user_attrs={"claim elsewhere 7": {"host": "elsewhere", "pid": 7, "born": 7}})
-    study.ask()
-    assert drop_lost(study) == 0
-    monkeypatch.setattr("fewcal.tuning.storage._NAMELESS", timedelta(0))
-    assert drop_lost(study) == 1
-    assert study.ask().suggest_float("m", 0, 1) == 0.5
+def begin(made: Session) -> str:
+    made.open(made.objective(), resume=False)
+    return made.url
 
 
-@pytest.fixture(params=["journal", "sqlite", "postgresql"])
-def storage(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, str | None]:
-    """A folder and an address, for `open_storage`."""
-    if request.param == "postgresql":
-        return tmp_path, request.getfixturevalue("postgresql")
-    return tmp_path, {"journal": None, "sqlite": f"sqlite:///{tmp_path}/study.db"}[request.param]
-
-
-def _before_a_trial_is_signed(do: Callable[[], None]) -> None:
-    """Call it between the two steps in which a trial is taken from the queue and signed."""
-    for kind in (signed.SignedJournal, signed.SignedDatabase):
-
-        def set_attr(self: Any, trial: int, key: str, value: Any, real: Any = kind.set_trial_user_attr) -> None:
-            if key == WORKER:
-                do()
-            real(self, trial, key, value)
-
-        kind.set_trial_user_attr = set_attr  # type: ignore[method-assign]
-
-
-def _die_while_asking(storage: tuple[Path, str | None], name: str) -> None:
-    def die(*_: Any) -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    study = optuna.load_study(study_name=name, storage=open_storage(*storage))
-    study.sampler.before_trial = die  # type: ignore[method-assign]  # a new trial is there, and its parameters are sought
-    _before_a_trial_is_signed(die)
-    study.ask()
-
-
-@pytest.mark.parametrize("name", ["new", "queued"])
-def test_a_trial_whose_worker_is_killed_while_it_asks_is_taken_over_at_once(
-    storage: tuple[Path, str | None], name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for patience in ("_NAMELESS", "_LOST"):
-        monkeypatch.setattr(f"fewcal.tuning.storage.{patience}", timedelta.max)
-    kept = open_storage(*storage)
-    study = optuna.create_study(study_name=name, storage=kept, direction="maximize")
-    if name == "queued":
-        study.enqueue_trial({"m": 0.5})
-    process = FORKED.Process(target=_die_while_asking, args=(storage, name))
+def start(target: Callable[..., None], *arguments: object) -> Any:
+    process = FORKED.Process(target=target, args=arguments)
     process.start()
-    process.join(PATIENCE)
-    assert process.exitcode == -signal.SIGKILL
-    [trial] = study.trials
-    assert trial.state == TrialState.RUNNING
-    assert (WORKER in trial.user_attrs) == (name == "new")
-    if name == "queued":  # one who comes too late to take it lives, and has no part in it
-        assert not kept.set_trial_state_values(trial._trial_id, TrialState.RUNNING)
-    assert drop_lost(study) == 1
-    if name == "queued":
-        assert study.ask().suggest_float("m", 0, 1) == 0.5
+    return process
 
 
-def test_a_trial_is_left_to_the_worker_that_is_about_to_sign_it(
-    storage: tuple[Path, str | None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    study = optuna.create_study(study_name="s", storage=open_storage(*storage), direction="maximize")
-    other = optuna.load_study(study_name="s", storage=open_storage(*storage))
-    study.enqueue_trial({"m": 0.5})
-    seen = []
-    for kind in (signed.SignedJournal, signed.SignedDatabase):  # so that they are as before at the end
-        monkeypatch.setattr(kind, "set_trial_user_attr", kind.set_trial_user_attr)
-    _before_a_trial_is_signed(lambda: seen.append((other.trials[0].state, drop_lost(other))))
-    trial = study.ask()
-    assert seen == [(TrialState.RUNNING, 0)]
-    assert other.trials[0].user_attrs[WORKER] == me()
-    assert (trial.suggest_float("m", 0, 1), drop_lost(other)) == (0.5, 0)
+def join(folder: Path, search: Search, url: str | None = None, name: str = "fewcal") -> None:
+    """A process as a user would start it on each machine."""
+    tune(feature_set(), search, out=folder, storage=url, study=name, resume=True, plots=False)
 
 
-def test_an_interrupted_trial_is_begun_again_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    r = runner()
-    space, study = QUICK.make_space(len(r.bank)), in_memory(QUICK)
-    values = start_points(space, r.bank)[0]
-    study.enqueue_trial(values)
-
-    def interrupt(*_: Any) -> Any:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(r, "run", interrupt)
-        for _ in range(2):
-            with pytest.raises(KeyboardInterrupt):
-                run_trial(study, study.ask(), space, r, QUICK)
-    assert [t.state for t in study.trials] == [TrialState.FAIL, TrialState.FAIL, TrialState.WAITING]
-    trial = study.ask()
-    assert space.suggest(trial) == space.params(values)
-    assert give_up(study, trial)
-    assert not give_up(study, trial)
-    assert TrialState.WAITING not in [t.state for t in study.trials]  # three times were enough
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "postgresql":
+        address: str = request.getfixturevalue("postgresql")
+        return address
+    return f"sqlite:///{tmp_path}/study.db"
 
 
-def test_a_trial_that_others_took_for_lost_does_not_stop_its_worker() -> None:
-    r = runner()
-    space, study = QUICK.make_space(len(r.bank)), in_memory(QUICK)
-    trial = study.ask()
-    give_up(study, trial)
-    assert run_trial(study, trial, space, r, QUICK) is None
-    assert study.trials[0].state == TrialState.FAIL
+class TestKills:
+    def test_two_of_four_processes_killed_lose_no_finished_trial(self, tmp_path: Path, url: str) -> None:
+        search = dataclasses.replace(QUICK, trials=40)
+        place = begin(session(tmp_path, search, url, "kills"))
+        processes = [start(join, tmp_path / str(i), search, url, "kills") for i in range(4)]
+        seen: dict[int, float | None] = {}
+        for count, process in ((6, processes[1]), (15, processes[2])):
+            wait(lambda n=count: len(finished(place, "kills")) >= n)  # type: ignore[misc]
+            seen |= finished(place, "kills")
+            os.kill(process.pid or 0, signal.SIGKILL)
+        for process in processes:
+            process.join(PATIENCE)
+        assert [p.exitcode for p in processes] == [0, -signal.SIGKILL, -signal.SIGKILL, 0]
+        at_end = finished(place, "kills")
+        assert len(at_end) >= 40
+        assert {number: at_end[number] for number in seen} == seen
+        assert all((tmp_path / str(i) / "settings.json").is_file() for i in (0, 3))
+
+    def test_trial_of_a_killed_worker_is_repeated_with_its_parameters(
+        self, tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(storage, "GRACE_SECONDS", 1)
+        monkeypatch.setattr(storage, "HEARTBEAT_SECONDS", 1)
+        place = begin(session(tmp_path, url=url, name="repeat"))
+        process = start(_die_in_a_trial, place)
+        process.join(PATIENCE)
+        assert process.exitcode == -signal.SIGKILL
+        study = optuna.load_study(study_name="repeat", storage=open_storage(place))
+        assert [t.state for t in study.trials] == [TrialState.RUNNING]
+        time.sleep(2.1)
+        study.optimize(lambda trial: trial.suggest_float("floor", 0.02, 1.0), n_trials=1)
+        assert [t.state for t in study.trials] == [TrialState.FAIL, TrialState.COMPLETE]
+        assert study.trials[1].params == study.trials[0].params
+
+    def test_interrupted_command_ends_its_workers_and_can_be_resumed(self, tmp_path: Path) -> None:
+        features = save_features(tmp_path / "f", **feature_set().splits())
+        options = ["--tasks", "20", "--query", "5", "--final-tasks", "20"]
+        command = [sys.executable, "-m", "fewcal", "tune", str(features), "--out", str(tmp_path / "s"), *options]
+        process = subprocess.Popen(
+            [*command, "--trials", "5000", "--workers", "2"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        place = storage_url(tmp_path / "s", None)
+        wait((tmp_path / "s" / "study.db").exists)
+        wait(lambda: len(_quiet_finished(place)) >= 3)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process of the group
+        out, errors = process.communicate(timeout=PATIENCE)
+        assert (process.returncode, out) == (130, "")
+        assert errors.splitlines()[-1] == "fewcal: interrupted; continue with the same command and --resume"
+        assert "Traceback" not in errors
+        before = finished(place)
+        done = subprocess.run([*command, "--trials", "1", "--resume", "--quiet"], capture_output=True, text=True)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+        assert finished(place) == before  # no worker goes on
+
+    def test_worker_without_its_parent_ends(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        class Gone:
+            def is_alive(self) -> bool:
+                return False
+
+        made = session(tmp_path)
+        place = begin(made)
+        monkeypatch.setattr("multiprocessing.parent_process", Gone)
+        with pytest.raises(SystemExit):
+            _work(made, 1)
+        assert len(finished(place)) == 1
 
 
-def _join(folder: Path, features: Path, trials: int) -> None:
-    """A worker as a user would start it on another machine."""
-    search = Search(**(QUICK.to_dict() | {"trials": trials, "heads": ("closed_form",)}))
-    tune(features, search, out=folder, resume=True, plots=False)
+def _die_in_a_trial(place: str) -> None:
+    def die(trial: Any) -> float:
+        trial.suggest_float("floor", 0.02, 1.0)
+        time.sleep(1.0)  # until it has sent a heartbeat
+        os.kill(os.getpid(), signal.SIGKILL)
+        return 0.0
+
+    optuna.load_study(study_name="repeat", storage=open_storage(place)).optimize(die, n_trials=1)
 
 
-def test_four_processes_two_of_them_killed_lose_no_finished_trial(tmp_path: Path) -> None:
-    features = save_features(tmp_path / "features", **feature_set().splits())
-    folder, trials = tmp_path / "s", 60
-    # The first one makes the study, so that the others can join it.
-    open_study(StudyPlace(folder), QUICK, SearchData.of(feature_set(), QUICK), resume=False)
-    processes = [FORKED.Process(target=_join, args=(folder, features, trials)) for _ in range(4)]
-    for process in processes:
-        process.start()
-    journal = folder / "study.journal"
-
-    def finished() -> dict[int, float | None]:
-        study = optuna.load_study(study_name="fewcal", storage=open_storage(folder))
-        return {t.number: t.value for t in study.trials if t.state in (TrialState.COMPLETE, TrialState.PRUNED)}
-
-    def refused() -> int:
-        return count(optuna.load_study(study_name="fewcal", storage=open_storage(folder))).refused
-
-    deadline = time.monotonic() + PATIENCE
-    while len(finished()) < 10 and time.monotonic() < deadline:
-        time.sleep(0.1)
-    seen: dict[int, float | None] = {}
-    pick = random.Random(0)
-    for process in pick.sample(processes, 2):
-        seen |= finished()
-        os.kill(process.pid or 0, signal.SIGKILL)
-        time.sleep(pick.random())
-    for process in processes:
-        process.join(120)
-    assert sorted(p.exitcode or 0 for p in processes) == [-signal.SIGKILL, -signal.SIGKILL, 0, 0]
-    at_end = finished()
-    assert len(seen) >= 10
-    assert all(at_end[number] == value for number, value in seen.items())
-    assert len(at_end) + refused() >= trials
-    assert journal.is_file()
-    assert get_preset(folder / "preset.json").head == "closed_form"
+def _quiet_finished(place: str) -> dict[int, float | None]:
+    try:
+        return finished(place)
+    except KeyError:  # the study is not begun yet
+        return {}
 
 
-def test_workers_leave_ctrl_c_to_their_parent() -> None:
-    before = signal.getsignal(signal.SIGINT)
-    ask = [sys.executable, "-c", "import signal; print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)"]
-    with ignore_sigint():
-        assert subprocess.run(ask, capture_output=True, text=True, check=True).stdout.strip() == "True"
-    assert signal.getsignal(signal.SIGINT) is before
-    thread = threading.Thread(target=ignore_sigint().__enter__)  # where signals cannot be set, nothing is
-    thread.start()
-    thread.join()
-    assert signal.getsignal(signal.SIGINT) is before
+class TestProcesses:
+    def test_worker_processes_share_a_study(self, tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("multiprocessing.get_context", lambda _: FORKED)
+        result = quick(tmp_path / "s", storage=url, study="together", workers=3)
+        assert len(finished(storage_url(tmp_path, url), "together")) == result.trials >= QUICK.trials
+        values = [t.params for t in result.study.get_trials(states=DONE)]
+        assert all(a != b for i, a in enumerate(values) for b in values[:i])  # none was computed twice
+        assert not (tmp_path / "s" / "study.db").exists()
+
+    def test_queued_trial_is_taken_by_one_worker_alone(self, tmp_path: Path, url: str) -> None:
+        place = storage_url(tmp_path, url)
+        study = optuna.create_study(storage=open_storage(place), study_name="queue", direction="maximize")
+        for x in range(30):
+            study.enqueue_trial({"x": x})
+        processes = [start(_take, place, 10) for _ in range(3)]
+        for process in processes:
+            process.join(PATIENCE)
+        assert sorted(t.params["x"] for t in study.trials) == list(range(30))
+
+    def test_trial_that_another_worker_repeated_does_not_stop_the_search(self, tmp_path: Path) -> None:
+        made = session(tmp_path, dataclasses.replace(QUICK, trials=2))
+        objective = made.objective()
+        study = made.open(objective, resume=False)
+
+        def suspended(trial: Any) -> float:
+            if trial.number < 2:
+                study.tell(trial.number, state=TrialState.FAIL)
+            if trial.number == 1:
+                trial.report(0.5, 1)
+            return 0.5
+
+        made.optimize(study, suspended, lambda done, total: None)  # type: ignore[arg-type]
+        assert [t.state for t in study.trials] == [TrialState.FAIL] * 2 + [TrialState.COMPLETE] * 2
 
 
-def test_worker_processes_share_a_study(tmp_path: Path) -> None:
-    result = quick(tmp_path / "s", workers=2)
-    assert result.counts.finished >= QUICK.trials
-    pids = {t.user_attrs["worker"]["pid"] for t in result.study.trials if "worker" in t.user_attrs}
-    assert pids - {os.getpid()}
+def _take(place: str, count: int) -> None:
+    study = optuna.load_study(study_name="queue", storage=open_storage(place))
+    study.optimize(lambda trial: trial.suggest_int("x", 0, 100), n_trials=count)
 
 
-def test_a_dask_cluster_computes_the_trials(tmp_path: Path) -> None:
-    pytest.importorskip("distributed")
-    with forked_dask_workers():
-        result = quick(tmp_path / "s", scheduler="local:2")
-    assert result.counts.finished == QUICK.trials
-    r = runner()
-    space = QUICK.make_space(len(r.bank))
-    for trial in result.study.trials:
-        if trial.state == TrialState.COMPLETE:
-            assert trial.value == pytest.approx(r.accuracy(space.params(trial.params)).mean(), abs=0.011)
+class TestDatabase:
+    def test_tables_that_another_worker_makes_at_this_moment_are_found(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        real, calls = storage._connect, []
+
+        def crowded(url: str) -> Any:
+            calls.append(url)
+            if len(calls) < 3:
+                raise optuna.exceptions.StorageInternalError from RuntimeError("table studies already exists")
+            return real(url)
+
+        monkeypatch.setattr(storage, "_connect", crowded)
+        assert open_storage(f"sqlite:///{tmp_path}/study.db").get_all_studies() == []
+        assert len(calls) == 3
+
+    def test_full_disk_loses_no_finished_trial(self, tmp_path: Path) -> None:
+        quick(tmp_path)
+        place = storage_url(tmp_path, None)
+        before = finished(place)
+        size = max(file.stat().st_size for file in tmp_path.glob("study.db*"))
+        more = dataclasses.replace(QUICK, trials=60)
+        with largest_file(size + 5000), pytest.raises(FewcalError, match=r"cannot be read or written .*--resume"):
+            quick(tmp_path, more, resume=True)
+        after = finished(place)
+        assert {number: after[number] for number in before} == before
+        assert quick(tmp_path, more, resume=True).trials >= 60
+
+    @pytest.mark.parametrize("content", [b"no database\nat all\n" * 100, b"SQLite format 3\0" + b"x" * 5000])
+    def test_damaged_database_is_named(self, tmp_path: Path, content: bytes) -> None:
+        (tmp_path / "study.db").write_bytes(content)
+        with pytest.raises(InputError, match=r"the study in .*study\.db is damaged .*; choose another folder"):
+            quick(tmp_path)
+
+    def test_deleted_database_is_named(self, tmp_path: Path) -> None:
+        def delete(done: int, total: int) -> None:
+            for file in tmp_path.glob("study.db*"):
+                file.unlink()
+
+        with pytest.raises(FewcalError, match=r"study\.db"):
+            quick(tmp_path, progress=delete)
+
+    @pytest.mark.parametrize(
+        ("address", "words"),
+        [
+            ("mysql://me:secret@host/x", "must be sqlite:///FILE or postgresql://"),
+            ("sqlite:///:memory:", "must be sqlite:///FILE or postgresql://"),
+            ("postgresql://me:secret@127.0.0.1:1/none", "cannot be read or written"),
+            ("sqlite:////no/such/folder/x.db", "cannot be read or written"),
+        ],
+    )
+    def test_unusable_address_is_refused_without_its_password(self, tmp_path: Path, address: str, words: str) -> None:
+        with pytest.raises(FewcalError, match=words) as error:
+            quick(tmp_path / "s", storage=address)
+        assert "secret" not in str(error.value)
+
+    def test_folder_stays_the_same_when_the_process_changes_its_own(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "elsewhere").mkdir()
+        result = quick(Path("s"), progress=lambda done, total: os.chdir(tmp_path / "elsewhere"))
+        assert result.file == tmp_path / "s" / "settings.json"
+        assert result.file.is_file()
+        with pytest.raises(InputError, match="cannot write"):
+            quick(result.file / "s")
 
 
 @pytest.fixture(scope="module")
-def postgresql(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def postgresql(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A real server on loopback, for as long as the tests of this file."""
     tools = sorted(Path("/usr/lib/postgresql").glob("*/bin")) if Path("/usr/lib/postgresql").is_dir() else []
-    found = shutil.which("initdb", path=os.pathsep.join([os.environ.get("PATH", ""), *map(str, tools)]))
-    if found is None:
+    initdb = shutil.which("initdb", path=os.pathsep.join([os.environ.get("PATH", ""), *map(str, tools)]))
+    if initdb is None:
         pytest.skip("PostgreSQL is not installed (Debian: apt-get install postgresql)")
     pytest.importorskip("psycopg")
-    tool = Path(found).resolve().parent
-    root = os.geteuid() == 0
+    tool = Path(initdb).resolve().parent
     folder = Path(subprocess.run(["mktemp", "-d"], capture_output=True, text=True, check=True).stdout.strip())
-    # The server refuses to run as root.
-    user = ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"] if root else []
-    if root:
+    user: list[str] = []
+    if os.geteuid() == 0:  # the server refuses to run as root
+        user = ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"]
         shutil.chown(folder, "nobody", "nogroup")
-    port = 20_000 + os.getpid() % 20_000
-    data = folder / "data"
+    port, data = 20_000 + os.getpid() % 20_000, folder / "data"
 
     def call(*command: str) -> None:
         subprocess.run([*user, *command], check=True, capture_output=True, text=True, cwd=folder)
@@ -312,13 +293,3 @@ def postgresql(tmp_path_factory: pytest.TempPathFactory) -> Any:
     yield f"postgresql://fewcal@127.0.0.1:{port}/postgres"
     call(str(tool / "pg_ctl"), "-D", str(data), "-m", "immediate", "stop")
     shutil.rmtree(folder, ignore_errors=True)
-
-
-def test_postgresql_for_real(tmp_path: Path, postgresql: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("multiprocessing.get_context", lambda _: FORKED)
-    result = quick(tmp_path / "s", storage=postgresql, study="together", workers=2)
-    storage = open_storage(tmp_path, postgresql)
-    study = optuna.load_study(study_name="together", storage=storage)
-    done = [t for t in study.trials if t.state in (TrialState.COMPLETE, TrialState.PRUNED)]
-    assert len(done) == result.counts.finished >= QUICK.trials
-    assert not (tmp_path / "s" / "study.journal").exists()

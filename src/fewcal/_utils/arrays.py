@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from typing import Any
+from warnings import warn
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fewcal._utils.names import checked_device
-from fewcal.errors import InputError
+from fewcal.errors import FewcalWarning, InputError
 
 
 def pick_device(device: str | torch.device | None = None) -> torch.device:
@@ -38,8 +39,11 @@ def as_features(
     device: str | torch.device | None = None,
     dtype: torch.dtype | None = None,
     check: bool = True,
+    shift: Tensor | None = None,
 ) -> Tensor:
     """Rows of numbers as a 2-D tensor `(R, D)` on `device`, float32 by default; all else is refused with a reason.
+
+    `shift (D,)` is subtracted in double precision.
 
     >>> as_features([[1, 2], [3, 4]]).dtype
     torch.float32
@@ -71,7 +75,8 @@ def as_features(
             a = a.astype(np.float64)  # torch has no long double
         if not (a.flags.writeable and a.dtype.isnative) or any(s < 0 for s in a.strides):
             a = a.astype(a.dtype.newbyteorder("="), order="C", copy=True)
-        t = torch.from_numpy(a) if a.dtype.kind == "f" else torch.from_numpy(a.astype(np.float32))
+        exact = np.float32 if a.dtype.itemsize <= 2 else np.float64
+        t = torch.from_numpy(a if a.dtype.kind == "f" else a.astype(exact))
     if t.ndim != 2:
         raise InputError(
             f"{name} has shape {tuple(t.shape)}; expected 2-D: one row per example, one column per feature"
@@ -82,10 +87,67 @@ def as_features(
         raise InputError(
             f"{name} has {t.shape[1]} features, but {against} has {dim}; both must come from the same feature extractor"
         )
+    if shift is not None:
+        t = t.double() - shift.to(t.device)
     out = t.to(device=where, dtype=dtype or torch.float32)
     if check:
         check_finite(out, name, t)
     return out
+
+
+# Rounding error of features, as a share of their standard deviation, from which on precision counts as lost.
+ROUNDING_SHARE = 1e-4
+# Rows by which that is judged, at most.
+SHIFT_ROWS = 1024
+
+
+def common_shift(x: Any, name: str = "X") -> Tensor | None:
+    """The mean `(D,)` of rows `(R, D)` in double precision, where single precision would not hold their differences.
+
+    None for rows that it does hold, and for those that are given in less than double precision: what they have lost
+    cannot be given back, and a warning says so.
+
+    >>> common_shift(np.array([[1e8, 1.0], [1e8 + 1, 2.0]])).tolist(), common_shift(np.eye(2))
+    ([100000000.5, 1.5], None)
+    """
+    every = x.detach().cpu() if isinstance(x, torch.Tensor) else _array(x)
+    if every is None or every.ndim != 2 or not len(every):
+        return None
+    some = every[:: -(-len(every) // SHIFT_ROWS)]
+    t = some if isinstance(some, torch.Tensor) else torch.from_numpy(np.array(some, some.dtype.newbyteorder("=")))
+    if t.is_complex():
+        return None
+    exact = not t.is_floating_point() or t.dtype == torch.float64
+    mean = t.mean(dim=0, dtype=torch.float64)
+    deviation = (t.double() - mean).square().sum().div(len(t)).sqrt()
+    length = torch.linalg.vector_norm(mean)
+
+    def loses(dtype: torch.dtype) -> bool:
+        return bool(length * torch.finfo(dtype).eps / 2 > ROUNDING_SHARE * deviation > 0)
+
+    if not bool(torch.isfinite(length + deviation)) or not loses(torch.float32):
+        return None
+    if not exact or loses(torch.float64):
+        given = str(t.dtype).removeprefix("torch.")
+        warn(
+            f"{name} has a mean of length {float(length):.3g} and a standard deviation of {float(deviation):.3g}: "
+            f"{given} has lost precision; subtract the mean of the features before they are stored",
+            FewcalWarning,
+            stacklevel=3,
+        )
+    if not exact:
+        return None
+    whole = every.double().mean(dim=0) if isinstance(every, torch.Tensor) else every.mean(axis=0, dtype=np.float64)
+    return torch.as_tensor(whole)
+
+
+def _array(x: Any) -> np.ndarray | None:
+    """Numbers as an array; None for anything else, which is refused elsewhere."""
+    try:
+        a = np.asarray(x)
+    except ValueError:
+        return None
+    return a if a.dtype.kind in "fiu" and a.dtype.itemsize <= 8 else None
 
 
 # Sums of squares of numbers beyond this leave the range of float32: distances and covariances would be infinite.

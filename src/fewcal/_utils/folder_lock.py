@@ -1,13 +1,11 @@
-"""One owner at a time for a folder or a file that a long command writes.
+"""One owner at a time for a folder or a file that a long command writes, by `filelock`.
 
-The owner keeps a lock file open and locked (`flock`). The kernel lets go of it when the process ends, however it ends,
-so the successor of a killed process is never kept out; the text in the file only tells who the owner is. The file
-goes when its owner is done.
+The system lets go of a lock when its process ends, however it ends, so the successor of a killed process is never kept
+out. The text in the lock file only names the owner. The file goes when its owner is done.
 """
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import socket
@@ -19,29 +17,22 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from fewcal.errors import FewcalError, FewcalWarning, InputError
 
-try:
-    import fcntl
-except ImportError:  # Windows: no lock of this kind
-    fcntl = None  # type: ignore[assignment]
-
 LOCK_NAME = ".fewcal.lock"
-# Seconds between two attempts of `wait`.
-_LOOK = 0.05
-# What a file system says that knows no locks.
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 
 class OutputLock:
-    """A lock that is held; `check` says whether what it protects is still there."""
+    """A lock that is held; `check` tells whether what it protects is still there."""
 
-    def __init__(self, file: Path, subject: Path, descriptor: int) -> None:
-        self.file, self.subject, self.descriptor = file, subject, descriptor
+    def __init__(self, file: Path, subject: Path) -> None:
+        self.file, self.subject, self.identity = file, subject, _identity(file)
 
     def check(self) -> None:
         """Raise where the folder was deleted or replaced meanwhile: what is written now would be incomplete."""
-        if not _same_file(self.descriptor, self.file):
+        if self.identity != _identity(self.file):
             raise FewcalError(
                 f"{self.subject} was deleted or replaced while this command wrote to it; what it holds is incomplete: "
                 "remove it and start again"
@@ -94,82 +85,62 @@ def is_leftover(path: Path) -> bool:
 
 @contextmanager
 def _locked(file: Path, subject: Path, wait: float) -> Iterator[OutputLock]:
-    deadline = time.monotonic() + wait
-    while (descriptor := _attempt(file, subject)) is None:
-        if time.monotonic() >= deadline:
-            raise InputError(
-                f"{subject} is in use by {_owner(file)}; wait until it ends, or choose another place (a lock of a "
-                "process that has ended does not count)"
-            )
-        time.sleep(_LOOK)
+    lock = FileLock(file)
     try:
-        yield OutputLock(file, subject, descriptor)
+        _acquire(lock, file, wait)
+    except Timeout as error:
+        raise InputError(
+            f"{subject} is in use by {_owner(file)}; wait until it ends, or choose another place (a lock of a process "
+            "that has ended does not count)"
+        ) from error
+    except (FileExistsError, NotADirectoryError) as error:
+        raise InputError(f"cannot write {subject}: {file.parent} is a file; choose a new folder") from error
+    except NotImplementedError:
+        warnings.warn(
+            f"the file system of {subject} has no locks; do not write there with two commands at a time",
+            FewcalWarning,
+            stacklevel=3,
+        )
+    except OSError as error:
+        raise InputError(f"cannot write {subject}: {error.strerror or error}; choose another place") from error
+    _write_owner(file)
+    held = OutputLock(file, subject)
+    try:
+        yield held
     finally:
-        # Removed while it is held: whoever opened it before sees by `_same_file` that it is the wrong one.
-        if _same_file(descriptor, file):
+        ours = held.identity is not None and held.identity == _identity(file)
+        if ours and os.name == "posix":  # while it is held: a process that waits for it sees that it is the wrong one
             with suppress(OSError):
                 file.unlink()
-        os.close(descriptor)
+        lock.release()
+        if ours and os.name != "posix":  # where nobody can remove a file that another process has open
+            with suppress(OSError):
+                file.unlink()
 
 
-def _attempt(file: Path, subject: Path) -> int | None:
-    """The descriptor of the locked file, or None where another owner holds it."""
+def _acquire(lock: FileLock, file: Path, wait: float) -> None:
+    deadline = time.monotonic() + wait
     while True:
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(file, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
+            lock.acquire(timeout=max(0.0, deadline - time.monotonic()))
         except FileNotFoundError:  # its owner removed an empty folder between our two steps
             continue
-        except FileExistsError as error:
-            raise InputError(f"cannot write {subject}: {file.parent} is a file; choose a new folder") from error
-        except OSError as error:
-            raise InputError(f"cannot write {subject}: {error.strerror or error}; choose another place") from error
-        try:
-            taken = _flock(descriptor, subject)
-        except BaseException:
-            os.close(descriptor)
-            raise
-        if not taken:
-            os.close(descriptor)
-            return None
-        if _same_file(descriptor, file):
-            _write_owner(descriptor)
-            return descriptor
-        os.close(descriptor)  # its owner removed it between our two steps
+        return
 
 
-def _flock(descriptor: int, subject: Path) -> bool:
-    if fcntl is None:
-        return True
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise InputError(f"cannot lock {subject}: {error.strerror or error}; choose another place") from error
-        warnings.warn(
-            f"the file system of {subject} knows no locks; do not write there with two commands at a time",
-            FewcalWarning,
-            stacklevel=2,
-        )
-    return True
+def _identity(file: Path) -> tuple[int, int] | None:
+    with suppress(OSError):
+        status = file.stat(follow_symlinks=False)
+        return status.st_dev, status.st_ino
+    return None
 
 
-def _same_file(descriptor: int, file: Path) -> bool:
-    try:
-        ours, there = os.fstat(descriptor), os.stat(file, follow_symlinks=False)  # noqa: PTH116
-    except OSError:
-        return False
-    return (ours.st_dev, ours.st_ino) == (there.st_dev, there.st_ino)
-
-
-def _write_owner(descriptor: int) -> None:
+def _write_owner(file: Path) -> None:
     now = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
     owner = {"pid": os.getpid(), "host": socket.gethostname(), "since": now, "command": " ".join(sys.argv)[:200]}
-    with suppress(OSError):  # a full disk: the lock holds without a name on it
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, json.dumps(owner).encode(), 0)
+    with suppress(OSError):  # a full disk, a system where nobody may write to a locked file: it holds without a name
+        file.write_text(json.dumps(owner), encoding="utf-8")
 
 
 def _owner(file: Path) -> str:

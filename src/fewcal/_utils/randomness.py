@@ -7,58 +7,35 @@ in which tasks are run. CPU and CUDA generators give different numbers from the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache, cached_property
+from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fewcal._utils.cpu_kernels import number_kernels
+from fewcal import ops
 from fewcal._utils.splitmix import mix
 
 _SEED_BITS = (1 << 63) - 1
-# Below this many numbers PyTorch's own are as quick; it is fixed because it fixes the random stream.
-_MANY = 1 << 14
-# Made at a time: few enough for a core's cache.
-_AT_ONCE = 1 << 17
+# So many numbers and more are made of NumPy's bits: those of a generator of torch take longer than the rest. It fixes
+# the random stream.
+MIN_FROM_BITS = 1 << 14
 
 
 def fill_normal(out: Tensor, generator: torch.Generator) -> Tensor:
-    """Fill `out`, of any shape, with standard normal numbers.
-
-    Many numbers in single or half precision on a CPU are quantiles of the normal distribution, one of 65536 equally
-    likely ones picked by 16 random bits: their distribution function is nowhere off by more than 2⁻¹⁷, their mean is 0
-    and their variance 1, and they take a third of the time that PyTorch's take.
+    """Fill `out`, of any shape, with standard normal numbers; a view of any kind gets the same ones as an array.
 
     >>> z = fill_normal(torch.empty(300, 200), torch.Generator().manual_seed(0))
     >>> bool(z.mean().abs() < 0.02) and bool((z.var() - 1).abs() < 0.03)
     True
     """
-    if not out.is_contiguous():  # which would get other numbers
-        return out.copy_(fill_normal(torch.empty_like(out, memory_format=torch.contiguous_format), generator))
-    if out.numel() < _MANY or out.device.type != "cpu" or out.dtype == torch.float64:
+    if not out.is_contiguous():
+        return out.copy_(fill_normal(torch.empty(out.shape, dtype=out.dtype, device=out.device), generator))
+    if out.numel() < MIN_FROM_BITS or out.device.type != "cpu" or out.dtype != torch.float32:
         return out.normal_(generator=generator)
-    flat, table = out.view(-1), _quantiles(out.dtype)
-    seed = torch.empty((), dtype=torch.int64).random_(generator=generator)
-    source = np.random.SFC64(int(seed))
-    fused = number_kernels(out)
-    if fused is not None:
-        fused.pick(source, table, flat)
-        return out
-    bits = np.random.Generator(source)
-    for begin in range(0, len(flat), _AT_ONCE):
-        part = flat[begin : begin + _AT_ONCE]
-        drawn = bits.integers(1 << 64, size=-(-len(part) // 4), dtype=np.uint64).view(np.int16)[: len(part)]
-        torch.index_select(table, 0, torch.from_numpy(drawn).to(torch.int32).add_(1 << 15), out=part)
+    seed = int(torch.empty((), dtype=torch.int64).random_(generator=generator))
+    ops.normal(np.random.SFC64(seed), out.view(-1))
     return out
-
-
-@cache
-def _quantiles(dtype: torch.dtype) -> Tensor:
-    """65536 equally likely values that are as good as normal."""
-    share = (torch.arange(1 << 16, dtype=torch.float64) + 0.5) / (1 << 16)
-    value = torch.special.ndtri(share)
-    return (value / value.square().mean().sqrt()).to(dtype)
 
 
 class TaskRandom:
@@ -106,9 +83,9 @@ class TaskRandom:
         out.tasks, out.generators = self.tasks[tasks], self.generators[tasks]
         return out
 
-    def normal(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Standard normal numbers `(T, *shape)`, float32 unless another type is asked for."""
-        return self.fill_normal(torch.empty(len(self), *shape, dtype=dtype or torch.float32, device=self.device))
+    def normal(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Standard normal numbers `(T, *shape)`."""
+        return self.fill_normal(torch.empty(len(self), *shape, dtype=dtype, device=self.device))
 
     def fill_normal(self, out: Tensor) -> Tensor:
         """Fill `out (T, ...)` with standard normal numbers, each task from its own stream."""
@@ -116,11 +93,11 @@ class TaskRandom:
             fill_normal(part, generator)
         return out
 
-    def uniform(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Numbers uniform on [0, 1), `(T, *shape)`, float32 unless another type is asked for."""
-        out = torch.empty(len(self), *shape, dtype=dtype or torch.float32, device=self.device)
-        for t, generator in enumerate(self.generators):
-            out[t].uniform_(generator=generator)
+    def uniform(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Numbers uniform on [0, 1), `(T, *shape)`."""
+        out = torch.empty(len(self), *shape, dtype=dtype, device=self.device)
+        for part, generator in zip(out.unbind(), self.generators, strict=True):
+            part.uniform_(generator=generator)
         return out
 
     def permutations(self, size: int, count: int) -> Tensor:

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import os
 import threading
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar, cast
+from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 
 T = TypeVar("T")
 R = TypeVar("R")
-F = TypeVar("F", bound=Callable[..., object])
 
 _pools: dict[int, ThreadPoolExecutor] = {}
 _lock = threading.Lock()
-_scripted: dict[object, object] = {}
 
 
 def in_parallel(function: Callable[[T], R], pieces: Iterable[T], threads: int | None = None) -> Iterator[R]:
-    """`function(piece)` for each piece, in order, `threads` at a time: as many as torch may use, unless it is said.
+    """`function(piece)` for each piece, in order, `threads` at a time; None for as many as torch may use.
 
     torch computes every piece with one thread of its own. For small tensors that is faster than sharing each operation
     among all cores, nobody waits for a core that is busy elsewhere, and results are the same bytes with any number of
@@ -36,22 +34,29 @@ def in_parallel(function: Callable[[T], R], pieces: Iterable[T], threads: int | 
     return map(function, pieces) if threads == 1 else _pool(threads).map(function, pieces)
 
 
-def without_gil(function: F) -> F:
-    """`function` by TorchScript, where it can: a loop of many small operations, which threads then run side by side.
+@contextmanager
+def single_thread() -> Iterator[None]:
+    """Let torch compute with one thread, for decompositions of D×D matrices.
 
-    In plain Python two threads hand the interpreter's lock to and fro at every operation; 800 steps of SGD on 64
-    features took twice as long in two threads as in one. The numbers are the same either way. TorchScript does not
-    come with every Python (not with 3.14): then the function runs as it is.
+    Their threads wait for each other again and again. On a core that is busy elsewhere such a wait never ends soon:
+    eigenvalues of a 1280×1280 matrix took 0.44 s with one thread and 14 s with two, of which one had to share its core.
+
+    The setting is the calling thread's own. Other threads keep theirs, but one that uses torch for the first time
+    inside the block starts with one thread.
+
+    >>> with single_thread():
+    ...     torch.get_num_threads()
+    1
     """
-    with _lock:
-        if function not in _scripted:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # it is no longer developed, and says so
-                try:
-                    _scripted[function] = torch.jit.script(function)
-                except Exception:  # whatever its parser meets
-                    _scripted[function] = function
-        return cast(F, _scripted[function])
+    before = torch.get_num_threads()
+    if before == 1:  # setting it would make 1 the number of all new threads
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _pool(threads: int) -> ThreadPoolExecutor:
@@ -72,11 +77,13 @@ def _alone() -> None:
     assert torch.get_num_threads() == 1
 
 
-def _forget() -> None:
-    """Threads do not survive a fork: the child makes its own."""
+def _after_fork() -> None:
+    """Threads do not survive a fork, and OpenMP would wait for its own for ever: the child has one thread."""
     global _lock
     _lock = threading.Lock()
     _pools.clear()
+    torch.set_num_threads(1)
 
 
-os.register_at_fork(after_in_child=_forget)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

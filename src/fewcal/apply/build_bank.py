@@ -17,7 +17,6 @@ import torch
 from fewcal._utils.arrays import pick_device
 from fewcal._utils.types import JSONObject
 from fewcal.bank import BaseBank
-from fewcal.bank.build import Storage
 from fewcal.errors import InputError
 from fewcal.evaluation.executors import dask_client
 from fewcal.features import FeatureSet, FeatureSplit, load_split
@@ -39,7 +38,7 @@ def build_bank(
     source: Path,
     preset: str | None = None,
     *,
-    rank: int | None = None,
+    keep_rows: bool = True,
     dtype: str | None = None,
     device: str | None = None,
     scheduler: str | None = None,
@@ -51,13 +50,13 @@ def build_bank(
     source : path
     preset : str or None
         Build the bank in the space of this preset; None: raw, for any preset. Parts need one.
-    rank, dtype
+    keep_rows, dtype
         See `BaseBank`.
     device : where to compute
     scheduler : str or None
         A Dask scheduler, or "local:N", that builds from parts.
     """
-    Storage(rank, dtype)  # refuses what cannot be kept
+    BaseBank(keep_rows, dtype)  # refuses what cannot be kept
     if source.is_file() and (kind := kind_of(source)) != "features":
         raise InputError(_extract_first(source, kind))
     if source.is_dir() and not any(source.glob("base.*")):
@@ -66,7 +65,9 @@ def build_bank(
             raise InputError(
                 f"{source} has no base split but {len(parts)} part(s): give --preset, whose space they go to"
             )
-        return bank_from_parts(parts, get_preset(preset), rank=rank, dtype=dtype, device=device, scheduler=scheduler)
+        return bank_from_parts(
+            parts, get_preset(preset), keep_rows=keep_rows, dtype=dtype, device=device, scheduler=scheduler
+        )
     split = FeatureSet.load(source, ["base"]).split("base") if source.is_dir() else load_split(source, labelled=True)
     labels = split.require_labels()
     transform = None
@@ -76,9 +77,9 @@ def build_bank(
             raise InputError(f"preset {preset!r} takes base rows as they are: build the bank without --preset")
         rows = torch.from_numpy(split.float32())
         transform = fit_gaussianization(rows, **p.space).to(pick_device(device))
-    elif rank is not None:
-        raise InputError("--rank drops the rows, so the space must be fixed: give --preset as well")
-    bank = BaseBank(rank, dtype, transform)
+    elif not keep_rows:
+        raise InputError("--drop-rows leaves one space, so it must be fixed: give --preset as well")
+    bank = BaseBank(keep_rows, dtype, transform)
     bank.fit(split.features, [split.classes[i] for i in labels], device=device)
     bank.source = bank_source(split)
     return bank
@@ -86,16 +87,14 @@ def build_bank(
 
 def bank_facts(bank: BaseBank) -> JSONObject:
     """What a bank holds, for people."""
-    counts, explained = bank.counts, bank.explained
-    kept = "rows" if bank.has_rows else f"{bank.rank} directions a class" if bank.rank else "moments only"
+    counts = bank.counts
     return {
         "classes": [str(c) for c in bank.classes],
         "number of classes": len(bank),
         "rows": bank.n_rows,
         "rows per class": f"{int(counts.min())} to {int(counts.max())}",
         "features": bank.dim,
-        "kept": kept,
-        "explained share": f"{float(explained.min()):.3f} to {float(explained.max()):.3f}" if bank.rank else None,
+        "kept": "rows" if bank.has_rows else "moments only",
         "transform": bank.transform.settings() if bank.transform is not None else "raw",
         "power": bank.power_choice().words,
         "fingerprint": bank.fingerprint,
@@ -132,7 +131,7 @@ def bank_from_parts(
     parts: Sequence[Path],
     params: GDCParams,
     *,
-    rank: int | None = 0,
+    keep_rows: bool = False,
     dtype: str | None = None,
     device: str | None = None,
     scheduler: str | None = None,
@@ -142,7 +141,7 @@ def bank_from_parts(
     Parameters
     ----------
     parts : paths, one or more
-    rank, dtype
+    keep_rows, dtype
         See `BaseBank`.
     device : where to compute
     scheduler : str or None
@@ -156,12 +155,12 @@ def bank_from_parts(
         fitter.merge(one)
     transform = fitter.finish()
     if scheduler is None:
-        bank = BaseBank(rank, dtype, transform.to(pick_device(device)))
+        bank = BaseBank(keep_rows, dtype, transform.to(pick_device(device)))
         for part in parts:
             bank.partial_fit(*_rows(part), device=device)
         return bank.check()
     whole: BaseBank | None = None
-    for bank in _map(_bank_part, parts, scheduler, rank, dtype, transform, device):
+    for bank in _map(_bank_part, parts, scheduler, keep_rows, dtype, transform, device):
         whole = bank if whole is None else whole.merge(bank)
     assert whole is not None
     return whole.check()
@@ -178,9 +177,9 @@ def _fit_part(part: Path, space: JSONObject) -> GaussianizationFitter:
 
 
 def _bank_part(
-    part: Path, rank: int | None, dtype: str | None, transform: Gaussianization, device: str | None
+    part: Path, keep_rows: bool, dtype: str | None, transform: Gaussianization, device: str | None
 ) -> BaseBank:
-    bank = BaseBank(rank, dtype, transform.to(pick_device(device)))
+    bank = BaseBank(keep_rows, dtype, transform.to(pick_device(device)))
     return bank.partial_fit(*_rows(part), device=device).to("cpu")
 
 

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from html import escape
 
 import numpy as np
 
+from fewcal._utils.tables import html_table
 from fewcal._utils.types import JSON, Progress
 from fewcal.apply.labelling import centre
 from fewcal.apply.predict import Classifier
@@ -73,7 +75,7 @@ class ClassCheck:
         return (self.tested - self.right + 1) / (self.tested + 2)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ExampleCheck:
     """What cross-validation found.
 
@@ -101,6 +103,22 @@ class ExampleCheck:
         """The share of tested examples that are answered correctly; None where none could be tested."""
         return self.right / self.tested if self.tested else None
 
+    def __repr__(self) -> str:
+        likely = sum(one.likely for one in self.suspects)
+        return (
+            f"{self.right} of {self.tested} examples are answered correctly when left out; {len(self.suspects)} are "
+            f"answered otherwise, {likely} likely mislabelled; {len(self.duplicates)} groups of near duplicates"
+        )
+
+    def _repr_html_(self) -> str:
+        """The same for notebooks, with every class."""
+        head = ["class", "examples", "recall", "confused with"]
+        rows = [
+            [one.name, str(one.examples), "–" if one.recall is None else f"{one.recall:.0%}", one.confused or ""]
+            for one in self.classes
+        ]
+        return f"<p>{escape(repr(self))}</p>" + html_table(head, rows)
+
     @property
     def needs(self) -> list[str]:
         """Names of the classes, those first that another example helps most."""
@@ -126,7 +144,6 @@ def check_examples(
     make: Callable[[], Classifier],
     *,
     folds: int = FOLDS,
-    beta: float = 1.0,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> ExampleCheck:
@@ -138,7 +155,6 @@ def check_examples(
     labels : (R,) class names
     make : gives a classifier in the manner of scikit-learn, not fitted
     folds : how many fits are made
-    beta : power of features ≥ 0 for the distances between rows
     seed : of the folds
     progress : called with the fits that are done and all of them; what it raises ends the check
 
@@ -153,7 +169,7 @@ def check_examples(
     names, codes, counts = np.unique(np.asarray(labels, dtype=str), return_inverse=True, return_counts=True)
     if len(names) < 2:
         raise InputError(f"the examples have {len(names)} class; a check takes two or more")
-    groups = near_duplicates(centre(np.asarray(x), beta))
+    groups = near_duplicates(centre(np.asarray(x)))
     fold = stratified_folds(codes, groups, folds, seed)
     p = np.full((len(codes), len(names)), np.nan)
     for k in range(folds):
@@ -185,7 +201,7 @@ def _class_check(names: np.ndarray, c: int, examples: int, answers: np.ndarray) 
 
 
 def near_duplicates(z: np.ndarray) -> list[np.ndarray]:
-    """Groups of rows that are nearly the same, from `centre(x)`; `DUPLICATE_RATIO` says how near.
+    """Groups of rows that are nearly the same, from `centre(x)`; `DUPLICATE_RATIO` is the limit.
 
     >>> near_duplicates(np.array([[1, 0], [0.999, 0.001], [0, 1], [-1, 0]]))
     [array([0, 1])]

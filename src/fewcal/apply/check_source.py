@@ -17,7 +17,7 @@ import numpy as np
 
 from fewcal._utils.types import JSON, StrPath
 from fewcal.apply.check import FOLDS, ExampleCheck, check_examples
-from fewcal.apply.classify import check_none_lost, check_same_extractor
+from fewcal.apply.classify import check_none_lost, check_same_extractor, load_bank
 from fewcal.apply.contact_sheet import counted
 from fewcal.apply.predict import make_classifier, model_settings
 from fewcal.apply.saved import Reading
@@ -103,9 +103,8 @@ def check_source(
     """
     how = reading or Reading()
     model_settings(settings, preset)  # refuses what is wrong before anything is read
-    bank = bank if bank is None or isinstance(bank, BaseBank) else BaseBank.load(bank)
+    bank = load_bank(bank)
     items: Items | None = None
-    beta = 1.0
     if extractor is None and kind_of(support, how.columns[0]) == "features":
         rows = load_split(support, labelled=True)
         x, names = rows.float32(), np.array(rows.classes)[rows.require_labels()]
@@ -119,12 +118,11 @@ def check_source(
         )
         check_none_lost(found.classes, items)
         names = np.array(items.labels)
-        beta = model.beta
 
     with warnings.catch_warnings():
         warnings.simplefilter("once", FewcalWarning)  # every fold is a fit
         make = partial(make_classifier, bank, preset, settings, how.device, seed)
-        check = check_examples(x, names, make, folds=folds, beta=beta, seed=seed)
+        check = check_examples(x, names, make, folds=folds, seed=seed)
     method = "no base classes" if bank is None else f"{len(bank)} base classes"
     return SourceCheck(check, items, str(support), method)
 

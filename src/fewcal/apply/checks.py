@@ -1,4 +1,4 @@
-"""What can be refused by its value alone: commands ask at once, before torch is loaded, and functions ask again."""
+"""Checks of values alone: commands make them before torch is loaded, and functions make them again."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def checked_reject(reject: float | None) -> float | None:
     return reject
 
 
-def check_reject_has_bank(reject: float | None, bank: object | None) -> None:
-    """Refuse "none of these" without base classes."""
-    if reject is not None and bank is None:
-        raise InputError("'none of these' is judged against base classes: --reject needs --bank")
+def check_reject(reject: float | None, preset: str | None) -> None:
+    """Refuse a wrong level of "none of these", and any with a preset of GDC."""
+    if checked_reject(reject) is not None and preset is not None:
+        raise InputError("'none of these' is an answer of the recommended model alone: leave out --preset or --reject")
 
 
 def checked_new_file(path: Given) -> Given:
@@ -37,7 +37,7 @@ def checked_new_file(path: Given) -> Given:
 
 
 def checked_table_file(path: Given) -> Given:
-    """A file for predictions, whose extension says what it will be."""
+    """A file for predictions, whose extension is its format."""
     checked_new_file(path)
     if path is not None and Path(path).suffix not in TABLES:
         raise InputError(f"{path}: predictions are written as .parquet or .csv")

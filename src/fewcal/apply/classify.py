@@ -10,19 +10,24 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fewcal._utils.tables import html_table
+from fewcal._utils.text import one_line
 from fewcal._utils.types import JSON, Progress, StrPath
-from fewcal.apply.checks import check_reject_has_bank, checked_reject
+from fewcal.apply.checks import check_reject
 from fewcal.apply.contact_sheet import contact_sheet
 from fewcal.apply.predict import (
     NONE_OF_THESE,
     AnswerRow,
+    Columns,
     accuracy,
     answer_rows,
+    by_doubt,
     in_words,
     make_classifier,
     model_settings,
@@ -43,15 +48,18 @@ from fewcal.features.sources.texts import Texts
 if TYPE_CHECKING:
     from fewcal.estimators.base import TaskClassifier
 
+# Answers in the table of a notebook.
+MAX_SHOWN = 20
 
-@dataclass(frozen=True, eq=False)
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Answers:
     """Predictions for pictures or texts.
 
     Attributes
     ----------
-    table : columns: item (the text itself, or the name of the picture), prediction, probability, `p_other` if asked
-        for, one probability for each class
+    table : columns: item (the text itself, or the name of the picture), prediction, probability, `outlier_pvalue`
+        with a limit, one probability for each class
     support, query : the items that could be read
     truth : the classes of the queries where the source names them (as folders or labels), or None; where "none of
         these" is an answer, there may be others among them than those of the support
@@ -70,18 +78,31 @@ class Answers:
     def __len__(self) -> int:
         return len(self.query)
 
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{name} {n}" for name, n in self.counts().items())
+        return " ".join([f"{len(self)} answers ({counts}).", *self.in_words()])
+
+    def _repr_html_(self) -> str:
+        """The same for notebooks, with the answers that are least certain."""
+        head = ["item", "answer", "probability", "next", "its probability"]
+        rows = [
+            [one_line(item), answer, "–" if p != p else f"{p:.0%}", other, f"{q:.0%}"]
+            for item, answer, p, other, q in by_doubt(self.rows())[:MAX_SHOWN]
+        ]
+        return f"<p>{escape(repr(self))}</p>" + html_table(head, rows)
+
     @property
     def accuracy(self) -> float | None:
-        """Share of right answers, where the truth is known; "none of these" is no answer and not counted."""
+        """Share of right answers, None without a truth; "none of these" is no answer and not counted."""
         return accuracy(self.table, self.truth)
 
     @property
     def rejected(self) -> int | None:
-        """How many items were answered "none of these"; None where that was not asked for."""
+        """How many items were answered "none of these"; None without a limit."""
         return rejected(self.table)
 
     def in_words(self) -> list[str]:
-        """How many answers are right, and how many items got none, where that can be told; a sentence each."""
+        """How many answers are right, and how many items got none; a sentence each."""
         return in_words(self.table, self.truth, self.support.classes)
 
     def counts(self) -> dict[str, int]:
@@ -114,7 +135,7 @@ class Answers:
         contact_sheet(self).write(path)
 
     def write(self, table: StrPath | None, sheet: StrPath | None, raw: bool = False) -> list[str]:
-        """Both, or those that are asked for; the files."""
+        """Write table and sheet, or the one that is given; the files."""
         if table is not None:
             self.write_csv(table, raw)
         if sheet is not None:
@@ -148,44 +169,54 @@ def classify(
     query : the same without labels, or a single picture; labels, where there are some, serve to score the answers
     extractor : a name (`features.extractors`), a torch module, or a function; None takes the usual one of pictures or
         texts, whichever the support holds
-    bank : base classes from the same extractor. Without them the answer comes from a plain discriminant on
-        L2-normalised features (after a square root, where these are ≥ 0).
-    reject : with a bank, answer "none of these" where more than this share of base examples fit as well
+    bank : base classes from the same extractor. Without them the examples alone classify.
+    reject : answer "none of these" where the p-value of belonging to one of the classes is lower
     columns : names of the columns or keys of text and class in files of texts
     """
 
-    check_reject_has_bank(checked_reject(reject), bank)
+    check_reject(reject, preset)
     model_settings(settings, preset)  # refuses what is wrong before anything is read
-    loaded = bank if bank is None or isinstance(bank, BaseBank) else BaseBank.load(bank)
+    loaded = load_bank(bank)
     if extractor is None:
         extractor = default_extractor(support, columns[0])
     model = as_extractor(extractor, device=device, allow_download=allow_download)
-    known = labelled_items(support, model.kind, columns)
-    asked = query if isinstance(query, Items) else find_items(query, model.kind, False, *columns)
+    examples = labelled_items(support, model.kind, columns)
+    queries = query if isinstance(query, Items) else find_items(query, model.kind, False, *columns)
     if loaded is not None:
         check_same_extractor(loaded, model)
-    if Path(known.source).resolve() == Path(asked.source).resolve() and not set(known.names).isdisjoint(asked.names):
+    one_source = Path(examples.source).resolve() == Path(queries.source).resolve()
+    if one_source and not set(examples.names).isdisjoint(queries.names):
         warnings.warn(
-            "the examples themselves are classified; how many answers are right says nothing of new ones",
+            "the examples themselves are classified; the share of right answers does not hold for new ones",
             FewcalWarning,
             stacklevel=2,
         )
-    total = len(known) + len(asked)
+    total = len(examples) + len(queries)
 
     def features_of(items: Items, done_before: int) -> tuple[np.ndarray, Items]:
         report = None if progress is None else lambda done, _: progress(done_before + done, total)
         return embed(items, model, batch=batch, workers=workers, skip_bad=skip_bad, progress=report)
 
-    classes = known.classes
-    x, known = features_of(known, 0)
-    check_none_lost(classes, known)
-    z, asked = features_of(asked, total - len(asked))
-    classifier = make_classifier(loaded, preset, settings, device, seed).fit(x, np.array(known.labels))
+    classes = examples.classes
+    x, examples = features_of(examples, 0)
+    check_none_lost(classes, examples)
+    z, queries = features_of(queries, total - len(queries))
+    classifier = make_classifier(loaded, preset, settings, device, seed).fit(x, np.array(examples.labels))
     table = predict_features(classifier, z, reject)
-    shown = asked.texts if isinstance(asked, Texts) else asked.names
-    table = {"item": np.array(shown, object), **{k: v for k, v in table.items() if k != "row"}}
-    truth = true_classes(asked.labels, classes, reject is not None)
-    return Answers(table, known, asked, truth, _method_name(loaded, preset), model, classifier)
+    table = named_rows(table, queries)
+    truth = true_classes(queries.labels, classes, reject is not None)
+    return Answers(table, examples, queries, truth, _method_name(loaded, preset), model, classifier)
+
+
+def load_bank(bank: StrPath | BaseBank | None) -> BaseBank | None:
+    """A bank from its file; a bank or None as it is."""
+    return bank if bank is None or isinstance(bank, BaseBank) else BaseBank.load(bank)
+
+
+def named_rows(table: Columns, items: Items) -> Columns:
+    """A table of predictions with the texts or names of the items in place of the numbers of rows."""
+    shown = items.texts if isinstance(items, Texts) else items.names
+    return {"item": np.array(shown, object), **{k: v for k, v in table.items() if k != "row"}}
 
 
 def check_none_lost(classes: Sequence[str], kept: Items) -> None:
@@ -212,11 +243,11 @@ def check_same_features(bank: BaseBank, stamp: str, dim: int) -> None:
 
 
 def check_same_extractor(bank: BaseBank, extractor: Extractor) -> None:
-    """Refuse a bank of another extractor; warn where a bank does not say."""
+    """Refuse a bank of another extractor; warn where a bank names none."""
     check_same_features(bank, extractor.stamp, extractor.dim)
     if "@" not in (bank.source or "").partition(" ")[0]:
         warnings.warn(
-            f"the bank does not say which extractor made it; it must be {extractor.name} for the answers to make sense",
+            f"the bank does not name its extractor; answers make sense only if it is {extractor.name}",
             FewcalWarning,
             stacklevel=3,
         )

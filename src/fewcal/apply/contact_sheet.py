@@ -15,8 +15,8 @@ from fewcal.render.page import Cell, Page, Value
 if TYPE_CHECKING:
     from fewcal.apply.classify import Answers
 
-# A sheet with more pictures than this is slow to open and nobody looks through it.
-MOST_ON_SHEET = 600
+# A sheet with more pictures than this is slow to open.
+MAX_PICTURES = 600
 DOUBTFUL = 0.5
 _COLUMNS = ["answer", "probability %", "second best", "second best %"]
 
@@ -45,21 +45,21 @@ def contact_sheet(answers: Answers) -> Page:
 
 def _texts(page: Page, answers: Answers) -> None:
     support = answers.support
-    known = [] if answers.truth is None else ["true class"]
+    truth_column = [] if answers.truth is None else ["true class"]
     rows: list[list[Value]] = []
     for i, (item, answer, p, second, q) in enumerate(answers.rows()):
         truth: list[Value] = [] if answers.truth is None else [answers.truth[i]]
         wrong = bool(truth) and truth[0] != answer and answer != NONE_OF_THESE
         shown = Cell(answer, mark="wrong" if wrong else "warn" if p < DOUBTFUL else "")
         rows.append([item, shown, _percent(p), second, _percent(q), *truth])
-    page.table([support.kind, *_COLUMNS, *known], rows)
+    page.table([support.kind, *_COLUMNS, *truth_column], rows)
     page.heading("Examples")
     page.table([support.kind, "class"], [[str(support.load(i)), c] for i, c in enumerate(support.labels or [])])
 
 
 def _pictures(page: Page, answers: Answers, counts: dict[str, int], examples: dict[str, int]) -> None:
     query, support, rows = answers.query, answers.support, answers.rows()
-    shown = range(min(len(rows), MOST_ON_SHEET))
+    shown = range(min(len(rows), MAX_PICTURES))
     if len(shown) < len(rows):
         page.note(f"Only the first {len(shown)} of {len(rows)} pictures are shown; the table has all of them.")
     for name in counts:
@@ -103,10 +103,10 @@ def _percent(p: float) -> float:
 
 def _caption(answers: Answers, row: AnswerRow, i: int) -> str:
     item, name, p, second, q = row
-    known = f"is {answers.truth[i]}; " if answers.truth is not None and answers.truth[i] != name else ""
-    warning = "⚠ " if known and name != NONE_OF_THESE else ""
+    is_other = f"is {answers.truth[i]}; " if answers.truth is not None and answers.truth[i] != name else ""
+    warning = "⚠ " if is_other and name != NONE_OF_THESE else ""
     sure = "nearest is" if p != p else f"{100 * p:.0f}%, then"
-    return f"{warning}{known}{sure} {second} {100 * q:.0f}%; {Path(item).name}"
+    return f"{warning}{is_other}{sure} {second} {100 * q:.0f}%; {Path(item).name}"
 
 
 def _thumbnail(items: Items, i: int) -> bytes:

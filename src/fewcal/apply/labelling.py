@@ -10,7 +10,7 @@ certainty would never be proposed.
 
 *The accuracy to expect* is the mean probability of the answers, times the share of items whose class has an example.
 That share is estimated after Good and Turing: with f₁ of n labels alone in their class, 1 − f₁/n. Labels that follow
-each other in one class count once there: who labels class by class tells nothing of the classes to come.
+each other in one class count once there: labels given class by class are no evidence of the classes to come.
 """
 
 from __future__ import annotations
@@ -27,12 +27,10 @@ import numpy as np
 MAX_UNSEEN, MAX_HALF_WIDTH = 0.1, 0.125
 
 
-def centre(x: np.ndarray, beta: float = 1.0) -> np.ndarray:
-    """Rows of unit length, centred and again of unit length, as float32; `beta` is a power for features ≥ 0."""
+def centre(x: np.ndarray) -> np.ndarray:
+    """Rows of unit length, centred and again of unit length, as float32."""
     if not len(x):
         return np.empty(x.shape, np.float32)
-    if beta != 1.0 and (x >= 0).all():
-        x = x**beta
     x = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
     x = x - x.mean(axis=0)
     return (x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)).astype(np.float32)

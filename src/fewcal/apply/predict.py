@@ -13,10 +13,9 @@ import numpy as np
 from fewcal._utils.atomic import atomic_path
 from fewcal._utils.text import csv_text, storable
 from fewcal._utils.types import StrPath
-from fewcal.apply.checks import check_reject_has_bank, checked_reject, checked_table_file
+from fewcal.apply.checks import checked_reject, checked_table_file
 from fewcal.bank import BaseBank
 from fewcal.errors import InputError
-from fewcal.features import FeatureSplit, load_split
 from fewcal.methods import parse_settings
 
 if TYPE_CHECKING:
@@ -73,50 +72,9 @@ def model_settings(settings: Sequence[str], preset: str | None = None) -> dict[s
     return given
 
 
-def fit_from_files(
-    bank: StrPath | None,
-    support: StrPath | FeatureSplit,
-    preset: str | None = None,
-    settings: Sequence[str] = (),
-    seed: int = 0,
-    device: str | None = None,
-) -> TaskClassifier:
-    """A classifier fitted on a file of labelled rows, or on what was read from it."""
-    rows = support if isinstance(support, FeatureSplit) else load_split(support, labelled=True)
-    # Labels that were integers in the file are integers in the answers.
-    classes = np.array(rows.classes if rows.named else [int(c) for c in rows.classes])
-    names = classes[rows.require_labels()]
-    loaded = None if bank is None else BaseBank.load(bank)
-    return make_classifier(loaded, preset, settings, device, seed).fit(rows.float32(), names)
-
-
-def predict_files(
-    support: StrPath,
-    query: StrPath,
-    *,
-    bank: StrPath | None = None,
-    preset: str | None = None,
-    settings: Sequence[str] = (),
-    reject: float | None = None,
-    seed: int = 0,
-    device: str | None = None,
-) -> Columns:
-    """Predictions for a file of rows from one of labelled rows, as columns; see `predict_features`."""
-    check_reject_has_bank(checked_reject(reject), bank)
-    model_settings(settings, preset)  # refuses what is wrong before anything is read
-    known, asked = load_split(support, labelled=True), load_split(query)
-    if asked.dimension != known.dimension:
-        raise InputError(
-            f"{query} has {asked.dimension} features and the support {known.dimension}; "
-            "both must come from the same feature extractor"
-        )
-    classifier = fit_from_files(bank, known, preset, settings, seed, device)
-    return predict_features(classifier, asked.float32(), reject)
-
-
 def rejected(table: Columns) -> int | None:
-    """How many rows of a table of predictions were answered "none of these"; None where that was not asked for."""
-    return int(np.sum(table["prediction"] == NONE_OF_THESE)) if "p_other" in table else None
+    """How many rows of a table of predictions were answered "none of these"; None without a limit."""
+    return int(np.sum(table["prediction"] == NONE_OF_THESE)) if "outlier_pvalue" in table else None
 
 
 def true_classes(labels: list[str] | None, classes: Sequence[str], rejects: bool) -> list[str] | None:
@@ -129,7 +87,7 @@ def true_classes(labels: list[str] | None, classes: Sequence[str], rejects: bool
 
 
 def accuracy(table: Columns, truth: Sequence[str] | None) -> float | None:
-    """Share of right answers, where the truth is known; what was turned away has none and is not counted."""
+    """Share of right answers, None without a truth; what was turned away has no answer and is not counted."""
     answered = _answered(table)
     return None if truth is None or not answered.any() else float(_right(table, truth).sum() / answered.sum())
 
@@ -137,7 +95,7 @@ def accuracy(table: Columns, truth: Sequence[str] | None) -> float | None:
 def _answered(table: Columns) -> np.ndarray:
     """Rows that were not turned away; "none of these" may also be a class with examples, as in the studio."""
     found = table["prediction"]
-    return found != NONE_OF_THESE if "p_other" in table else np.ones(len(found), bool)
+    return found != NONE_OF_THESE if "outlier_pvalue" in table else np.ones(len(found), bool)
 
 
 def _right(table: Columns, truth: Sequence[str]) -> np.ndarray:
@@ -145,22 +103,22 @@ def _right(table: Columns, truth: Sequence[str]) -> np.ndarray:
 
 
 def in_words(table: Columns, truth: Sequence[str] | None, classes: Sequence[str]) -> list[str]:
-    """How many answers are right, and how many rows got none, where that can be told; a sentence each."""
-    told, refused, rows = [], rejected(table), len(table["prediction"])
+    """Sentences on how many answers are right and how many rows got none, as far as the truth allows."""
+    lines, refused, rows = [], rejected(table), len(table["prediction"])
     if refused is not None:
-        told.append(f"{refused} of {rows} were answered {NONE_OF_THESE!r}")
+        lines.append(f"{refused} of {rows} were answered {NONE_OF_THESE!r}")
     if truth is None:
-        return told
-    known = np.isin(np.array(truth, object).astype(str), classes)
+        return lines
+    own = np.isin(np.array(truth, object).astype(str), classes)
     away = ~_answered(table)
     if refused:
-        told[0] += f", {int((known & away).sum())} of which are of one of the classes by their names"
-    if not known.all():
-        told.append(f"{int((~known & ~away).sum())} of {int((~known).sum())} of other classes got an answer")
+        lines[0] += f", {int((own & away).sum())} of which are of one of the classes by their names"
+    if not own.all():
+        lines.append(f"{int((~own & ~away).sum())} of {int((~own).sum())} of other classes got an answer")
     if (share := accuracy(table, truth)) is not None:
         right, answered = int(_right(table, truth).sum()), rows - int(away.sum())
-        told.append(f"{right} of {answered} answers are right ({share:.1%}), by the class names in the source")
-    return told
+        lines.append(f"{right} of {answered} answers are right ({share:.1%}), by the class names in the source")
+    return lines
 
 
 def answer_rows(table: Columns) -> list[AnswerRow]:
@@ -174,7 +132,7 @@ def answer_rows(table: Columns) -> list[AnswerRow]:
     items = table["item"] if "item" in table else table["row"]
     out = []
     for i, (item, name) in enumerate(zip(items, table["prediction"], strict=True)):
-        away = "p_other" in table and name == NONE_OF_THESE
+        away = "outlier_pvalue" in table and name == NONE_OF_THESE
         best, following = (math.nan, order[i, 0]) if away else (float(p[i, order[i, 0]]), order[i, 1])
         out.append((str(item), str(name), best, classes[following][2:-1], float(p[i, following])))
     return out
@@ -188,8 +146,8 @@ def by_doubt(rows: Sequence[AnswerRow]) -> list[AnswerRow]:
 def predict_features(classifier: Classifier, x: np.ndarray, reject: float | None = None) -> Columns:
     """Predictions for rows `x (Q, D)`, as columns: row, prediction, probability, one probability for each class.
 
-    With `reject` there is also `p_other`, the share of base-class examples that look at least as much like the support
-    classes as this row; rows with `p_other` ≥ reject are answered "none of these".
+    With `reject` there is also `outlier_pvalue`, small for rows that are unlike all classes; rows with a p-value below
+    `reject` are answered "none of these".
     """
     from fewcal.estimators.few_shot import FewShotClassifier
 
@@ -203,9 +161,9 @@ def predict_features(classifier: Classifier, x: np.ndarray, reject: float | None
             raise InputError(
                 f"{type(classifier).__name__} cannot answer {NONE_OF_THESE!r}; that takes FewShotClassifier"
             )
-        other = classifier.outlier_pvalue(x)
-        answers[other >= reject] = NONE_OF_THESE
-        table["p_other"] = other
+        p_values = classifier.outlier_pvalue(x)
+        answers[p_values < reject] = NONE_OF_THESE
+        table["outlier_pvalue"] = p_values
     for c, name in enumerate(classifier.classes_):
         table[f"p({name})"] = probabilities[:, c]
     return table

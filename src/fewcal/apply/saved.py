@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from fewcal._utils.types import Progress, StrPath
-from fewcal.apply.classify import check_none_lost, check_same_extractor
+from fewcal.apply.checks import check_reject
+from fewcal.apply.classify import check_none_lost, check_same_extractor, load_bank, named_rows
 from fewcal.apply.predict import (
     Columns,
     in_words,
@@ -29,7 +30,6 @@ from fewcal.features.extractors import Extractor, find_entry, get_extractor
 from fewcal.features.sources.find import check_headers, find_items, labelled_items
 from fewcal.features.sources.items import Items
 from fewcal.features.sources.kinds import default_extractor, kind_of
-from fewcal.features.sources.texts import Texts
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,12 @@ def fit_model(
     seed: int = 0,
     reading: Reading | None = None,
 ) -> TaskClassifier:
-    """A classifier from labelled pictures, texts or features, that knows its extractor (`extractor_`)."""
+    """A classifier from labelled pictures, texts or features, with the stamp of its extractor in `extractor_`."""
     how = reading or Reading()
     named = None if isinstance(support, Items) else support
     features = extractor is None and named is not None and kind_of(named, how.columns[0]) == "features"
     model_settings(settings, preset)  # refuses what is wrong before anything is read
-    bank = bank if bank is None or isinstance(bank, BaseBank) else BaseBank.load(bank)
+    bank = load_bank(bank)
     classifier = make_classifier(bank, preset, settings, how.device, seed)
     if named is not None and features:
         rows = load_split(named, labelled=True)
@@ -100,26 +100,45 @@ def predict_with_model(
 ) -> tuple[Columns, list[str]]:
     """Answers of a saved classifier (`predict_source`), and in words how many are right, where classes are named.
 
-    What is wrong with the source is told before the classifier is loaded.
+    A wrong source is refused before the classifier is loaded.
     """
     how = reading or Reading()
     stamp = read_meta(Path(model))["extractor"]
     entry = None if stamp is None else find_entry(stamp.rpartition("@")[0])
-    asked: StrPath | Items | FeatureSplit = source
+    query: StrPath | Items | FeatureSplit = source
     kind = kind_of(source, how.columns[0])
     if stamp is None and kind != "features":
         raise InputError(f"{model} was fitted on features and {source} holds {kind}s; give a file of features")
     if kind == "features":
-        asked = load_split(source)
+        query = load_split(source)
     elif entry is not None and entry.kind != "either":
-        asked = find_items(source, entry.kind, False, *how.columns)
+        query = find_items(source, entry.kind, False, *how.columns)
         if not how.skip_bad:
-            check_headers([asked])
+            check_headers([query])
     classifier, extractor = load_model(model, how.device, how.allow_download)
-    table, kept = _answered(classifier, extractor, asked, reject, how)
+    table, kept = _answered(classifier, extractor, query, reject, how)
     classes = [str(name) for name in classifier.classes_]
     truth = None if kept is None else true_classes(kept.labels, classes, reject is not None)
     return table, in_words(table, truth, classes)
+
+
+def predict_files(
+    support: StrPath,
+    query: StrPath,
+    *,
+    bank: StrPath | None = None,
+    preset: str | None = None,
+    settings: Sequence[str] = (),
+    reject: float | None = None,
+    seed: int = 0,
+    device: str | None = None,
+) -> Columns:
+    """Predictions for a file of rows from one of labelled rows, as columns; see `predict_features`."""
+    check_reject(reject, preset)
+    rows = load_split(query)
+    how = Reading(device=device)
+    classifier = fit_model(support, bank=bank, preset=preset, settings=settings, seed=seed, reading=how)
+    return predict_source(classifier, None, rows, reject)
 
 
 def predict_source(
@@ -141,8 +160,6 @@ def _answered(
     how: Reading,
 ) -> tuple[Columns, Items | None]:
     """Answers, and the items that could be read; None where these are rows of features."""
-    if reject is not None and getattr(classifier, "prior_", None) is None:
-        raise InputError("'none of these' is judged against base classes; fit the classifier with --bank")
     if not isinstance(source, Items | FeatureSplit) and (
         extractor is None or kind_of(source, how.columns[0]) == "features"
     ):
@@ -157,6 +174,4 @@ def _answered(
     x, kept = embed(
         items, extractor, batch=how.batch, workers=how.workers, skip_bad=how.skip_bad, progress=how.progress
     )
-    table = predict_features(classifier, x, reject)
-    shown = kept.texts if isinstance(kept, Texts) else kept.names
-    return {"item": np.array(shown, object), **{k: v for k, v in table.items() if k != "row"}}, kept
+    return named_rows(predict_features(classifier, x, reject), kept), kept

@@ -1,7 +1,7 @@
-"""BaseBank: what is known of the base classes, in one object that can be grown, merged, saved and memory-mapped.
+"""BaseBank: the statistics of the base classes, in one object that can grow, merge, be saved and memory-mapped.
 
-A bank holds class means, the pooled within-class scatter and, as chosen, the rows of each class, a low-rank factor of
-each class covariance, or neither. It is built at once (`fit`), in chunks (`partial_fit`) or on many machines (`merge`).
+A bank holds class means, the pooled within-class scatter and, unless they are dropped, the rows of each class, from
+which class covariances follow. It is built at once (`fit`), in chunks (`partial_fit`) or on many machines (`merge`).
 """
 
 from __future__ import annotations
@@ -9,20 +9,30 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Hashable
 from dataclasses import replace
+from html import escape
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from fewcal._utils.arrays import as_features, encode_labels
+from fewcal._utils.arrays import as_features, common_shift, encode_labels
 from fewcal._utils.memo import Memo, tensor_bytes
-from fewcal.bank.build import BankParts, check_complete, check_joinable, from_rows, join, same_memory, storage_dtype
+from fewcal._utils.tables import html_table
+from fewcal._utils.threads import single_thread
 from fewcal.bank.io import fingerprint, read_bank, write_bank
 from fewcal.bank.moments import Moments
-from fewcal.bank.spaces import SpaceKey, least_used, transformed
+from fewcal.bank.rows import RowStore, pooled_eigen
+from fewcal.bank.spaces import SpaceKey, check_same_space, same_map
 from fewcal.errors import InputError
-from fewcal.gaussianize import DEFAULT_EPS, Gaussianization
-from fewcal.power_choice import GAUSSIAN_KURTOSIS, PowerChoice, choose_power
+from fewcal.gaussianize import DEFAULT_EPS, Gaussianization, fit_gaussianization
+from fewcal.power_choice import GAUSSIAN_KURTOSIS, SAMPLED_CLASSES, SAMPLED_ROWS, PowerChoice, choose_power
+
+DTYPES = ("float32", "float16")
+
+# Classes in the table of a notebook.
+MAX_SHOWN = 8
 
 
 class BaseBank:
@@ -30,28 +40,30 @@ class BaseBank:
 
     Parameters
     ----------
-    rank : int or None
-        `None` keeps every row (all covariances, any transform later), `r > 0` the `r` strongest directions of each
-        class covariance, `0` only means and the pooled scatter, which is all that HGDC needs.
-    dtype : {"float32", "float16"} or None
-        How rows and factors are stored; `None` keeps float16 rows as they are and everything else as float32.
-        Arithmetic is in float32 throughout.
-    transform : Gaussianization or None
+    keep_rows : bool, default=True
+        Keep every row: all covariances, any transform later. Without rows a bank has class means and the pooled
+        scatter, which are enough for the pooled covariance.
+    dtype : {"float32", "float16"} or None, default=None
+        How rows are stored; `None` keeps float16 rows as they are and everything else as float32. Arithmetic is in
+        float32 throughout.
+    transform : Gaussianization or None, default=None
         Applied to every row on its way in. Without it a bank is raw, and `transformed` can derive any transformed bank
         from its rows. It is needed where rows are not kept.
-    power : PowerChoice or None
-        How β of the transform was chosen, to be remembered with it.
+    power : PowerChoice or None, default=None
+        How β of the transform was chosen.
 
     Attributes
     ----------
     classes : list of hashable, length C
-    counts : Tensor (C,) int64
-    means : Tensor (C, D)
-    scatter : Tensor (D, D), the pooled within-class scatter Σ_c Σ_j (x_cj − μ_c)(x_cj − μ_c)ᵀ
-    within_scatter : Tensor (C,) float64, the within-class sum of squares of each class
-    parts : BankParts, all of this and what is kept of each class
-    source : str or None, where the rows came from
-    memo : Memo, what was derived from the bank so far; it is empty again when the bank grows
+        Labels of the classes, in order of first appearance.
+    moments : Moments
+        Counts, means and scatter.
+    shift : Tensor (D,) float64 or None
+        Common offset of the rows of a raw bank, without which single precision would not hold them; it is subtracted.
+    source : str or None
+        Where the rows came from, for files and reports.
+    memo : Memo
+        What was derived from the bank so far; it is empty again when the bank grows.
 
     Examples
     --------
@@ -66,114 +78,136 @@ class BaseBank:
 
     def __init__(
         self,
-        rank: int | None = None,
+        keep_rows: bool = True,
         dtype: str | None = None,
         transform: Gaussianization | None = None,
         power: PowerChoice | None = None,
     ) -> None:
-        self._set(BankParts(rank, dtype, transform, power=power))
+        if not isinstance(keep_rows, bool):
+            raise InputError(f"keep_rows must be a bool, got {keep_rows!r}")
+        if dtype is not None and dtype not in DTYPES:
+            raise InputError(f"dtype={dtype!r} must be 'float32', 'float16' or None")
+        self.keep_rows, self.dtype, self.transform, self.power = keep_rows, dtype, transform, power
+        self.source: str | None = None
+        self._clear()
 
-    @classmethod
-    def from_parts(cls, parts: BankParts) -> BaseBank:
-        """A bank of parts that were built, read or derived elsewhere."""
-        out = cls.__new__(cls)
-        out._set(parts)
+    def _clear(self) -> None:
+        self.classes: list[Hashable] = []
+        self.moments = Moments.empty()
+        self.row_store: RowStore | None = None
+        self.shift: Tensor | None = None
+        self.memo = Memo()
+
+    def _replaced(self, **attributes: object) -> BaseBank:
+        """Another bank with some attributes replaced."""
+        out = BaseBank.__new__(BaseBank)
+        vars(out).update(vars(self) | {"memo": Memo()} | attributes)
         return out
-
-    def _set(self, parts: BankParts) -> None:
-        self.parts = parts
-        self.memo = Memo()  # a new one: copies keep what they share
 
     # ---- building -------------------------------------------------------------------------------------------------
 
     def fit(self, X: object, y: object, *, device: str | torch.device | None = None) -> BaseBank:
         """Build the bank from rows `X (R, D)` and their labels `y (R,)`, forgetting what was there."""
-        self._set(self.parts.emptied())
+        self._clear()
         self.partial_fit(X, y, device=device)
         return self.check()
 
     def partial_fit(self, X: object, y: object, *, device: str | torch.device | None = None) -> BaseBank:
         """Add a chunk of rows. Chunks may cut through classes and may bring new ones."""
-        own = self.parts
-        stored = storage_dtype(X, own.dtype) if own.rank is None else torch.float32
-        x = as_features(X, "base X", dim=self.dim or None, device=device, dtype=stored)
+        if not self.classes and self.transform is None:
+            self.shift = common_shift(X, "base X")
+        shift = self.shift if self.transform is None else self.transform.shift
+        half = self.dtype == "float16" or (
+            self.dtype is None and str(getattr(X, "dtype", "")) in ("float16", "torch.float16")
+        )
+        stored = torch.float16 if half and self.keep_rows else torch.float32
+        x = as_features(X, "base X", dim=self.dim or None, device=device, dtype=stored, shift=shift)
         classes, codes = encode_labels(y, len(x), "base y")
         if not classes:
             raise InputError("base X has no rows; a bank needs at least one base class")
-        if own.transform is not None:
-            x = own.transform(x.float(), "base X").to(x.dtype)
-        if own.rank is None and same_memory(x, X):
+        if self.transform is not None:
+            x = self.transform.apply(x.float(), "base X").to(x.dtype)
+        if self.keep_rows and _same_memory(x, X):
             x = x.clone()  # the caller may reuse the array for the next chunk
-        chunk = from_rows(x, classes, torch.from_numpy(codes).to(x.device), own.emptied())
-        self._set(join(own, chunk) if own.classes else chunk)
+        part = self._replaced(classes=[]).from_codes(x, classes, torch.from_numpy(codes).to(x.device))
+        vars(self).update(vars(self._joined(part) if self.classes else part))
         return self
+
+    def from_codes(self, x: Tensor, classes: list[Hashable], codes: Tensor) -> BaseBank:
+        """A bank with the settings of this one from rows `x (R, D)` of classes number `codes (R,)`."""
+        order = torch.argsort(codes, stable=True)
+        if not bool((order[1:] > order[:-1]).all()):
+            x, codes = x[order], codes[order]
+        moments = Moments.from_rows(x, codes, len(classes))
+        rows = RowStore.from_joined(x, moments.counts.tolist()) if self.keep_rows else None
+        return self._replaced(classes=classes, moments=moments, row_store=rows)
 
     def merge(self, other: BaseBank) -> BaseBank:
         """A new bank of both: classes with the same label are joined. Neither bank is changed."""
-        check_joinable(self.parts, other.parts)
-        settings = replace(self.parts.emptied(), source=None)
-        return BaseBank.from_parts(join(join(settings, self.parts), other.parts))
+        if self.keep_rows != other.keep_rows or self.dim != other.dim:
+            raise InputError(
+                f"banks differ: keep_rows {self.keep_rows} and {other.keep_rows}, {self.dim} and {other.dim} features; "
+                "build both with the same settings"
+            )
+        if not same_map(self.transform, other.transform):
+            raise InputError("banks were built with different transforms; fit one transform and give it to both")
+        if self.shift is not None or other.shift is not None:
+            none = torch.zeros(self.dim, dtype=torch.float64, device=self.device)
+            gap = (none if other.shift is None else other.shift) - (none if self.shift is None else self.shift)
+            other = other._replaced(
+                moments=Moments(**other.moments.tensors() | {"means": (other.means + gap).float()}),
+                row_store=other.row_store and other.row_store.mapped(lambda t: (t + gap).to(t.dtype)),
+            )
+        merged = self._joined(other)
+        merged.source = None
+        return merged
+
+    def _joined(self, other: BaseBank) -> BaseBank:
+        position = {c: i for i, c in enumerate(self.classes)}
+        for c in other.classes:
+            position.setdefault(c, len(position))
+        places = [position[c] for c in other.classes]
+        at, size = torch.tensor(places, device=self.device), len(position)
+        rows = self.row_store
+        if rows is not None and other.row_store is not None:
+            rows = rows.extended(other.row_store, places, size)
+        moments = self.moments.joined(other.moments, at, size)
+        return self._replaced(classes=list(position), moments=moments, row_store=rows)
 
     def check(self) -> BaseBank:
         """Raise unless every class has at least two rows, without which it has no covariance."""
-        check_complete(self.parts)
+        if not self.classes:
+            raise InputError("the bank is empty; fit it on base rows first")
+        thin = (self.counts < 2).nonzero().flatten().tolist()
+        if thin:
+            names = ", ".join(repr(self.classes[i]) for i in thin[:5]) + (", …" if len(thin) > 5 else "")
+            raise InputError(
+                f"{len(thin)} base class(es) with a single row: {names}; a base class needs at least two rows "
+                "(drop these classes or add rows)"
+            )
         return self
 
     # ---- facts ----------------------------------------------------------------------------------------------------
 
     @property
-    def rank(self) -> int | None:
-        """Directions kept of each class covariance; `None` where rows are kept."""
-        return self.parts.rank
-
-    @property
-    def dtype(self) -> str | None:
-        """How rows and factors were asked to be stored."""
-        return self.parts.dtype
-
-    @property
-    def transform(self) -> Gaussianization | None:
-        """The map from raw features into the bank's space; `None` where that is the raw one."""
-        return self.parts.transform
-
-    @property
-    def classes(self) -> list[Hashable]:
-        """Labels of the classes, in order of first appearance."""
-        return self.parts.classes
-
-    @property
-    def moments(self) -> Moments:
-        """Counts, means and scatter together."""
-        return self.parts.moments
-
-    @property
     def counts(self) -> Tensor:
         """Rows of each class, `(C,)` int64."""
-        return self.parts.moments.counts
+        return self.moments.counts
 
     @property
     def means(self) -> Tensor:
         """Class means, `(C, D)`."""
-        return self.parts.moments.means
+        return self.moments.means
 
     @property
     def scatter(self) -> Tensor:
         """The pooled within-class scatter, `(D, D)`."""
-        return self.parts.moments.scatter
+        return self.moments.scatter
 
     @property
     def within_scatter(self) -> Tensor:
         """The within-class sum of squares of each class, `(C,)` float64."""
-        return self.parts.moments.within_scatter
-
-    @property
-    def source(self) -> str | None:
-        """Where the rows came from, for files and reports."""
-        return self.parts.source
-
-    @source.setter
-    def source(self, source: str | None) -> None:
-        self.parts = replace(self.parts, source=source)
+        return self.moments.within_scatter
 
     @property
     def dim(self) -> int:
@@ -182,7 +216,7 @@ class BaseBank:
 
     @property
     def n_rows(self) -> int:
-        """Base rows seen in all."""
+        """Number of base rows."""
         return int(self.counts.sum())
 
     @property
@@ -193,7 +227,7 @@ class BaseBank:
     @property
     def has_rows(self) -> bool:
         """Whether the rows themselves were kept."""
-        return self.parts.rows is not None
+        return self.row_store is not None
 
     def __len__(self) -> int:
         return len(self.classes)
@@ -201,32 +235,40 @@ class BaseBank:
     def __repr__(self) -> str:
         if not self.classes:
             return "BaseBank(empty)"
-        kept = "moments only" if self.rank == 0 else f"rank {self.rank}"
-        if self.parts.rows is not None:
-            kept = f"rows kept as {str(self.parts.rows.dtype).removeprefix('torch.')}"
+        dtype = "" if self.row_store is None else str(self.row_store.dtype).removeprefix("torch.")
+        kept = f"rows kept as {dtype}" if dtype else "moments only"
         space = "raw" if self.transform is None else "transformed"
         return f"BaseBank({len(self)} classes, {self.n_rows} rows, {self.dim} features, {kept}, {space})"
 
-    @property
-    def explained(self) -> Tensor:
-        """Share of each class's variance that its low-rank factor keeps, `(C,)`; ones where rows are kept."""
-        if self.parts.factors is None:
-            return torch.full((len(self),), 1.0 if self.rank is None else 0.0)
-        kept = torch.cat([f.float().square().sum(dim=(1, 2)) for f in self.parts.factors.tensor.split(1024)])
-        return (kept.double() / self.within_scatter.clamp(min=1e-30)).clamp(max=1.0).float()
+    def _repr_html_(self) -> str:
+        """The same for notebooks, with the first classes."""
+        pairs = zip(self.classes[:MAX_SHOWN], self.counts.tolist(), strict=False)
+        rows = [[str(name), str(count)] for name, count in pairs]
+        if (more := len(self) - MAX_SHOWN) > 0:
+            rows.append([f"… and {more} more", str(int(self.counts[MAX_SHOWN:].sum()))])
+        return f"<p>{escape(repr(self))}</p>" + html_table(["base class", "rows"], rows)
 
     @property
     def fingerprint(self) -> str:
         """A hash of classes, counts, moments and transform: the same data give the same bank."""
-        return self.memo.get("fingerprint", lambda: fingerprint(self.parts))
+        return self.memo.get("fingerprint", lambda: fingerprint(self))
 
     def rows(self, i: int) -> Tensor:
         """Rows of class `i`, `(P_i, D)`, as stored."""
-        return self.parts.require_rows().of_class(i)
+        return self._require_rows().of_class(i)
 
     def all_rows(self) -> Tensor:
         """Rows of all classes, class after class, `(R, D)`, as stored."""
-        return self.parts.require_rows().joined()
+        return self._require_rows().joined()
+
+    def order(self) -> tuple[list[int], list[Tensor]]:
+        """Numbers of the classes and of the rows of each, in an order by their values alone (`RowStore.order`)."""
+        return self.memo.get("order", lambda: self._require_rows().order(self.means))
+
+    def _require_rows(self, remedy: str = "build it with keep_rows=True") -> RowStore:
+        if self.row_store is None:
+            raise InputError(f"this bank kept no rows; {remedy}")
+        return self.row_store
 
     # ---- the same bank elsewhere ------------------------------------------------------------------------------------
 
@@ -242,16 +284,13 @@ class BaseBank:
 
     def mapped(self, f: Callable[[Tensor], Tensor]) -> BaseBank:
         """The same bank with `f`, such as a move to a device, applied to every tensor."""
-        parts = self.parts.mapped(f)
-        if parts.transform is not None:
-            parts = replace(parts, transform=parts.transform.to(parts.moments.means.device))
-        return BaseBank.from_parts(parts)
-
-    def __copy__(self) -> BaseBank:
-        """Another bank on the same tensors, with all that was derived from them so far."""
-        out = BaseBank.from_parts(self.parts.shared())
-        out.memo = self.memo
-        return out
+        moments = self.moments.mapped(f)
+        return self._replaced(
+            moments=moments,
+            row_store=self.row_store and self.row_store.mapped(f),
+            shift=None if self.shift is None else f(self.shift),
+            transform=self.transform and self.transform.to(moments.means.device),
+        )
 
     def __sklearn_clone__(self) -> BaseBank:
         return self  # clones of an estimator share its bank, and with it every space derived so far
@@ -282,33 +321,25 @@ class BaseBank:
                 f"common_size={common_size}: the smallest base class has {smallest} rows; choose 2 to {smallest}, "
                 "or 0 for the smallest class"
             )
-        rows = self.parts.rows
-        if rows is None:
-            raise InputError(
-                "the joint covariance pairs rows, and this bank kept none; use cov='independent' or rank=None"
-            )
+        store = self._require_rows("the joint covariance pairs rows; use cov='pooled' or keep_rows=True")
         if classes is not None:
-            return rows.paired(classes.tolist(), size)
-        return self.memo.get(("paired", size), lambda: rows.paired(range(len(self)), size))
+            return store.paired(classes.tolist(), size)
+        return self.memo.get(("paired", size), lambda: store.paired(range(len(self)), size))
 
     def class_factors(self, classes: Tensor | None = None) -> Tensor:
-        """Rᵢ with RᵢᵀRᵢ = Σᵢ for each class, `(C, P, D)`: centred rows or low-rank directions, zero-padded to one P.
+        """Rᵢ with RᵢᵀRᵢ = Σᵢ for each class, `(C, P, D)`: centred rows over √(Pᵢ−1), zero-padded to one P.
 
         With `classes` only these are made, and nothing is remembered: a large bank is never unpacked as a whole.
         """
+        store = self._require_rows("it has no class covariances; use cov='pooled' or keep_rows=True")
 
-        def make(chosen: Tensor | slice = slice(None)) -> Tensor:
+        def make(chosen: list[int]) -> Tensor:
             scale = (self.counts[chosen] - 1).float().sqrt()[:, None, None]
-            if self.parts.factors is not None:
-                return self.parts.factors.tensor[chosen].float() / scale
-            if self.parts.rows is not None:
-                numbers = range(len(self)) if isinstance(chosen, slice) else chosen.tolist()
-                return self.parts.rows.centred(numbers, self.means).div_(scale)
-            raise InputError(
-                "this bank keeps no class covariances (rank=0); use cov='pooled' or build it with rank=None"
-            )
+            return store.centred(chosen, self.means).div_(scale)
 
-        return make(classes) if classes is not None else self.memo.get("factors", make)
+        if classes is not None:
+            return make(classes.tolist())
+        return self.memo.get("factors", lambda: make(list(range(len(self)))))
 
     def class_covariances(self) -> Tensor:
         """Σᵢ for each class, dense `(C, D, D)`; for reference, many neighbours, and small D."""
@@ -327,7 +358,11 @@ class BaseBank:
         """Eigenvalues `(D,)` (≥ 0) and eigenvectors `(D, D)`, in columns, of S_w; computed once."""
 
         def make() -> tuple[Tensor, Tensor]:
-            values, vectors = torch.linalg.eigh(self.pooled_covariance().double())
+            with single_thread():
+                if self.row_store is not None and self.n_rows < self.dim:
+                    values, vectors = pooled_eigen(self.all_rows(), self.counts, self.moments.degrees_of_freedom)
+                else:
+                    values, vectors = torch.linalg.eigh(self.pooled_covariance().double())
             return values.clamp(min=0).float(), vectors.float()
 
         return self.memo.get("eigen", make)
@@ -346,14 +381,14 @@ class BaseBank:
         kind: str = "auto",
         center: bool = False,
         l2: bool = False,
-        eps: float = 1e-6,
+        eps: float = DEFAULT_EPS,
         spread: float = float("inf"),
         moments: bool = False,
     ) -> BaseBank:
         """The bank as seen through a transform; derived once and remembered.
 
         A raw bank with rows can go anywhere, one built with a transform only there. With `moments` the result keeps
-        means and the pooled covariance alone.
+        means and the pooled covariance alone, unless its rows are fewer than its features.
 
         >>> import numpy as np
         >>> raw = BaseBank().fit(np.random.default_rng(0).random((20, 3)), [0, 1] * 10)
@@ -362,13 +397,31 @@ class BaseBank:
         """
         key = SpaceKey(float(beta), kind, bool(center), bool(l2), float(eps), float(spread))
         if moments and key not in self.memo:
-            key = replace(key, moments=True)
+            key = replace(key, moments=self.n_rows >= self.dim)
+        return self.memo.get(key, lambda: self._seen(key))
 
-        def make() -> BaseBank:
-            parts = transformed(self.parts, key)
-            return self if parts is self.parts else BaseBank.from_parts(parts)
-
-        return self.memo.get(key, make)
+    def _seen(self, key: SpaceKey) -> BaseBank:
+        if self.transform is not None:
+            check_same_space(self.transform, key)
+            return self
+        if self.row_store is None:
+            if key.beta == 1.0 and not key.center and not key.l2 and key.spread == float("inf"):
+                kind: Any = "none" if key.kind == "auto" else key.kind
+                return self._replaced(transform=Gaussianization(kind, shift=self.shift), shift=None)
+            raise InputError(
+                "this bank kept no rows, so no transform can be applied to it afterwards; "
+                "give the transform to BaseBank(transform=...) or keep rows (keep_rows=True)"
+            )
+        x = self.all_rows().float()
+        transform = fit_gaussianization(x, key.beta, key.kind, key.center, key.l2, key.eps, key.spread)
+        codes = torch.repeat_interleave(torch.arange(len(self), device=x.device), self.counts)
+        transform = transform.with_shift(self.shift)
+        settings = BaseBank(not key.moments, "float32", transform)
+        settings.source = self.source
+        out = settings.from_codes(transform.apply(x, "base X"), list(self.classes), codes)
+        if not bool(torch.isfinite(out.means).all()):
+            raise InputError(f"beta={key.beta:g} makes the base features overflow float32; use a smaller power")
+        return out
 
     def power_choice(
         self, kind: str = "auto", eps: float = DEFAULT_EPS, limit: float = GAUSSIAN_KURTOSIS
@@ -378,38 +431,65 @@ class BaseBank:
         A bank that was built with a transform has the β of that; one without rows can only have 1.
         """
         if self.transform is not None:
-            return self.parts.power or PowerChoice(self.transform.beta)
-        rows = self.parts.rows
-        if rows is None:
+            return self.power or PowerChoice(self.transform.beta)
+        if self.row_store is None:
             return PowerChoice(1.0)
-        return self.memo.get(("power", kind, eps, limit), lambda: choose_power(*rows.sample(), kind, eps, limit))
+        return self.memo.get(("power", kind, eps, limit), lambda: choose_power(*self._sample(), kind, eps, limit))
+
+    def _sample(self) -> tuple[Tensor, Tensor]:
+        """Rows of some classes at even steps of their order, `(R, D)`, and the numbers of these classes, `(R,)`."""
+        classes, rows = self.order()
+        chosen = [classes[i] for i in even_steps(len(classes), SAMPLED_CLASSES)]
+        some = [self.rows(c)[rows[c][even_steps(len(rows[c]), SAMPLED_ROWS)]].float() for c in chosen]
+        sizes = torch.tensor([len(r) for r in some], device=self.device)
+        return torch.cat(some), torch.repeat_interleave(torch.arange(len(some), device=self.device), sizes)
 
     def forget_spaces(self, keep_bytes: int = 0) -> None:
         """Drop spaces derived by `transformed`, those not used for longest first, until the rest fits in `keep_bytes`.
 
         A search visits hundreds of spaces, and each may hold a copy of all rows.
         """
-        sizes = [(k, v.nbytes) for k, v in self.memo.items() if isinstance(k, SpaceKey) and isinstance(v, BaseBank)]
-        for key in least_used(sizes, keep_bytes):
-            self.memo.forget(key)
+        for key, value in reversed(self.memo.items()):  # the one used last first
+            if isinstance(key, SpaceKey) and isinstance(value, BaseBank):
+                keep_bytes -= value.nbytes
+                if keep_bytes < 0:
+                    self.memo.forget(key)
 
     @property
     def nbytes(self) -> int:
         """Memory of the bank and of what it remembers, other banks apart."""
-        return tensor_bytes([*self.parts.tensors(), self.memo])
+        transform = [] if self.transform is None else list(self.transform.tensors().values())
+        rows = [] if self.row_store is None else self.row_store.tensors()
+        return tensor_bytes([*self.moments.tensors().values(), rows, transform, self.memo])
 
     # ---- files ----------------------------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the bank as safetensors. The file appears under its name only when it is complete."""
-        return write_bank(replace(self.parts, power=self.power_choice()), self.fingerprint, Path(path))
+        return write_bank(self, Path(path))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, device: str | torch.device | None = None) -> BaseBank:
         """Read a bank; on the CPU its tensors stay memory-mapped until they are used."""
-        parts, known = read_bank(Path(path))
-        out = cls.from_parts(parts)
-        out.memo.get("fingerprint", lambda: known)
-        if (power := parts.power) is not None:
+        attributes, mark = read_bank(Path(path))
+        out = cls()._replaced(**attributes)
+        out.memo.get("fingerprint", lambda: mark)
+        if (power := out.power) is not None:
             out.memo.get(("power", "auto", DEFAULT_EPS, GAUSSIAN_KURTOSIS), lambda: power)
         return out if device is None else out.to(device)
+
+
+def even_steps(size: int, count: int) -> list[int]:
+    """All numbers below `size`, or `count` of them at even steps.
+
+    >>> even_steps(10, 4), even_steps(3, 4)
+    ([0, 3, 6, 9], [0, 1, 2])
+    """
+    return np.linspace(0, size - 1, min(size, count)).astype(int).tolist()
+
+
+def _same_memory(x: Tensor, given: object) -> bool:
+    """Whether the tensor made from what the caller gave is a view of it."""
+    if isinstance(given, torch.Tensor):
+        return x.untyped_storage().data_ptr() == given.untyped_storage().data_ptr()
+    return x.device.type == "cpu" and hasattr(given, "__array__") and np.may_share_memory(x.numpy(), np.asarray(given))

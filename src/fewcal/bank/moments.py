@@ -1,21 +1,19 @@
-"""Moments: the statistics of the base classes that can be added up over chunks, machines and devices.
-
-A statistic is one field of `Moments`. Its shape and its name in files stand with the field; what it is of rows stands
-in `from_rows`, and how two of it become one in `joined`. Moving, saving, loading and checking follow from the field.
-"""
+"""Moments: the statistics of the base classes that can be added up over chunks, machines and devices."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
-from fewcal._utils.memory import require_memory
+from fewcal.errors import InputError
 
-# Bytes of a matrix from which on it is worth asking whether there is room for it.
-_LARGE = 256 << 20
+# Largest number of features: matrices of D×D numbers then take 400 MB, and their decomposition minutes.
+MAX_FEATURES = 10_000
+# Axes of each statistic, C classes and D features.
+AXES = {"counts": "C", "means": "CD", "scatter": "DD", "within_scatter": "C"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,11 +38,10 @@ class Moments:
     [4, 2]
     """
 
-    # Of each statistic the axes, C classes and D features, and the name in files where it is another.
-    counts: Tensor = field(metadata={"shape": "C"})
-    means: Tensor = field(metadata={"shape": "CD"})
-    scatter: Tensor = field(metadata={"shape": "DD"})
-    within_scatter: Tensor = field(metadata={"shape": "C", "stored_as": "spread"})
+    counts: Tensor
+    means: Tensor
+    scatter: Tensor
+    within_scatter: Tensor
 
     @classmethod
     def empty(cls) -> Moments:
@@ -55,8 +52,11 @@ class Moments:
     @classmethod
     def from_rows(cls, x: Tensor, codes: Tensor, n_classes: int) -> Moments:
         """The moments of rows `x (R, D)` in order of their classes `codes (R,)`, every class with a row at least."""
-        if x.device.type == "cpu" and (need := 4 * x.shape[1] ** 2) > _LARGE:
-            require_memory(need, f"the covariance of {x.shape[1]} features", "reduce their number, for instance by PCA")
+        if x.shape[1] > MAX_FEATURES:
+            raise InputError(
+                f"{x.shape[1]} features are too many for their covariance; reduce them to {MAX_FEATURES} or fewer, "
+                "for instance by PCA or a random projection"
+            )
         counts = torch.bincount(codes, minlength=n_classes)
         sizes = counts.tolist()
         if min(sizes) == max(sizes):
@@ -70,63 +70,45 @@ class Moments:
 
     def joined(self, other: Moments, at: Tensor, size: int) -> Moments:
         """Both together (the parallel form of Welford's update): `size` classes, those of `other` at places `at`."""
-        device, own = self.means.device, self._grown(size)
-        n_new = other.counts.to(device).double()
-        total = own.counts[at].double() + n_new
-        gap, share = own.gap(other, at)
+        more, other = size - len(self.counts), other.mapped(lambda t: t.to(self.means.device))
+
+        def grown(t: Tensor) -> Tensor:
+            return torch.cat([t, t.new_zeros(more, *t.shape[1:])])
+
+        counts, means, within = grown(self.counts), grown(self.means), grown(self.within_scatter)
+        n_old, n_new = counts[at].double()[:, None], other.counts.double()[:, None]
+        gap = other.means.double() - means[at].double()
+        share = n_old * n_new / (n_old + n_new)
         shifted = (gap * share.sqrt()).float()  # rows whose scatter is what the shift of means adds
-        added = other.within_scatter.to(device) + (share * gap.square()).sum(dim=1)
+        added = other.within_scatter + (share * gap.square()).sum(dim=1)
         return Moments(
-            counts=own.counts.index_add(0, at, other.counts.to(device)),
-            means=own.means.index_copy(0, at, (own.means[at] + gap * (n_new / total)[:, None]).float()),
-            scatter=own.scatter + other.scatter.to(device) + shifted.T @ shifted,
-            within_scatter=own.within_scatter.index_add(0, at, added),
+            counts=counts.index_add(0, at, other.counts),
+            means=means.index_copy(0, at, (means[at] + gap * n_new / (n_old + n_new)).float()),
+            scatter=self.scatter + other.scatter + shifted.T @ shifted,
+            within_scatter=within.index_add(0, at, added),
         )
-
-    def _grown(self, size: int) -> Moments:
-        """Statistics of each class with zeros for classes to come."""
-        more = size - len(self.counts)
-        if not more:
-            return self
-        grown = {
-            f.name: torch.cat([t, t.new_zeros(more, *t.shape[1:])]) if f.metadata["shape"].startswith("C") else t
-            for f, t in self._statistics()
-        }
-        return Moments(**grown)
-
-    def gap(self, other: Moments, at: Tensor, part: Tensor | slice = slice(None)) -> tuple[Tensor, Tensor]:
-        """How far some of the other means are from those of their classes `at` here, and how much that counts."""
-        n_old, n_new = self.counts[at].double(), other.counts[part].to(at.device).double()
-        gap = other.means[part].to(at.device).double() - self.means[at].double()
-        return gap, (n_old * n_new / (n_old + n_new))[:, None]
 
     @property
     def degrees_of_freedom(self) -> int:
         """Rows less classes, which the scatter is divided by; at least 1."""
         return max(int(self.counts.sum()) - len(self.counts), 1)
 
-    def _statistics(self) -> list[tuple[Field[Tensor], Tensor]]:
-        return [(f, getattr(self, f.name)) for f in fields(self)]
+    def tensors(self) -> dict[str, Tensor]:
+        """Every statistic by its name."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
 
     def mapped(self, f: Callable[[Tensor], Tensor]) -> Moments:
         """The same with `f` applied to every tensor, such as a move to a device."""
-        return Moments(**{statistic.name: f(t) for statistic, t in self._statistics()})
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Every statistic by its name in files."""
-        return {f.metadata.get("stored_as", f.name): t for f, t in self._statistics()}
+        return Moments(**{name: f(t) for name, t in self.tensors().items()})
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], n_classes: int) -> Moments:
         """What `tensors` gave; shapes that do not fit together raise `ValueError`, a missing tensor `KeyError`."""
         sizes = {"C": n_classes, "D": tensors["means"].shape[-1]}
-        found = {}
-        for f in fields(cls):
-            name = f.metadata.get("stored_as", f.name)
-            expected = tuple(sizes[axis] for axis in f.metadata["shape"])
+        for name, axes in AXES.items():
+            expected = tuple(sizes[axis] for axis in axes)
             if tensors[name].shape != expected:
                 raise ValueError(f"{name} has shape {tuple(tensors[name].shape)}, expected {expected}")
-            found[f.name] = tensors[name]
-        if found["counts"].dtype != torch.int64:
-            raise ValueError(f"counts are {found['counts'].dtype}")
-        return cls(**found)
+        if tensors["counts"].dtype != torch.int64:
+            raise ValueError(f"counts are {tensors['counts'].dtype}")
+        return cls(**{name: tensors[name] for name in AXES})

@@ -28,8 +28,8 @@ from fewcal.errors import InputError
 Methods = Annotated[
     str,
     typer.Option(
-        help="Comma-separated: ncm, simpleshot, lr, lr-gauss, lr_l2, cosine, lda, dc, bankless, gdc, gdc:PRESET, or "
-        "module:Class for a method of your own. 'all' for all.",
+        help="Comma-separated: ncm, simpleshot, lr, lr-gauss, lr_l2, cosine, lda, dc, gdc, gdc:PRESET, hgdc, "
+        "support-only, or module:Class for a method of your own. 'all' for all.",
         autocompletion=complete_method,
     ),
 ]

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fewcal.apply.checks import check_reject_has_bank, checked_new_file, checked_table_file
+from fewcal.apply.checks import check_reject, checked_new_file, checked_table_file
 from fewcal.cli.options import Device, Json, KnownPreset, Quiet, Raw, Reject, Seed, Set, existing
 from fewcal.cli.printing import cell, percent, table, write_json
 from fewcal.errors import InputError
@@ -172,7 +172,7 @@ def classify(
     quiet: Quiet = False,
 ) -> None:
     """Classify pictures or texts from a few examples of each."""
-    check_reject_has_bank(reject, bank)
+    check_reject(reject, preset)
     from fewcal._utils.terminal import ProgressBar
     from fewcal.apply.classify import classify as run
     from fewcal.apply.predict import by_doubt

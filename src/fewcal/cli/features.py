@@ -66,9 +66,9 @@ def bank_build(
             help="Build it in the space of this preset. Without: raw, for any preset.", autocompletion=complete_preset
         ),
     ] = None,
-    rank: Annotated[
-        int | None, typer.Option(help="Keep this many directions of each class instead of its rows; 0: moments only.")
-    ] = None,
+    drop_rows: Annotated[
+        bool, typer.Option("--drop-rows", help="Keep class means and the pooled covariance alone; needs --preset.")
+    ] = False,
     dtype: Annotated[str | None, typer.Option(help="float32 or float16 storage of rows.")] = None,
     scheduler: Annotated[
         str | None, typer.Option(help="Dask scheduler that builds from parts, or local:N for N processes here.")
@@ -82,7 +82,7 @@ def bank_build(
     from fewcal.apply.build_bank import bank_facts, build_bank
 
     with file_lock(out) as lock:
-        bank = build_bank(source, preset, rank=rank, dtype=dtype, device=device, scheduler=scheduler)
+        bank = build_bank(source, preset, keep_rows=not drop_rows, dtype=dtype, device=device, scheduler=scheduler)
         lock.check()
         bank.save(out)
     facts = bank_facts(bank) | {"file": str(out), "bytes": out.stat().st_size}

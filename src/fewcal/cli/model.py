@@ -1,4 +1,4 @@
-"""`fewcal fit`, `fewcal model info`, `fewcal serve`: classifiers in files."""
+"""`fewcal fit`, `fewcal model info`, `fewcal export`, `fewcal serve`: classifiers in files."""
 
 import os
 from pathlib import Path
@@ -93,6 +93,22 @@ def model_info(file: ModelFile, json_file: Json = None, quiet: Quiet = False) ->
     write_json(json_file, facts)
     if not quiet:
         table(None, [[k.replace("_", " "), cell(v)] for k, v in facts.items()])
+
+
+def export(
+    file: ModelFile,
+    out: Annotated[Path, typer.Argument(help="The file to write, e.g. birds.onnx.", callback=checked_new_file)],
+    quiet: Quiet = False,
+) -> None:
+    """Write a saved classifier as ONNX, for other languages.
+
+    The input X are features of the classifier's extractor; the outputs are label and probabilities.
+    """
+    from fewcal.estimators.saved import load_classifier
+
+    load_classifier(file).to_onnx(out)
+    if not quiet:
+        print(f"{out}: {out.stat().st_size / 1e6:.1f} MB")
 
 
 def serve(

@@ -75,7 +75,8 @@ Set = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
-        help="A parameter: key=value for gdc, method.key=value for others; see `fewcal presets params`. Repeatable.",
+        help="A parameter: key=value for gdc, method.key=value for others, @FILE for a file of `fewcal tune`; see "
+        "`fewcal presets params`. Repeatable.",
     ),
 ]
 Raw = Annotated[
@@ -92,8 +93,8 @@ Reject = Annotated[
     float | None,
     typer.Option(
         "--reject",
-        help="With base classes: answer 'none of these' where more than this share of their examples look as much like "
-        "your classes (e.g. 0.05).",
+        help="Answer 'none of these' where the p-value of belonging to one of your classes is lower (e.g. 0.05: about "
+        "5% of their members are turned away).",
         callback=checked_reject,
     ),
 ]

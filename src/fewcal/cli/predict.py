@@ -53,8 +53,8 @@ def predict(
     if model is None and (source is not None or support is None or query is None or out is None):
         raise InputError("give --model FILE and what to classify, or --support, --query and --out with features")
     from fewcal._utils.terminal import ProgressBar
-    from fewcal.apply.predict import answer_rows, by_doubt, in_words, predict_files, rejected, write_predictions
-    from fewcal.apply.saved import Reading, predict_with_model
+    from fewcal.apply.predict import answer_rows, by_doubt, in_words, rejected, write_predictions
+    from fewcal.apply.saved import Reading, predict_files, predict_with_model
 
     if model is not None and source is not None:
         with ProgressBar("items", quiet) as report:
@@ -88,9 +88,10 @@ def explain(
     quiet: Quiet = False,
 ) -> None:
     """Which base classes shape yours, how much, and whether it helps."""
-    from fewcal.apply.predict import fit_from_files
+    from fewcal.apply.saved import Reading, fit_model
 
-    classifier = fit_from_files(bank, support, preset, set_ or [], seed, device)
+    how = Reading(device=device)
+    classifier = fit_model(support, bank=bank, preset=preset, settings=set_ or [], seed=seed, reading=how)
     story = classifier.explain()
     write_json(json_file, story.to_dict())
     if not quiet:

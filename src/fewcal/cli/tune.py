@@ -1,190 +1,119 @@
 """`fewcal tune`: parameters from validation classes."""
 
-import sys
-import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fewcal.cli.options import Device, Json, Query, Quiet, Scheduler, Seed, Shot, Way, existing
+from fewcal.cli.options import Device, Json, Query, Quiet, Seed, Shot, Way, existing
 from fewcal.cli.printing import percent, table, write_json
-from fewcal.errors import InputError
-from fewcal.tuning.protocols import ENQUEUE, PROTOCOLS, TuningProtocol
-from fewcal.tuning.spaces import SPACES, Picks, SpaceEntry
+from fewcal.heads import HEADS
+from fewcal.tuning.search import PROTOCOLS
+from fewcal.tuning.spaces import SPACES
 
 if TYPE_CHECKING:
-    from fewcal.tuning import Search, Snapshot, Tuning
+    from fewcal.tuning import Tuning
+    from fewcal.tuning.selection import Score
+
+NOVEL_TASKS = 1000
 
 
-def _complete_protocol(incomplete: str) -> list[str]:
-    return [name for name in PROTOCOLS if name.startswith(incomplete)]
+def _names(entries: Collection[str]) -> Callable[[str], list[str]]:
+    return lambda incomplete: [name for name in entries if name.startswith(incomplete)]
 
 
-def _complete_enqueue(incomplete: str) -> list[str]:
-    return [name for name in ENQUEUE if name.startswith(incomplete)]
+def _summaries(entries: Mapping[str, Any]) -> str:
+    return "; ".join(f"{name}: {entry.summary}" for name, entry in entries.items()) + "."
 
 
-def _complete_head(incomplete: str) -> list[str]:
-    from fewcal.heads import HEADS
-
-    return [name for name in HEADS if name.startswith(incomplete)]
-
-
-def _complete_space(incomplete: str) -> list[str]:
-    return [name for name in SPACES if name.startswith(incomplete)]
-
-
-def _listed(entries: Iterable[TuningProtocol | SpaceEntry]) -> str:
-    return "; ".join(f"{entry.name}: {entry.summary}" for entry in entries) + "."
-
-
-ProtocolName = Annotated[str, typer.Option(help=_listed(PROTOCOLS.values()), autocompletion=_complete_protocol)]
-SpaceName = Annotated[str | None, typer.Option(help=_listed(SPACES.values()), autocompletion=_complete_space)]
-HeadNames = Annotated[
-    str | None, typer.Option(help="Comma-separated heads; see `fewcal presets params`.", autocompletion=_complete_head)
+SpaceHelp = _summaries(SPACES) + " Without it hgdc, or the paper's for features of that sign."
+Space = Annotated[str | None, typer.Option(help=SpaceHelp, autocompletion=_names(SPACES))]
+Protocol = Annotated[str, typer.Option(help=_summaries(PROTOCOLS), autocompletion=_names(PROTOCOLS))]
+Head = Annotated[
+    str | None, typer.Option(help="The one head of GDC; see `fewcal presets params`.", autocompletion=_names(HEADS))
 ]
-
-_FIRST = "; ".join(f"{name}: {words}" for name, words in ENQUEUE.items())
-_USUAL = ", ".join(f"{p.enqueue} by protocol {p.name}" for p in PROTOCOLS.values())
-Enqueue = Annotated[
-    str | None,
-    typer.Option(help=f"First trials; {_FIRST}. Without it {_USUAL}.", autocompletion=_complete_enqueue),
+Folder = Annotated[
+    Path, typer.Argument(help="Folder with base and val files (and novel for --novel).", callback=existing)
 ]
+Out = Annotated[Path, typer.Option(help="Folder for the study, its page and the parameters.", metavar="STUDY")]
+Trials = Annotated[int | None, typer.Option(help="Trials in all, those of other workers too (100; paper: 1000).")]
+Tasks = Annotated[int, typer.Option(help="Tasks of a trial, the same for all.")]
+FinalTasks = Annotated[int, typer.Option(help="Fresh validation tasks for the best trials and the default.")]
+Published = Annotated[bool, typer.Option("--published", help="Begin with the paper's setting of a space of the paper.")]
+Storage = Annotated[str | None, typer.Option(help="sqlite:///FILE or postgresql://… instead of a database in --out.")]
+Study = Annotated[str, typer.Option(help="Name of the study in its database.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue or join the study.")]
+Workers = Annotated[int, typer.Option(help="Worker processes on this machine.")]
+Novel = Annotated[
+    bool, typer.Option("--novel", help="Open the novel classes, once, after the choice; the study keeps it.")
+]
+NovelTasks = Annotated[int, typer.Option(help="Tasks on the novel classes.")]
 
 
 def tune(
-    folder: Annotated[
-        Path, typer.Argument(help="Folder with base and val files (and novel, for --novel).", callback=existing)
-    ],
-    out: Annotated[Path, typer.Option(help="Folder for the study, its plots and the preset file.", metavar="STUDY")],
-    on: Annotated[
-        str,
-        typer.Option(
-            help="val: search on validation classes. base (deprecated): write the preset default, without a search."
-        ),
-    ] = "val",
-    protocol: ProtocolName = "default",
-    space: SpaceName = None,
-    head: HeadNames = None,
-    trials: Annotated[int, typer.Option(help="Trials in all, those of other workers included.")] = 1000,
-    tasks: Annotated[int, typer.Option(help="Tasks of a trial, the same for all.")] = 200,
+    folder: Folder,
+    out: Out,
+    protocol: Protocol = "default",
+    space: Space = None,
+    head: Head = None,
+    trials: Trials = None,
+    tasks: Tasks = 200,
+    final_tasks: FinalTasks = 1000,
     way: Way = 5,
     shot: Shot = 1,
     query: Query = 15,
     seed: Seed = 0,
-    enqueue: Enqueue = None,
-    storage: Annotated[
-        str | None, typer.Option(help="sqlite:///FILE or postgresql://… instead of a journal file in --out.")
-    ] = None,
-    study: Annotated[str, typer.Option(help="Name of the study in its storage.")] = "fewcal",
-    resume: Annotated[bool, typer.Option("--resume", help="Continue or join the study.")] = False,
-    workers: Annotated[int, typer.Option(help="Worker processes on this machine.")] = 1,
-    scheduler: Scheduler = None,
-    novel: Annotated[
-        bool, typer.Option("--novel", help="Open the novel classes, once, after the choice; recorded in the study.")
-    ] = False,
-    novel_tasks: Annotated[
-        int | None, typer.Option(help="Tasks on the novel classes (1000; 5000 by the paper's protocol).")
-    ] = None,
+    published: Published = False,
+    storage: Storage = None,
+    study: Study = "fewcal",
+    resume: Resume = False,
+    workers: Workers = 1,
+    novel: Novel = False,
+    novel_tasks: NovelTasks = NOVEL_TASKS,
     device: Device = "cpu",
     json_file: Json = None,
     quiet: Quiet = False,
 ) -> None:
-    """Find parameters of GDC and write them as a preset file."""
-    if on == "base":  # for this release; `get_preset` says what it is now
-        _write_default(out / "preset.json", json_file, quiet)
-        return
-    if on != "val":
-        raise InputError(f"--on {on!r} is neither val nor base")
+    """Search parameters of HGDC or GDC on validation classes, and compare the best with the default."""
+    from fewcal._utils.terminal import ProgressBar
     from fewcal.features import FeatureSet
-
-    features = FeatureSet.load(folder, ["base", "val", *(["novel"] if novel else [])])
     from fewcal.tuning import Search
     from fewcal.tuning import tune as run
 
-    heads = None if head is None else tuple(part.strip() for part in head.split(",") if part.strip())
-    numbers = {"trials": trials, "tasks": tasks, "way": way, "shot": shot, "query": query, "seed": seed}
-    search = Search.for_features(features, protocol=protocol, space=space, heads=heads, enqueue=enqueue, **numbers)
-    opened = (novel_tasks or search.rules.novel_tasks) if novel else None
-    start = partial(run, out=out, storage=storage, study=study, resume=resume, workers=workers, scheduler=scheduler)
-    with _live(quiet) as watch:
-        result = start(features, search, novel_tasks=opened, device=device, watch=watch)
-    write_json(json_file, result.to_dict(out, search.rules.fresh_tasks))
+    search = Search(
+        protocol, space, head, trials, tasks, way, shot, query, seed, final_tasks=final_tasks, published=published
+    )
+    features = FeatureSet.load(folder, ["base", "val", *(["novel"] if novel else [])])
+    start = partial(run, out=out, storage=storage, study=study, resume=resume, workers=workers, device=device)
+    with ProgressBar("trials", quiet) as progress:
+        result = start(features, search, novel_tasks=novel_tasks if novel else None, progress=progress)
+    write_json(json_file, result.to_dict())
     if not quiet:
-        _print_result(result, search, out)
+        _print_result(result)
 
 
-def _write_default(file: Path, json_file: Path | None, quiet: bool) -> None:
-    from fewcal.presets import get_preset, save_preset
-
-    params = get_preset("auto")
-    save_preset(file, params, "the preset default")
-    write_json(json_file, {"preset": str(file), "params": params.as_dict()})
-    if not quiet:
-        print(f"preset: {file}")
-
-
-def _print_result(result: "Tuning", search: "Search", out: Path) -> None:
-    fresh = search.rules.fresh_tasks
+def _print_result(result: "Tuning") -> None:
     rows = [
-        [
-            f.name + (" ←" if f is result.chosen else ""),
-            *(percent(value) for value in ([f.tuned, f.mean] if fresh else [f.tuned])),
-            _parameters(f.values),
-        ]
+        [f.name + (" ←" if f is result.chosen else ""), percent(f.searched), *_cells(f.fresh), _parameters(f.values)]
         for f in result.finalists
     ]
-    table(["trial", "search tasks %", *(["fresh tasks %"] if fresh else []), "parameters"], rows)
+    table(["model", "search tasks %", "fresh tasks %", "minus default", "parameters"], rows)
     if result.novel is not None:
         print(f"novel classes, opened {result.novel.opened}:")
-        figures = result.novel.figures.items()
-        table(["method", "accuracy %", "±"], [[k, percent(m.accuracy), percent(m.ci95)] for k, m in figures])
-    counts = result.counts
-    rate = f"{result.fresh / result.searched:.2f} trials/s" if result.searched > 0 else ""
-    print(f"{counts.finished} trials, {counts.pruned} pruned, {result.fresh} now in {result.searched:.0f} s ({rate})")
-    print(f"preset: {out / 'preset.json'}; page: {out / 'tuning.html'}")
+        scores = result.novel.scores.items()
+        table(["model", "accuracy %", "minus default"], [[name, *_cells(score)] for name, score in scores])
+    print(result.verdict)
+    print(f"{result.trials} trials, {result.pruned} pruned")
+    print(f"parameters: {result.file}; page: {result.file.with_name('tuning.html')}")
 
 
-# ---- while it runs ---------------------------------------------------------------------------------------------------
+def _cells(score: "Score") -> list[str]:
+    """Accuracy, and the difference to the default with its standard error."""
+    error = "" if score.error is None else f" ± {100 * score.error:.2f}"
+    return [percent(score.accuracy), "–" if score.gain == score.error == 0 else f"{100 * score.gain:+.2f}{error}"]
 
 
-def _parameters(values: Picks) -> str:
+def _parameters(values: Mapping[str, object]) -> str:
     return " ".join(f"{k}={v:.3g}" if isinstance(v, float) else f"{k}={v}" for k, v in values.items())
-
-
-@contextmanager
-def _live(quiet: bool) -> Iterator[Callable[["Snapshot"], None] | None]:
-    """A table of the best trials that renews itself in a terminal; a line now and then in a pipe."""
-    if quiet:
-        yield None
-        return
-    if not sys.stderr.isatty():
-        last = [0.0]
-
-        def line(now: "Snapshot") -> None:
-            done = now.counts.finished >= now.target
-            if time.monotonic() - last[0] >= 10 or done:
-                last[0] = time.monotonic()
-                print(now, file=sys.stderr, flush=True)
-
-        yield line
-        return
-    from rich import box
-    from rich.console import Console
-    from rich.live import Live
-    from rich.table import Table
-
-    def picture(now: "Snapshot") -> Table:
-        out = Table(box=box.SIMPLE_HEAD, title=str(now), title_justify="left")
-        for name in ("trial", "accuracy %", "parameters"):
-            out.add_column(name, overflow="fold")
-        for number, value, params in now.best:
-            out.add_row(str(number), percent(value), _parameters(params))
-        return out
-
-    with Live(console=Console(stderr=True), refresh_per_second=4, transient=True) as live:
-        yield lambda now: live.update(picture(now))

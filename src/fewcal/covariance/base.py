@@ -5,11 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
 
+from fewcal._utils.randomness import TaskRandom
 from fewcal.bank import BaseBank
 from fewcal.calibrate import scatter_dense
 
@@ -18,6 +19,8 @@ from fewcal.calibrate import scatter_dense
 ALL_CLASSES = 1024
 # Below this share of (task, base class) pairs in use, products go class by class and leave out the rest.
 SPARSE = 0.6
+# Matrices of base classes, and whether these are covariances rather than factors.
+NoiseSource: TypeAlias = tuple[Tensor, bool]
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,16 +91,16 @@ class CovarianceMode(ABC):
     def factor(self, half: bool) -> Tensor:
         """F with FᵀF = Σ', `(T, S, P', D)`; with `half` it may come in bfloat16."""
 
-    def stacked(self, half: bool) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Where F is classes one under the other: their R `(U, P, D)`, which `(T, S, k)`, and their shares `(T, S, k)`.
+    def noise_source(self, n: int, half: bool) -> NoiseSource | None:
+        """What `add_noise` draws n points for each support point with; None where `factor` is as fast.
 
-        See `add_stacked`, which draws with them and makes no F; None for other kinds of F.
+        With `half` it may come in bfloat16.
         """
         return None
 
-    def covariances(self, n: int) -> Tensor | None:
-        """Of stacked classes Σ_i `(C, D, D)`, where drawing n points for each support point is faster with them."""
-        return None
+    def add_noise(self, out: Tensor, random: TaskRandom, source: NoiseSource) -> None:
+        """Add noise with covariance Σ' to points `out (T, S, n, D)`."""
+        raise NotImplementedError
 
     @abstractmethod
     def average_times(self, v: Tensor) -> Tensor:

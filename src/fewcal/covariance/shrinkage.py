@@ -7,14 +7,16 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fewcal._utils.bfloat16 import exact_asked, half_pays
-from fewcal._utils.memo import Memo
+from fewcal._utils.bfloat16 import half_pays, keeps_float32
 from fewcal._utils.randomness import TaskRandom
+from fewcal._utils.threads import single_thread
+from fewcal.covariance.base import NoiseSource
 from fewcal.covariance.calibrated import CalibratedCovariance
-from fewcal.covariance.independent import add_rooted
 from fewcal.errors import InputError
-from fewcal.factor_gaussian import FACTORS_AT_ONCE_CUDA, FactorGaussian, add_stacked, shrink
+from fewcal.factor_gaussian import FactorGaussian, shrink
 
+# Numbers of the factors that a GPU holds at a time.
+CUDA_FACTOR_NUMBERS = 1 << 30
 PSD = ("clip", "eigen")
 
 
@@ -31,7 +33,7 @@ class ShrunkCovariance:
     def axes(self) -> tuple[Tensor, Tensor] | None:
         """Main axes of the base classes, for `FactorGaussian.compressed`; None for all of Σ'ₛ."""
         bank = self.covariance.bank
-        if self.a is None or self.psd == "eigen" or self.a.is_cuda or exact_asked():
+        if self.a is None or self.psd == "eigen" or self.a.is_cuda or keeps_float32():
             return None
         return bank.memo.get("main axes", lambda: main_axes(bank.pooled_covariance()))
 
@@ -43,7 +45,7 @@ class ShrunkCovariance:
         return ShrunkCovariance(covariance, None if self.a is None else self.a[tasks], self.b[tasks], self.psd)
 
     def _half(self, mean: Tensor) -> bool:
-        return self.psd != "eigen" and half_pays(mean, mean.numel() * self.covariance.rows)
+        return self.psd != "eigen" and half_pays(mean, mean[0].numel() * self.covariance.rows)
 
     def gaussian(self, mean: Tensor) -> FactorGaussian:
         """The distributions N(mean, Σ'ₛ) for `mean (T, S, D)`."""
@@ -52,45 +54,34 @@ class ShrunkCovariance:
 
     def prepare_sampling(self, mean: Tensor, n: int) -> None:
         """Compute what drawing n points around each of `mean (T, S, D)`, of any values, takes from the bank."""
-        dense, stacked = self._class_by_class(mean, n)
-        if dense is None and stacked is None:
+        if self._noise_source(mean, n) is None:
             _ = self.covariance.rows, self.axes
 
-    def _class_by_class(self, mean: Tensor, n: int) -> tuple[Tensor | None, tuple[Tensor, Tensor, Tensor] | None]:
-        """Σ_i of all base classes, or what `stacked` has of them, where points are drawn with one of these."""
-        if self.psd == "eigen" or not (self.a is None or mean.is_cuda):
-            return None, None
-        strategy = self.covariance.strategy
-        if not mean.is_cuda and not half_pays(mean, mean.numel() * int(self.covariance.bank.counts.max())):
-            dense = strategy.covariances(n)
-            if dense is not None:
-                return dense, None
-        return None, strategy.stacked(self._half(mean))  # which copies rows: not where nobody needs them
+    def _noise_source(self, mean: Tensor, n: int) -> NoiseSource | None:
+        """What the mode draws noise with, where the noise beside that of Σ' is one number a point."""
+        bare = self.a is None and self.psd != "eigen"
+        return self.covariance.strategy.noise_source(n, self._half(mean)) if bare else None
 
     def sample(self, mean: Tensor, n: int, random: TaskRandom, out: Tensor) -> None:
-        """Draw n points of each N(mean, Σ'ₛ) into `out (T, S, n, D)` (eq. 10).
-
-        As `gaussian(mean).sample` does, but stacked classes are drawn one after another where nothing is gained by
-        drawing from all of F: at five shots their copies take longer than the points.
-        """
-        dense, stacked = self._class_by_class(mean, n)
-        if dense is None and stacked is None:
-            # On a GPU some tasks at a time, whose factors have room; on a CPU batches are small.
-            one = mean[0].numel() * self.covariance.rows
-            some = max(1, FACTORS_AT_ONCE_CUDA // max(one, 1)) if mean.is_cuda else len(mean)
-            for begin in range(0, len(mean), some):
-                part = slice(begin, begin + some)
-                self[part].gaussian(mean[part]).sample(n, random.part(part), out=out[part], axes=self.axes)
+        """Draw n points of each N(mean, Σ'ₛ) into `out (T, S, n, D)` (eq. 10)."""
+        source = self._noise_source(mean, n)
+        if source is not None:
+            none = mean.new_zeros(*mean.shape[:-1], 0, mean.shape[-1])
+            FactorGaussian(mean, none, None, self.b).sample(n, random, out=out)
+            self.covariance.strategy.add_noise(out, random, source)
             return
-        none = mean.new_zeros(*mean.shape[:-1], 0, mean.shape[-1])
-        FactorGaussian(mean, none, self.a, self.b).sample(n, random, out=out)
-        if stacked is not None:
-            add_stacked(out, *stacked, random)
-        elif dense is not None:
-            roots = self.covariance.bank.memo.get("roots of sums", Memo)
-            add_rooted(out, dense, self.covariance.index, self.covariance.c, random, roots)
+        # On a GPU as many tasks at a time as there is room for their factors; on a CPU batches are small.
+        some = max(1, CUDA_FACTOR_NUMBERS // max(mean[0].numel() * self.covariance.rows, 1)) if mean.is_cuda else 1
+        together = some if mean.is_cuda else len(mean)
+        for begin in range(0, len(mean), together):
+            gaussian = self[begin : begin + together].gaussian(mean[begin : begin + together])
+            for t in range(0, len(gaussian.mean), some):
+                part, own = gaussian[t : t + some], slice(begin + t, begin + t + some)
+                part = part if self.axes is None else part.compressed(self.axes, n)  # each task by itself
+                part.sample(n, random.part(own), out=out[own])
 
 
+@single_thread()
 def main_axes(covariance: Tensor, count: int = 128, passes: int = 4) -> tuple[Tensor, Tensor]:
     """The directions in which a covariance `(D, D)` is largest, by orthogonal iteration from a fixed start.
 

@@ -18,7 +18,7 @@ from fewcal._utils.randomness import TaskRandom
 from fewcal._utils.types import StrPath
 from fewcal.errors import InputError
 from fewcal.estimators.explain import Explanation, explain_contributions
-from fewcal.estimators.inputs import as_rows, check_fitted, check_rows, check_support, class_codes, join_labels
+from fewcal.estimators.inputs import check_fitted, check_rows, check_support, class_codes, join_labels, map_rows
 from fewcal.estimators.saved import read_classifier, write_classifier
 from fewcal.heads.base import Head, TaskBatch
 from fewcal.methods.base import Contributions, Method, RowMap
@@ -67,8 +67,8 @@ class TaskClassifier(ClassifierMixin, BaseEstimator):
         classes, codes = class_codes(y)
         method = self._method(X, y)
         device = pick_device(self.device)
-        row_map = method.row_map.to(device)
-        support = row_map(as_rows(X, device), "X")[None]
+        row_map = method.row_map
+        support = map_rows(row_map, X, device)[None]
         labels = torch.from_numpy(codes).to(device)[None]
         batch = TaskBatch(support, labels, len(classes), TaskRandom(self._seed(), device=device))
         head, contributions = method.fit(batch).to("cpu"), method.contributions(batch)
@@ -85,9 +85,9 @@ class TaskClassifier(ClassifierMixin, BaseEstimator):
 
     def _logits(self, X: ArrayLike) -> np.ndarray:
         check_fitted(self)
-        x = as_rows(check_rows(self, X, reset=False), pick_device(self.device))
+        rows, device = check_rows(self, X, reset=False), pick_device(self.device)
         with torch.inference_mode():
-            out = self._head.to(x.device).logits(self._row_map.to(x.device)(x, "X")[None])[0]
+            out = self._head.to(device).logits(map_rows(self._row_map, rows, device)[None])[0]
         return out.cpu().numpy().astype(np.float64)
 
     def decision_function(self, X: ArrayLike) -> np.ndarray:
@@ -215,6 +215,16 @@ class TaskClassifier(ClassifierMixin, BaseEstimator):
         """
         check_fitted(self)
         return write_classifier(self, Path(path), extractor or self.extractor_)
+
+    def to_onnx(self, path: StrPath) -> Path:
+        """Write features to label and probabilities as an ONNX graph, for ONNX Runtime in any language.
+
+        Input `X (Q, D)` float32; outputs `label (Q,)` and `probabilities (Q, N)`, equal to `predict_proba` to 1e-5.
+        """
+        from fewcal.estimators.onnx_export import write_onnx
+
+        check_fitted(self)
+        return write_onnx(self, Path(path))
 
     @classmethod
     def load(cls, path: StrPath, *, device: str | torch.device | None = None) -> Self:

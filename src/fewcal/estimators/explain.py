@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fewcal._utils.tables import html_table
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -47,7 +49,7 @@ class ClassExplanation:
     moved: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Explanation:
     """What base classes contributed: `print` it, or take it as a dictionary or a data frame.
 
@@ -86,7 +88,7 @@ class Explanation:
         ]
         return pd.DataFrame(rows, columns=columns)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         lines = [f"note: {note}" for note in self.notes]
         if self.classes:
             lines.append("class (examples): shares of its own examples and of base classes in its mean")
@@ -100,13 +102,11 @@ class Explanation:
 
     def _repr_html_(self) -> str:
         notes = "".join(f"<p>{html.escape(note)}</p>" for note in self.notes)
-        rows = "".join(
-            f"<tr><td>{html.escape(str(c.label))}</td><td>{c.shots}</td><td>{html.escape(', '.join(_shares(c)))}</td>"
-            f"<td>{c.moved:.2f}</td></tr>"
-            for c in self.classes[:MAX_LINES]
-        )
-        head = "<tr><th>class</th><th>examples</th><th>its mean consists of</th><th>moved</th></tr>"
-        return f"{notes}<table>{head}{rows}</table>" if rows else notes
+        head = ["class", "examples", "its mean consists of", "moved"]
+        rows = [[str(c.label), str(c.shots), ", ".join(_shares(c)), f"{c.moved:.2f}"] for c in self.classes[:MAX_LINES]]
+        if (more := len(self.classes) - MAX_LINES) > 0:
+            rows.append([f"… and {more} more classes", "", "", ""])
+        return notes + html_table(head, rows) if rows else notes
 
 
 def _shares(c: ClassExplanation) -> list[str]:

@@ -11,12 +11,13 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from fewcal._utils.arrays import common_shift
 from fewcal._utils.randomness import TaskRandom
 from fewcal.bank import BaseBank
 from fewcal.errors import InputError
 from fewcal.estimators.base import TaskClassifier
 from fewcal.estimators.explain import Explanation, no_bank_explanation
-from fewcal.estimators.inputs import as_rows, check_fitted, check_rows, class_codes, resolve_bank
+from fewcal.estimators.inputs import check_fitted, check_rows, class_codes, map_rows, resolve_bank
 from fewcal.estimators.saved import prior_from_file, prior_to_file
 from fewcal.heads.base import TaskBatch
 from fewcal.heads.linear import LinearHead
@@ -121,7 +122,9 @@ class FewShotClassifier(TaskClassifier):
 
     def _method(self, X: np.ndarray, y: np.ndarray) -> Method:
         if self.bank is None:
-            return SupportOnly(self.scatter)
+            method = SupportOnly(self.scatter)
+            method.shift = common_shift(X)
+            return method
         settings = {name: getattr(self, name) for name in HGDC.accepts}
         if isinstance(self.bank, Prior):
             return HGDC.from_prior(self.bank, **settings)
@@ -132,12 +135,9 @@ class FewShotClassifier(TaskClassifier):
 
     def _fitted(self, method: Method, batch: TaskBatch) -> None:
         self.temperature_ = 1.0
-        self.prior_ = self._outliers = None
-        if isinstance(method, HGDC):
-            self.prior_ = method.prior.to("cpu")
-            after = self._contributions.after[0].cpu() if self._contributions is not None else torch.empty(0)
-            support = batch.support[0, :, : after.shape[-1]].cpu()
-            self._outliers = after, support, batch.labels[0].cpu()
+        self.prior_ = method.prior.to("cpu") if isinstance(method, HGDC) else None
+        width = None if self.prior_ is None else len(self.prior_.origin)
+        self._outliers = batch.support[0, :, :width].cpu(), batch.labels[0].cpu()
 
     def calibrate(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Calibrate the probabilities with validation classes, by tasks with the ways and shots of this classifier.
@@ -169,7 +169,7 @@ class FewShotClassifier(TaskClassifier):
             ]
         )
         method = self._method(*self.support_)
-        z = method.row_map.to("cpu")(as_rows(rows, torch.device("cpu")), "X")
+        z = map_rows(method.row_map, rows, torch.device("cpu"))
         support, asked = z[drawn[:, :, :shots].reshape(len(drawn), -1)], z[drawn[:, :, shots:].reshape(len(drawn), -1)]
         order = torch.arange(ways)
         batch = TaskBatch(
@@ -191,19 +191,17 @@ class FewShotClassifier(TaskClassifier):
         return self
 
     def outlier_pvalue(self, X: ArrayLike) -> np.ndarray:
-        """Share of base-class examples that look at least as much like the fitted classes as each query row, `(Q,)`.
+        """The p-value of "this row belongs to one of the classes" for each query row of `X (Q, D)`, `(Q,)`.
 
-        It is the p-value of "this row is none of these classes, but something like the base classes": rows below 0.05
-        are nearer to a fitted class than 95% of base examples. It needs a bank.
+        Small values are of rows that are unlike all classes: with a limit of 0.05, about 5% of the members are rejected
+        (`fewcal.rejection`). It needs a bank, or two examples of a class.
         """
         check_fitted(self)
-        if self.prior_ is None or self._outliers is None:
-            raise InputError("'none of these' is judged against base classes, and there are none; give a bank")
-        after, support, labels = self._outliers
+        support, labels = self._outliers
         with torch.inference_mode():
-            test = OutlierTest.from_prior(after, support, labels, self.prior_)
-            x = self._row_map(as_rows(check_rows(self, X, reset=False), torch.device("cpu")), "X")
-            return test.pvalue(x[:, : after.shape[1]]).numpy()
+            test = OutlierTest.fit(support, labels, self.prior_)
+            x = map_rows(self._row_map, check_rows(self, X, reset=False), torch.device("cpu"))
+            return test.pvalue(x[:, : support.shape[1]]).numpy()
 
     def explain(self) -> Explanation:
         """Explain what base classes contributed to each class, and when to doubt the answers."""

@@ -20,6 +20,7 @@ import torch
 from fewcal._utils.arrays import check_finite, pick_device
 from fewcal.bank import BaseBank
 from fewcal.errors import FewcalWarning, InputError
+from fewcal.methods.base import RowMap
 from fewcal.params import GDCParams
 from fewcal.presets import get_preset
 
@@ -131,9 +132,10 @@ def as_tensor(x: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(x if shared else x.astype(x.dtype.newbyteorder("="), order="C"))
 
 
-def as_rows(x: np.ndarray, device: torch.device) -> torch.Tensor:
-    """Rows that were checked, in single precision on `device`."""
-    return as_tensor(x).to(device, torch.float32)
+def map_rows(row_map: RowMap, x: np.ndarray, device: torch.device) -> torch.Tensor:
+    """Rows that were checked, in the space of a method, on `device`."""
+    rows = as_tensor(x).to(device)
+    return row_map.to(device)(rows.float() if row_map.shift is None else rows, "X")
 
 
 def resolve_bank(bank: object, device: str | torch.device | None) -> BaseBank:

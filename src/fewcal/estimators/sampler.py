@@ -11,6 +11,7 @@ missing 1/K. A single row gets the whole covariance, and many rows get little mo
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from fewcal.bank import BaseBank
 from fewcal.calibrate import Calibration
 from fewcal.covariance import CalibratedCovariance, shares, shrink_covariance
 from fewcal.errors import InputError
-from fewcal.estimators.inputs import cap_k, given_params, resolve_bank, resolve_params, seed_from
+from fewcal.estimators.inputs import cap_k, resolve_bank, resolve_params, seed_from
 from fewcal.heads.base import TaskBatch
 from fewcal.methods.gdc import GDC
 from fewcal.params import GDCParams
@@ -60,16 +61,15 @@ class GDCSampler(BaseOverSampler):
         Base classes of the same features. `None`: the well-populated classes of the data itself, those with at least
         two rows and a tenth of the rows of the largest class.
     preset : str, GDCParams or None, default=None
-        Where parameters come from that are not given here. `None` is a setting for over-sampling: β = 0.5 where all
-        features are ≥ 0 and 1 otherwise, the mean of the covariances of the k = 2 nearest base classes, α1 = 0; with
-        embeddings, whose features share one scale, and few base rows, a small α1 fills the directions they leave
-        empty. Presets that normalise are refused,
+        Parameters of GDC. `None` is a setting for over-sampling: β = 0.5 where all features are ≥ 0 and 1 otherwise,
+        the mean of the covariances of the k = 2 nearest base classes, α1 = 0. With embeddings, whose features share one
+        scale, and few base rows, a small α1 fills the directions they leave empty. Presets that normalise are refused,
         because points cannot be mapped back from there.
     shift : float or None, default=None
         How much of the way from a row to its calibrated mean the new points go, 0 to 1. `None` is 1 with a bank and 0
         without one: there the base classes are the rivals, whose spread is worth borrowing and whose place is not.
-    beta, kind, metric, k, m, distance_scale, cov, cov_weights, alpha1, alpha2_ratio : default=None
-        As in `GDCParams`; `None` takes it from the preset.
+    params : mapping or None, default=None
+        Parameters of GDC by name that replace those of the preset, such as `{"k": 3, "alpha1": 1.0}`; see `GDCParams`.
     device : str, torch.device or None, default=None
         Where to compute: None for the CPU, "cuda", or "auto".
     random_state : int, RandomState instance or None, default=None
@@ -100,37 +100,24 @@ class GDCSampler(BaseOverSampler):
     array([20, 20, 20])
     """
 
-    bank: BaseBank | str | os.PathLike[str] | tuple[ArrayLike, ArrayLike] | None
-    preset: str | GDCParams | None
-    shift: float | None
-    k: int | None
-    device: str | torch.device | None
-    random_state: int | np.random.RandomState | None
-
     def __init__(
         self,
         *,
         sampling_strategy: object = "auto",
         bank: BaseBank | str | os.PathLike[str] | tuple[ArrayLike, ArrayLike] | None = None,
         preset: str | GDCParams | None = None,
+        params: Mapping[str, object] | None = None,
         shift: float | None = None,
-        beta: float | None = None,
-        kind: str | None = None,
-        metric: str | None = None,
-        k: int | None = None,
-        m: float | None = None,
-        distance_scale: float | bool | None = None,
-        cov: str | None = None,
-        cov_weights: str | None = None,
-        alpha1: float | None = None,
-        alpha2_ratio: float | None = None,
         device: str | torch.device | None = None,
         random_state: int | np.random.RandomState | None = None,
     ) -> None:
-        # Every argument as it is, which is what scikit-learn asks of a constructor; the parent has no others.
-        arguments = dict(locals())
-        del arguments["self"]
-        self.__dict__.update(arguments)
+        super().__init__(sampling_strategy=sampling_strategy)
+        self.bank = bank
+        self.preset = preset
+        self.params = params
+        self.shift = shift
+        self.device = device
+        self.random_state = random_state
 
     def _check_X_y(self, X: Any, y: Any, accept_sparse: object = None) -> tuple[np.ndarray, np.ndarray, bool]:
         y, binarize_y = check_target_type(y, indicate_one_vs_all=True)
@@ -163,7 +150,7 @@ class GDCSampler(BaseOverSampler):
         method.prepare(bank)
         new_rows, new_labels = [X], [y]
         for stream, (label, count) in enumerate(wanted.items()):
-            rows = as_features(scaled[y == label], "X", dim=bank.dim, device=device)
+            rows = as_features(scaled[y == label], "X", dim=bank.dim, device=device, dtype=torch.float64)
             made = _grow(method, rows, int(count), shift, TaskRandom(seed, [stream], device)).cpu().numpy() * scale
             if X.min() >= 0:
                 made = np.maximum(made, 0)
@@ -172,7 +159,7 @@ class GDCSampler(BaseOverSampler):
         return np.concatenate(new_rows), np.concatenate(new_labels)
 
     def _own_params(self, X: np.ndarray) -> GDCParams:
-        given = given_params(self)
+        given = self._given()
         if self.preset is None and X.min() < 0:
             # Yeo-Johnson at β ≠ 1 stretches one sign and squeezes the other, and a borrowed spread with it.
             given.setdefault("beta", 1.0)
@@ -187,6 +174,11 @@ class GDCSampler(BaseOverSampler):
             raise InputError(f"beta={params.beta!r} has no inverse for every sampled point; use a power from 0 to 2")
         return params
 
+    def _given(self) -> dict[str, object]:
+        if self.params is not None and not isinstance(self.params, Mapping):
+            raise InputError(f"params={self.params!r} must be a mapping of parameters of GDC by name, or None")
+        return dict(self.params or {})
+
     def _own_shift(self) -> float:
         if self.shift is None:
             return 0.0 if self.bank is None else 1.0
@@ -196,10 +188,11 @@ class GDCSampler(BaseOverSampler):
 
     def _fitting(self, params: GDCParams, bank: BaseBank, shift: float) -> GDCParams:
         """Parameters that this bank allows."""
-        if self.k is None:
+        given = self._given()
+        if "k" not in given:
             params = cap_k(params, len(bank), quiet=self.preset is None)
         weightless = shift == 0 and (params.cov == "pooled" or params.cov_weights == "average")
-        if len(bank) == 1 and weightless and "distance_scale" not in given_params(self):
+        if len(bank) == 1 and weightless and "distance_scale" not in given:
             return params.with_changes(distance_scale=False)  # one class has no scale, and no weight is used here
         return params
 
@@ -225,7 +218,7 @@ def _grow(method: GDC, rows: Tensor, count: int, shift: float, random: TaskRando
     transform = method.bank.transform
     assert transform is not None
     with torch.no_grad():
-        support = transform(rows, "X")
+        support = transform(rows if transform.shift is not None else rows.float(), "X")
         labels = torch.zeros(1, len(rows), dtype=torch.int64, device=rows.device)
         found = method.calibration(TaskBatch(support[None], labels, 1, random))
         centre = support + shift * (found.mean[0] - support)

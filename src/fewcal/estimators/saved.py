@@ -148,8 +148,7 @@ def prior_from_file(meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> P
 
 def transform_from_file(s: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Gaussianization:
     """The map of features with settings `s`."""
-    parts = {name: tensors.get(f"transform.{name}") for name in ("mean", "scale", "whitening")}
-    return Gaussianization(s["kind"], float(s["beta"]), float(s["eps"]), l2=bool(s["l2"]), **parts)
+    return Gaussianization.from_settings(s, tensors)
 
 
 def _support(meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tuple[np.ndarray, np.ndarray]:

@@ -194,7 +194,7 @@ class Engine:
         for group in episodes.groups():
             ids = episodes.task_ids[group.at].tolist()
             arrays = (group.support, group.labels, group.query, group.truth)
-            tensors = [torch.from_numpy(a).to(self.device) for a in arrays]
+            tensors = [torch.tensor(a, device=self.device) for a in arrays]  # copies: some are read-only
             for names in self._names():
                 one_by_one = not group.even and self.methods[names[0]].sampling_key is not None
                 size = 1 if one_by_one else self.job.batches.get(names[0], self.block_tasks)
@@ -289,7 +289,7 @@ def predict(
         outlier = scores[..., batch.n_classes] if scores.shape[-1] > batch.n_classes else None
         return scores[..., : batch.n_classes], outlier
     head = method.fit(batch)
-    x = _rows(z[:, : head.width], query)
+    x = _rows(z, query)
     return head.logits(x), head.outlier(x) if outliers else None
 
 

@@ -97,9 +97,12 @@ def _joblib(job: Job, todo: Sequence[tuple[int, int]], n_jobs: int, threads: int
 
 
 def remove_leftovers(folders: Sequence[Path] = (Path("/dev/shm"), Path(tempfile.gettempdir()))) -> list[Path]:
-    """Remove arrays that killed runs left in shared memory: joblib's folders of our own whose process has ended."""
+    """Remove arrays that killed runs left in shared memory: joblib's folders of our own whose process has ended.
+
+    Only POSIX can ask whether a process runs without ending it.
+    """
     removed = []
-    for folder in folders:
+    for folder in folders if os.name == "posix" else ():
         for left in folder.glob("joblib_memmapping_folder_*"):
             match = re.match(r"joblib_memmapping_folder_(\d+)_", left.name)
             try:

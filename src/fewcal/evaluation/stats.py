@@ -5,7 +5,7 @@ classes give? Its width shrinks as 1/√T, and T is ours to choose: it can be ma
 new picture (Lafargue et al., "Oops, I sampled it again", arXiv:2409.02850, on the same with rows).
 
 *Over classes* (`class_bootstrap`): how far is it from what other classes of the same kind would have given? Tasks that
-share a class share its difficulty, so that the number of classes C limits what is known, not T. With 2000 tasks of 16
+share a class share its difficulty, so that the number of classes C limits the precision, not T. With 2000 tasks of 16
 to 50 real classes this interval was 8 to 20 times wider: it is the one for a claim like "x % on birds". A comparison of
 methods on identical tasks (`paired`) is less affected, since all methods meet the same classes.
 
@@ -100,8 +100,8 @@ class Paired:
     @classmethod
     def from_dict(cls, values: JSONObject) -> Paired:
         """The comparison that `to_dict` made plain."""
-        known: JSONObject = {k: math.nan if v is None and not k.endswith("_holm") else v for k, v in values.items()}
-        return cls(**known)
+        numbers: JSONObject = {k: math.nan if v is None and not k.endswith("_holm") else v for k, v in values.items()}
+        return cls(**numbers)
 
 
 def paired(acc_a: np.ndarray, acc_b: np.ndarray, a: str = "a", b: str = "b") -> Paired:
@@ -159,8 +159,8 @@ def holm(p: np.ndarray) -> np.ndarray:
     """
     p = np.asarray(p, np.float64)
     adjusted = np.full(p.shape, np.nan)
-    known = np.flatnonzero(~np.isnan(p))
-    order = known[np.argsort(p[known], kind="stable")]
+    family = np.flatnonzero(~np.isnan(p))
+    order = family[np.argsort(p[family], kind="stable")]
     factors = np.arange(len(order), 0, -1)
     adjusted[order] = np.minimum(np.maximum.accumulate(p[order] * factors), 1.0)
     return adjusted

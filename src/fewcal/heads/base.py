@@ -70,11 +70,6 @@ class TaskBatch:
         Random numbers of each task.
     shared : Shared
         What other methods computed on the same batch; a new one if there are none.
-    precomputed : Tensor (T, S, K) or None
-        What `Method.precompute` said of the support points.
-    raw : Tensor (T, S, D) or None
-        The support points as they were given: a method that may have to look at them in a second way need not be given
-        both in `support`.
     """
 
     support: Tensor
@@ -82,8 +77,6 @@ class TaskBatch:
     n_classes: int
     random: TaskRandom
     shared: Shared = field(default_factory=Shared)
-    precomputed: Tensor | None = None
-    raw: Tensor | None = None
 
     @property
     def shots(self) -> float:
@@ -95,19 +88,11 @@ class Head(ABC):
     """A fitted classifier for each task of a batch."""
 
     @abstractmethod
-    def logits(self, x: Tensor, precomputed: Tensor | None = None) -> Tensor:
-        """Scores `(T, Q, N)` of rows `x (T, Q, D)`; their softmax are probabilities.
-
-        `precomputed (T, Q, K)` is what `Method.precompute` said of the rows; a head that has no use for it ignores it.
-        """
+    def logits(self, x: Tensor) -> Tensor:
+        """Scores `(T, Q, N)` of rows `x (T, Q, D)`; their softmax are probabilities."""
 
     def outlier(self, x: Tensor) -> Tensor | None:
         """How much rows `x (T, Q, D)` look like none of the classes, `(T, Q)`; None for a head that cannot tell."""
-        return None
-
-    @property
-    def width(self) -> int | None:
-        """How many of their first columns rows need; None for all. Gathering the others would be in vain."""
         return None
 
     @abstractmethod

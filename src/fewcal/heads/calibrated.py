@@ -96,18 +96,12 @@ def augment(batch: TaskBatch, mean: Tensor, covariance: ShrunkCovariance, n: int
         return x, torch.cat([labels, labels.repeat_interleave(each, dim=1)], dim=1)
     if t > 1:
         raise ValueError("unequal shots are for one task at a time")
-    gaussian = covariance.gaussian(mean)
+    gaussian, begin = covariance.gaussian(mean), s
     x = torch.empty(1, s + int(counts.sum()), d, dtype=support.dtype, device=support.device)
     x[:, :s] = support
-    begin = s
     for i, each in enumerate(counts[0].tolist()):
-        one = type(gaussian)(
-            gaussian.mean[:, i : i + 1],
-            gaussian.factor[:, i : i + 1],
-            None if gaussian.a is None else gaussian.a[:, i : i + 1],
-            gaussian.b[:, i : i + 1],
-        )
-        x[:, begin : begin + each] = one.sample(each, batch.random)[:, 0]
+        points = x[:, None, begin : begin + each]
+        gaussian[:, i : i + 1].sample(each, batch.random, points)
         begin += each
     repeats = torch.from_numpy(counts[0]).to(labels.device)
     return x, torch.cat([labels, labels[0].repeat_interleave(repeats)[None]], dim=1)

@@ -1,47 +1,38 @@
 r"""Multinomial logistic regression by L-BFGS, batched over tasks.
 
 Minimises, as scikit-learn does, mean cross entropy + ‖W‖²/(2·C·M) with an unpenalised bias. Logits are linear in the
-weights, so the line search needs no product with the data: an iteration costs one product forward and one back.
-Inside, logits are `(T, N, M)`: a softmax across rows of memory is many times faster than along short ones.
+weights, so the line search needs no product with the points: an iteration costs one product forward and one back.
+Logits are `(T, N, M)`: a softmax across rows of memory is many times faster than along short ones.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from fewcal._utils.bfloat16 import half_pays, products, rounded
-from fewcal._utils.cpu_kernels import kernels, look_kernels
-from fewcal._utils.cuda_kernels import compiled
+from fewcal import ops
+from fewcal._utils.bfloat16 import half_pays
 from fewcal._utils.parameters import SearchRange, parameter
 from fewcal.errors import InputError
 from fewcal.heads.calibrated import Calibrated
-from fewcal.heads.fused_lbfgs import FusedPoints, Preconditioner, minimise
-from fewcal.heads.line_search import MOST_ROUNDS, NO_STEP, ROUNDING, Slopes, line_search
-from fewcal.heads.linear import LinearHead, minus_one_hot
+from fewcal.heads.linear import LinearHead
 from fewcal.heads.registry import HeadTrainer, register_head
-from fewcal.heads.two_loop import History, inner_products
+from fewcal.ops.reference import with_last
 
-# A step is taken when the slope at its end is this small beside that at its start: another look costs little beside the
-# products with the points.
-_CURVATURE = 0.2
-# Numbers of all points that a CPU's cache keeps: they are read twice in an iteration, so tasks are worked on one after
-# another rather than all at once. On a GPU all at once keeps it busy.
-_CACHED = 1 << 21
+# Numbers of points that a CPU's cache keeps, and so of the tasks that are worked on together there.
+CACHE_NUMBERS = 1 << 21
 # Points that suffice to see how the data vary along a direction.
-_LOOKED_AT = 250
-# Iterations after which it is asked whether a task still moves.
-_UNASKED = 30
-# Iterations in half precision, at most; what they leave to do is done in full precision.
-_MOST_HALF = 100
-# Logits of a task up to which one block of `line_search.cu` is quicker than plain operations, which use all of a GPU
-# but wait for the host.
-_MOST_FUSED = 1 << 20
+VARIANCE_POINTS = 250
+# A shorter step is none: rounding hides what is left to gain.
+MIN_STEP = 1e-12
+# ⟨s, y⟩ below which a pair says nothing about the Hessian.
+MIN_CURVATURE = 1e-12
+# Iterations on rounded points, before those on the points as they are.
+BFLOAT16_ITERATIONS = 100
 
 
 @register_head("lbfgs")
@@ -59,7 +50,7 @@ class LBFGS(HeadTrainer):
     )
 
     def train(self, task: Calibrated) -> LinearHead:
-        return lbfgs_head(*task.points(), task.batch.n_classes, C=self.C)
+        return lbfgs_head(*task.points(), task.batch.n_classes, C=self.C, curvature=0.5)
 
 
 def lbfgs_head(
@@ -72,6 +63,7 @@ def lbfgs_head(
     tol: float = 1e-4,
     memory: int = 10,
     metric: Tensor | None = None,
+    curvature: float = 0.2,
 ) -> LinearHead:
     """Fit logistic regression on every task.
 
@@ -87,6 +79,9 @@ def lbfgs_head(
         Steps that are remembered.
     metric : Tensor (D, D) or None
         Positive definite: about the inverse curvature of the loss, up to a factor. It changes the way, not the end.
+    curvature : float
+        A step is taken when the slope at its end is at most this share of that at its start. On many sampled points,
+        which tend to be separable, longer steps are better than exact ones.
 
     Examples
     --------
@@ -98,138 +93,191 @@ def lbfgs_head(
     if not C > 0:
         raise InputError(f"C={C!r} must be > 0 (inverse regularisation strength; inf for none)")
     t, m, d = x.shape
-    ridge, fused = 0.0 if math.isinf(C) else 1.0 / (C * m), kernels(x, n_classes)
-    if fused is not None:
-        solution = x.new_empty(t, n_classes, d + 1)
-        for i, damping in enumerate(_shared_direction(x).flatten().tolist()):
-            points = FusedPoints(fused, x[i], labels[i], n_classes)
-            precondition = Preconditioner(fused, damping, metric)
-            solution[i] = torch.from_numpy(minimise(points, ridge, max_iter, tol, memory, precondition))
-    else:
-        together = t if x.is_cuda else max(1, _CACHED // (m * d))
-        parts = [
-            _minimise(x[i : i + together], labels[i : i + together], n_classes, ridge, max_iter, tol, memory, metric)
-            for i in range(0, t, together)
-        ]
-        solution = parts[0] if len(parts) == 1 else torch.cat(parts)
+    ridge = 0.0 if math.isinf(C) else 1.0 / (C * m)
+    options = _Options(max_iter, tol, memory, curvature)
+    together = t if x.is_cuda else max(1, CACHE_NUMBERS // (m * d))
+    solutions = []
+    for points, truth in zip(x.split(together), labels.split(together), strict=True):
+        precondition = Preconditioner(_shared_direction(points), metric)
+        w = None
+        # Of many points bfloat16 is half the bytes. It leads near the minimum, and the points as they are to its end.
+        if half_pays(points, m * d) and not ops.works_in_float32(points, n_classes):
+            rough = Objective(_padded(points.bfloat16()), truth, n_classes, ridge)
+            w = minimise(rough, precondition, replace(options, max_iter=min(max_iter, BFLOAT16_ITERATIONS)))
+        solutions.append(minimise(Objective(points, truth, n_classes, ridge), precondition, options, w))
+    solution = torch.cat(solutions)
     return LinearHead(solution[..., :d], solution[..., d])
 
 
-def _minimise(
-    x: Tensor,
-    labels: Tensor,
-    n_classes: int,
-    ridge: float,
-    max_iter: int,
-    tol: float,
-    memory: int,
-    metric: Tensor | None,
+@dataclass(frozen=True)
+class _Options:
+    """As in `lbfgs_head`."""
+
+    max_iter: int
+    tol: float
+    memory: int
+    curvature: float
+
+
+class Objective:
+    """Mean cross entropy + ridge·‖W‖²/2 of each task, for weights `w (T, N, D+1)` as `ops.logits` has them."""
+
+    def __init__(self, x: Tensor, labels: Tensor, n_classes: int, ridge: float) -> None:
+        self.x, self.labels, self.n_classes, self.ridge = x, labels, n_classes, ridge
+
+    def __getitem__(self, tasks: Tensor) -> Objective:
+        """Some of the tasks."""
+        return Objective(self.x[tasks], self.labels[tasks], self.n_classes, self.ridge)
+
+    def logits(self, w: Tensor) -> Tensor:
+        """Logits `(T, N, M)` less those of each point's own class."""
+        return ops.logits(self.x, self.labels, w)
+
+    def gradient(self, logits: Tensor, w: Tensor) -> Tensor:
+        """∂f/∂w, `(T, N, D+1)`, at weights with these logits."""
+        grad = ops.gradient(self.x, self.labels, logits)
+        grad[..., :-1].add_(w[..., :-1], alpha=self.ridge)
+        return grad
+
+    def slopes(self, grad: Tensor, w: Tensor, step: Tensor) -> Tensor:
+        """Slope along a step, and first and second derivative of the penalty, `(3, T)` in float64."""
+        parts = torch.stack([grad, w * self.ridge, step * self.ridge], dim=1)
+        parts[:, 1:, :, -1] = 0  # biases are not penalised
+        return torch.bmm(parts.flatten(2), step.flatten(1)[..., None])[..., 0].T.double()
+
+
+class Preconditioner:
+    """P·g for gradients `g (T, N, D+1)`; the bias stays as it is.
+
+    P is the metric where there is one. Elsewhere it takes the share `damping (T, 1, 1)` of the part along 1/√D away.
+    """
+
+    def __init__(self, damping: Tensor, metric: Tensor | None = None) -> None:
+        self.damping, self.metric = damping, metric
+
+    def __getitem__(self, tasks: Tensor) -> Preconditioner:
+        """Some of the tasks."""
+        return Preconditioner(self.damping[tasks], self.metric)
+
+    def __call__(self, grad: Tensor) -> Tensor:
+        weight = grad[..., :-1]
+        if self.metric is None:
+            weight = weight - self.damping * weight.mean(dim=-1, keepdim=True)
+        else:
+            weight = with_last(weight[:, :-1] @ self.metric)
+        return torch.cat([weight, grad[..., -1:]], dim=-1)
+
+
+class InverseHessian:
+    """H of L-BFGS: the last `memory` steps s with the changes y of the gradient along them.
+
+    The two-loop recursion (Nocedal 1980) is a sequence of inner products and sums of a few vectors. Here all inner
+    products are taken at once, and the recursion is two small triangular systems of them: a handful of operations on
+    tensors in place of six for every step remembered. Pairs that are not there yet are zeros, which count for nothing.
+    """
+
+    def __init__(self, w: Tensor, memory: int) -> None:
+        t, size = len(w), w[0].numel()
+        self.memory, self.next = memory, 0  # where the oldest pair is, and the next will be
+        self.basis = w.new_zeros(t, 2, memory, size)  # s and P·y
+        self.products = w.new_zeros(t, 2, memory, memory, dtype=torch.float64)  # ⟨s_i, y_j⟩, ⟨P·y_i, y_j⟩; oldest first
+        self.newest: Tensor | None = None  # the last y, whose products are not made yet
+
+    def keep(self, tasks: Tensor) -> None:
+        """Go on with some of the tasks."""
+        self.basis, self.products = self.basis[tasks], self.products[tasks]
+        self.newest = None if self.newest is None else self.newest[tasks]
+
+    def add(self, step: Tensor, change: Tensor, pushed_change: Tensor) -> None:
+        """Remember a step `(T, N, D+1)`, the change y of the gradient along it and P·y, in place of the oldest."""
+        self.basis[:, 0, self.next], self.basis[:, 1, self.next] = step.flatten(1), pushed_change.flatten(1)
+        self.next, self.newest = (self.next + 1) % self.memory, change.flatten(1)
+
+    def times(self, grad: Tensor, pushed: Tensor) -> Tensor:
+        """H·g for gradients `g (T, N, D+1)` and P·g."""
+        if self.newest is None:
+            return pushed
+        basis = self.basis.flatten(1, 2)
+        inner = torch.bmm(basis, torch.stack([self.newest, grad.flatten(1)], dim=2)).double()
+        inner = inner.view(len(grad), 2, self.memory, 2).roll(-self.next, dims=2)
+        self.products = torch.nn.functional.pad(self.products[:, :, 1:, 1:], (0, 1, 0, 1))
+        self.products[..., -1] = inner[..., 0]
+        self.products[:, 1, -1] = inner[:, 1, :, 0]  # P is symmetric
+        coefficients, scale = _two_loop(self.products, inner[..., 1])
+        weights = coefficients.roll(self.next, dims=2).flatten(1).to(grad.dtype)
+        rest = torch.bmm(weights[:, None], basis).view_as(grad)
+        return torch.addcmul(rest, scale.to(grad.dtype)[:, None, None], pushed)
+
+
+def _two_loop(products: Tensor, inner: Tensor) -> tuple[Tensor, Tensor]:
+    """Coefficients `(T, 2, h)` of s and P·y in H·g, and that of P·g, `(T,)`.
+
+    `products (T, 2, h, h)` are ⟨s_i, y_j⟩ and ⟨P·y_i, y_j⟩ and `inner (T, 2, h)` the same with g, from the oldest pair
+    to the newest. With R the upper triangle of ⟨s_i, y_j⟩ the first loop solves Rα = ⟨s, g⟩ and the second
+    Rᵀβ = diag(R)·α − ⟨y, r⟩ for r = P·(g − Σ α_j y_j), scaled. Pairs without curvature are left out.
+    """
+    curvature = products[:, 0].diagonal(dim1=1, dim2=2)
+    good = curvature > MIN_CURVATURE
+    eye = torch.eye(good.shape[1], dtype=products.dtype, device=products.device)
+    r = torch.where(good[:, :, None] & good[:, None, :], products[:, 0].triu(), eye)
+    alpha = torch.linalg.solve_triangular(r, (inner[:, 0] * good)[..., None], upper=True)
+    scale = torch.where(good[:, -1], curvature[:, -1] / products[:, 1, -1, -1].clamp(min=1e-30), 1.0)
+    pushed = scale[:, None] * (inner[:, 1] - (products[:, 1] @ alpha)[..., 0])
+    rest = (curvature * alpha[..., 0] - pushed) * good
+    beta = torch.linalg.solve_triangular(r.mT, rest[..., None], upper=False)[..., 0]
+    return torch.stack([beta, -scale[:, None] * alpha[..., 0]], dim=1), scale
+
+
+def minimise(
+    objective: Objective, precondition: Preconditioner, options: _Options, start: Tensor | None = None
 ) -> Tensor:
-    """Weights and bias of tasks that are worked on together, `(T, N, D+1)`."""
-    t, m, d = x.shape
-    solution = x.new_zeros(t, n_classes, d + 1)
-    alive = torch.arange(t, device=x.device)  # tasks still being worked on
-    w = solution.clone()
-    logits = x.new_zeros(t, n_classes, m)  # the rounded points may be a few more: zeros at the end
-    loss = x.new_full((t,), math.log(n_classes), dtype=torch.float64)
-    stood = torch.zeros_like(alive)  # iterations without a step, one after another
-    history = History(w, _shared_direction(x), memory, metric)
-    # Many large points: the way to the minimum is found with rounded ones, half the bytes, and its end with the points
-    # as they are, so that what stops the search is always the true gradient.
-    full, x = x, rounded(x) if half_pays(x, m * d) else x
-    grad = gradient(x, labels, torch.full_like(logits, 1 / n_classes), w, ridge)
-    for i in range(max_iter):
-        active = _largest(grad) > tol
-        if i > _UNASKED:
-            active &= stood <= memory
+    """Weights `(T, N, D+1)` at the minimum of each task, from `start` or from 0.
+
+    A task ends where no entry of its gradient is above `tol`, or where `memory` steps one after another were none.
+    """
+    (t, _, d), m = objective.x.shape, objective.labels.shape[1]
+    w = objective.labels.new_zeros(t, objective.n_classes, d + 1, dtype=torch.float32) if start is None else start
+    w = w.to(objective.x.dtype) if objective.x.dtype == torch.float64 else w
+    solution, alive = w.clone(), torch.arange(t, device=w.device)
+    logits = w.new_zeros(t, objective.n_classes, m) if start is None else objective.logits(w)
+    loss = torch.logsumexp(logits, dim=1).mean(dim=1).double()
+    grad = objective.gradient(logits, w)
+    pushed, hessian, still = precondition(grad), InverseHessian(w, options.memory), torch.zeros_like(alive)
+    for _ in range(options.max_iter):
+        active = (grad.abs().amax(dim=(1, 2)) > options.tol) & (still <= options.memory)
         left = int(active.sum())
-        if x is not full and (4 * left < t or i == _MOST_HALF):
-            x = full
-            logits = _over_truth(_forward(w, x), labels)
-            loss = torch.logsumexp(logits, dim=1).mean(dim=1).double()
-            grad = gradient(x, labels, torch.softmax(logits, dim=1), w, ridge)
-            active = _largest(grad) > tol
-            left = int(active.sum())
         if not left:
             break
-        if 2 * left <= len(alive) and len(alive) > 1 and x is full:
-            # Drop finished tasks once they are the majority; copying the data costs about one iteration.
+        if 2 * left <= len(alive):
+            # Without the tasks that are done, once these are the majority; it costs about one iteration.
             solution[alive] = w
             keep = active.nonzero()[:, 0]
-            alive, x, labels, w, logits, grad, loss, active, stood = (
-                v[keep] for v in (alive, x, labels, w, logits, grad, loss, active, stood)
+            objective, precondition = objective[keep], precondition[keep]
+            hessian.keep(keep)
+            alive, w, logits, loss, grad, pushed, still, active = (
+                v[keep] for v in (alive, w, logits, loss, grad, pushed, still, active)
             )
-            full = x
-            history.keep(keep)
-        step, slope = history.direction(grad, active)
-        along = _over_truth(_forward(step, x)[..., :m].contiguous(), labels)
-        look = _Look(logits, along)
-        length, loss = look.search(loss, _slopes(slope, w, step, ridge))
-        if i >= _UNASKED:
-            stood = torch.where(length > NO_STEP, 0, stood + 1)
+        step = hessian.times(grad, pushed) * -active[:, None, None].to(w.dtype)
+        slopes = objective.slopes(grad, w, step)
+        if bool((slopes[0] > 0).any()):  # the memory of a task misleads: it starts over along −P·g
+            step = torch.where((slopes[0] > 0)[:, None, None], -pushed, step)
+            slopes = objective.slopes(grad, w, step)
+        along = objective.logits(step)
+        length, loss = ops.line_search(logits, along, loss, slopes, options.curvature)
+        still = torch.where(length > MIN_STEP, 0, still + 1)
         move = length[:, None, None] * step
-        w = w + move
-        new = gradient(x, labels, look.take(), w, ridge)
-        history.add(move, new - grad)
-        grad = new
+        w, logits = w + move, torch.addcmul(logits, along, length[:, None, None])
+        new = objective.gradient(logits, w)
+        new_pushed = precondition(new)
+        hessian.add(move, new - grad, new_pushed - pushed)
+        grad, pushed = new, new_pushed
     solution[alive] = w
     return solution
 
 
-def _largest(grad: Tensor) -> Tensor:
-    """The largest entry of each task's gradient, `(T,)`."""
-    return torch.linalg.vector_norm(grad, ord=torch.inf, dim=(1, 2))
-
-
-def _slopes(slope: Tensor, w: Tensor, step: Tensor, ridge: float) -> Tensor:
-    """`Slopes` at the start of steps, `(3, T)`."""
-    weight, move = w[..., :-1], step[..., :-1]
-    penalty = torch.stack([(weight * move).sum(dim=(1, 2)), move.square().sum(dim=(1, 2))])
-    return torch.cat([slope[None], ridge * penalty.double()])
-
-
-def _forward(w: Tensor, x: Tensor) -> Tensor:
-    """Logits `(T, N, M)` of weights `(T, N, D+1)` whose sum over classes is 0, as it is from the start to the end.
-
-    So the last class needs no product of its own.
-    """
-    weight, bias = w[:, :-1, :-1], w[:, :-1, -1:]
-    if x.dtype == w.dtype:
-        out = w.new_empty(len(w), w.shape[1], x.shape[1])
-        first = torch.baddbmm(bias, weight, x.mT, out=out[:, :-1])
-        torch.sum(first, dim=1, out=out[:, -1]).neg_()
-        return out
-    # What rounding takes from the weights is the same for all points, so that nothing averages it away: it goes along,
-    # and costs nothing, as matrix units take eight rows at a time.
-    high = weight.to(x.dtype)
-    both = products(torch.cat([high, (weight - high).to(x.dtype)], dim=1), x.mT)
-    return _with_last(bias + both[:, : len(high[0])] + both[:, len(high[0]) :])
-
-
-def _with_last(rows: Tensor) -> Tensor:
-    """`(T, N-1, ·)` and minus their sum as the last of N."""
-    return torch.cat([rows, -rows.sum(dim=1, keepdim=True)], dim=1)
-
-
-def _over_truth(logits: Tensor, labels: Tensor) -> Tensor:
-    """Logits `(T, N, M)` less that of each point's class, in place.
-
-    The softmax is the same, and the loss of a point is its log-sum-exp, without the difference of two large numbers: on
-    large features their rounding is more than the loss itself, and a search led by it goes uphill.
-    """
-    return logits.sub_(logits.gather(1, labels[:, None, :]))
-
-
-def gradient(x: Tensor, labels: Tensor, probabilities: Tensor, w: Tensor, ridge: float) -> Tensor:
-    """∂f/∂w, `(T, N, D+1)`, from the class probabilities `(T, N, M)`, which are used up."""
-    residual = minus_one_hot(probabilities, labels)
-    m, more = residual.shape[2], x.shape[1] - residual.shape[2]
-    aligned = residual[:, :-1].to(x.dtype)
-    weight = products(torch.nn.functional.pad(aligned, (0, more)) if more else aligned, x).to(w.dtype)
-    grad = torch.cat([_with_last(weight), residual.sum(dim=2, keepdim=True)], dim=-1).div_(m)
-    if ridge:
-        grad[..., :-1] += ridge * w[..., :-1]
-    return grad
+def _padded(x: Tensor) -> Tensor:
+    """Points with rows of zeros up to a multiple of 8, without which matrix units take three times as long."""
+    return torch.nn.functional.pad(x, (0, 0, 0, -x.shape[1] % 8))
 
 
 def _shared_direction(x: Tensor) -> Tensor:
@@ -241,61 +289,9 @@ def _shared_direction(x: Tensor) -> Tensor:
     d = x.shape[-1]
     if d == 1:  # no other direction to compare with
         return x.new_zeros(len(x), 1, 1)
-    x = x[:, :: max(1, x.shape[1] // _LOOKED_AT)]
+    x = x[:, :: max(1, x.shape[1] // VARIANCE_POINTS)]
     ones = x.sum(dim=-1).var(dim=1, correction=0) / d
     total = torch.linalg.vector_norm(x, dim=(1, 2)).square() / x.shape[1] - x.mean(dim=1).square().sum(dim=-1)
     other = (total - ones).clamp(min=0) / (d - 1)
     # Never all of it, or points that vary along that direction alone could not be told apart.
     return (1 - other / ones.clamp(min=1e-30)).clamp(0, 1 - 1e-4)[:, None, None]
-
-
-class _Look:
-    """The loss along steps, by logits `(T, N, M)` and how they change along them, both given `_over_truth`."""
-
-    def __init__(self, logits: Tensor, along: Tensor) -> None:
-        self.logits, self.along = logits, along
-        self._length = logits.new_zeros(len(logits))
-        self._probabilities: Tensor | None = None
-        self._fused = look_kernels(logits)
-
-    def search(self, start: Tensor, slopes: Tensor) -> tuple[Tensor, Tensor]:
-        """`line_search`: lengths and losses there, `(T,)`, from the losses at 0 and `Slopes` `(3, T)`, all float64.
-
-        On a GPU in one kernel of our own, so that the host waits for none of the looks.
-        """
-        logits, along = self.logits, self.along
-        t, n, m = logits.shape
-        kernel = None
-        if n * m <= _MOST_FUSED and logits.is_cuda and logits.dtype == torch.float32:
-            kernel = compiled("line_search", logits.device, 256 if n < 10 else 1024, ROUNDS=MOST_ROUNDS)
-        if kernel is not None:
-            self._length, loss = logits.new_empty(t), torch.empty_like(start)
-            kernel(t, logits, along, start, slopes, self._length, loss, n, m, _CURVATURE, ROUNDING)
-            return self._length, loss
-        lengths, found = line_search(self, start.cpu().numpy(), Slopes(*slopes.cpu().numpy()), _CURVATURE)
-        return torch.from_numpy(lengths).to(logits), torch.from_numpy(found).to(start)
-
-    def __call__(self, length: np.ndarray) -> np.ndarray:
-        """Mean loss, slope and curvature at a length `(T,)`, `(3, T)`."""
-        along, m = self.along, self.logits.shape[2]
-        self._length = torch.from_numpy(length).to(along)
-        if self._fused is not None:
-            self._probabilities = torch.empty_like(along) if self._probabilities is None else self._probabilities
-            sums = torch.empty(len(along), 3, dtype=torch.float64)
-            for i, at in enumerate(length.tolist()):
-                self._fused.look(self.logits[i], along[i], at, sums[i], self._probabilities[i])
-            return sums.T.numpy() / m
-        z = torch.addcmul(self.logits, self.along, self._length[:, None, None])
-        self._probabilities = p = torch.softmax(z, dim=1)
-        weighted = p * along
-        first = weighted.sum(dim=1)  # (T, M)
-        # The log-sum-exp, without a second exponential; ∂²z² − (∂z)².
-        total = (z.amax(dim=1) - p.amax(dim=1).log()).sum(dim=1)
-        spread = inner_products(weighted, along) - inner_products(first, first)
-        means: np.ndarray = torch.stack([total, first.sum(dim=1), spread]).double().cpu().numpy() / m
-        return means
-
-    def take(self) -> Tensor:
-        """Move the logits to the length that was found; probabilities of the classes there, `(T, N, M)`."""
-        self.logits.addcmul_(self.along, self._length[:, None, None])
-        return torch.softmax(self.logits, dim=1) if self._probabilities is None else self._probabilities

@@ -34,7 +34,7 @@ class LinearHead(Head):
     weight: Tensor
     bias: Tensor
 
-    def logits(self, x: Tensor, precomputed: Tensor | None = None) -> Tensor:
+    def logits(self, x: Tensor) -> Tensor:
         """Scores of rows `x (T, Q, D)`, `(T, Q, N)`; their softmax are the class probabilities."""
         if len(x) == 1:  # threads share the rows
             # As a copy: a product with a few transposed rows takes half as long again.
@@ -153,18 +153,6 @@ def class_shots(labels: Tensor, n_classes: int, dtype: torch.dtype) -> ClassShot
     at = own + n_classes * np.arange(t)[:, None]
     numbers = np.bincount(at.ravel(), minlength=t * n_classes).reshape(t, n_classes)
     return ClassShots(labels, n_classes, dtype, int(numbers.min()), int(numbers.max()), numbers)
-
-
-def minus_one_hot(probabilities: Tensor, labels: Tensor) -> Tensor:
-    """Probabilities `(T, N, M)` less the truth `(T, M)`, in place: the slope of cross entropy in the logits.
-
-    Where there are more columns than labels, the rest stay as they are.
-
-    >>> minus_one_hot(torch.tensor([[[0.25], [0.75]]]), torch.tensor([[1]])).flatten().tolist()
-    [0.25, -0.25]
-    """
-    ones = probabilities.new_full((1, 1, 1), -1.0).expand(len(labels), 1, labels.shape[1])
-    return probabilities.scatter_add_(1, labels[:, None], ones)
 
 
 def class_sizes(labels: Tensor) -> Tensor:

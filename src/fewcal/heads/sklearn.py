@@ -26,7 +26,7 @@ class SklearnHead(Head):
             for points, target in zip(x.cpu().numpy(), y.cpu().numpy(), strict=True)
         ]
 
-    def logits(self, x: Tensor, precomputed: Tensor | None = None) -> Tensor:
+    def logits(self, x: Tensor) -> Tensor:
         """Log-probabilities where the classifier has them, its decision values otherwise, else the predicted class."""
         scores = [self._scores(c, rows) for c, rows in zip(self.fitted, x.cpu().numpy(), strict=True)]
         return torch.from_numpy(np.stack(scores)).to(x)

@@ -11,6 +11,7 @@ never built: with S rows and D features everything is solved in the smaller of t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -32,10 +33,23 @@ def oas_ridge(trace: Tensor, square: Tensor, freedom: Tensor, dim: int) -> Tenso
 
 
 class Fitted(NamedTuple):
-    """A classifier `head`, and the log-odds of each support row left out, `left_out (T, S, N)`, where there are any."""
+    """A classifier and what it consists of.
+
+    Attributes
+    ----------
+    head : LinearHead
+    gamma : Tensor (T,) or float
+        γ.
+    left_out : Tensor (T, S, N) or None
+        Log-odds of each support row left out, where there are any.
+    noise : Tensor (T, N) or None
+        What the noise of means without a prior adds to μᵀPμ.
+    """
 
     head: LinearHead
-    left_out: Tensor | None
+    gamma: Tensor | float
+    left_out: Tensor | None = None
+    noise: Tensor | None = None
 
 
 class RowProducts(NamedTuple):
@@ -93,7 +107,7 @@ class Discriminant:
         shots = class_shots(self.labels, n, dtype) if shots is None else shots
         if shots.most <= 1:
             directions = self.means * self.metric
-            return Fitted(_linear(directions, torch.linalg.vecdot(directions, self.means), guess), None)
+            return Fitted(_linear(directions, torch.linalg.vecdot(directions, self.means), guess), guess)
         gamma = guess if isinstance(guess, torch.Tensor) else self.means.new_full((len(self.means),), guess)
         solve = self._in_rows if self.support.shape[1] <= self.support.shape[2] else self._in_features
         directions, nu, found = solve(membership(self.labels, n, dtype), shots)
@@ -109,7 +123,27 @@ class Discriminant:
                 counts = (rows - 2).clamp(min=0) / (rows - 1).clamp(min=1)
             gamma = fit_gamma(scores, self.labels, counts, gamma, self.width)
             left_out = gamma[:, None, None] * scores
-        return Fitted(_linear(directions, found.mm if noise is None else found.mm - noise, gamma), left_out)
+        head = _linear(directions, found.mm if noise is None else found.mm - noise, gamma)
+        return Fitted(head, gamma, left_out, noise)
+
+    def multiplication(self) -> Callable[[Tensor], Tensor]:
+        """The product of P with rows `(T, R, D)`, as a function."""
+        shots = class_shots(self.labels, self.means.shape[1], self.means.dtype)
+        if shots.most <= 1:
+            return lambda rows: rows * self.metric
+        own = shots.means(self.support).gather(1, self.labels[..., None].expand(self.support.shape))
+        root = self.metric.sqrt()
+        r = (self.support - own) * root
+        gram = r @ r.mT
+        eye = torch.eye(gram.shape[1], dtype=gram.dtype, device=gram.device)
+        lower = torch.linalg.cholesky(gram + self._nu(gram, shots) * eye)
+        inner = torch.linalg.solve_triangular(lower, r, upper=False)  # (T, S, D)
+
+        def multiply(rows: Tensor) -> Tensor:
+            scaled = rows * root
+            return torch.baddbmm(scaled, scaled @ inner.mT, inner, alpha=-1) * root
+
+        return multiply
 
     def _noise(self, nu: Tensor, found: RowProducts, shots: ClassShots) -> Tensor:
         """tr(PS)/K `(T, N)`, by which μᵀPμ is too large; S is judged by rows that P has not seen."""

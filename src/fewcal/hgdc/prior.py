@@ -23,7 +23,7 @@ base classes falls with the number of examples.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -51,23 +51,47 @@ class Eigen(NamedTuple):
         Class means times V.
     counts : Tensor (C,)
         Rows of each class.
+    rest : int
+        Directions in which no base row has anything, where rows are fewer than features. They have one eigenvalue, and
+        stand together as the last coordinate, which no mean has; 0 without it.
     """
 
     values: Tensor
     means: Tensor
     counts: Tensor
+    rest: int = 0
 
     @classmethod
-    def make(cls, values: Tensor, means: Tensor, counts: Tensor) -> Eigen:
-        """Shrink `values`, the eigenvalues of S_w as it was measured."""
-        own = cls(values, means, counts)
-        share = oas_share(values.sum(), values.square().sum(), own.freedom, len(values))
-        return own._replace(values=torch.lerp(values, values.mean(), share))
+    def make(cls, values: Tensor, means: Tensor, counts: Tensor, rest: int = 0) -> Eigen:
+        """Shrink `values`, the eigenvalues of S_w as it was measured; those of `rest` more directions are 0."""
+        dim = len(values) + rest
+        freedom = max(float(counts.sum()) - len(counts), 1.0)
+        if rest:
+            values, means = torch.nn.functional.pad(values, (0, 1)), torch.nn.functional.pad(means, (0, 1))
+        share = oas_share(values.sum(), values.square().sum(), freedom, dim)
+        return cls(torch.lerp(values, values.sum() / dim, share), means, counts, rest)
+
+    @property
+    def times(self) -> Tensor:
+        """How many directions each coordinate stands for, `(D,)`."""
+        times = torch.ones_like(self.values)
+        if self.rest:
+            times[-1] = self.rest
+        return times
 
     @property
     def freedom(self) -> float:
         """Degrees of freedom of S_w, at least 1."""
         return max(float(self.counts.sum()) - len(self.counts), 1.0)
+
+    def expanded(self, prior: Prior) -> Prior:
+        """A prior that was fitted on these, with a coordinate for every direction."""
+        if not self.rest:
+            return prior
+        each = self.times.long()
+        fields = {name: getattr(prior, name).repeat_interleave(each, dim=-1) for name in TENSORS}
+        fields["within"][-self.rest :] /= self.rest
+        return replace(prior, **fields)
 
 
 class Whitening(NamedTuple):
@@ -226,9 +250,29 @@ def task_offset(means: Tensor, variance: Tensor | float = 1.0) -> Tensor:
 
 
 def pooled_eigen(bank: BaseBank) -> tuple[Eigen, Tensor]:
-    """Base classes in the eigenbasis of S_w, and that basis V `(D, D)`."""
+    """Base classes in the eigenbasis of S_w, and that basis V `(D, D)`; of few rows in the space that they span."""
+    counts, rest = bank.counts.double(), bank.dim - bank.n_rows
+    if rest > 0 and bank.has_rows:
+        basis, coordinates = span(bank.all_rows(), complete=True)
+        values, turn, means = class_eigen(coordinates.split(bank.counts.tolist()))
+        vectors = torch.cat([basis[:, :-rest] @ turn, basis[:, -rest:]], dim=1)
+        return Eigen.make(values, means, counts, rest), vectors
     values, vectors = (t.double() for t in bank.pooled_eigen())
-    return Eigen.make(values, bank.means.double() @ vectors, bank.counts.double()), vectors
+    return Eigen.make(values, bank.means.double() @ vectors, counts), vectors
+
+
+def span(rows: Tensor, complete: bool = False) -> tuple[Tensor, Tensor]:
+    """An orthonormal basis of the space that rows `(R, D)` with R < D span, `(D, R)` or `(D, D)`, and coordinates."""
+    basis, triangle = torch.linalg.qr(rows.double().T, mode="complete" if complete else "reduced")
+    return basis, triangle[: len(rows)].T
+
+
+def class_eigen(classes: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Eigenvalues `(D,)` and eigenvectors `(D, D)` of S_w, and the class means in that basis, from rows of classes."""
+    means = torch.stack([r.mean(dim=0) for r in classes]).double()
+    centred = torch.cat([r - r.mean(dim=0) for r in classes])
+    values, vectors = torch.linalg.eigh(centred.T @ centred / max(len(centred) - len(classes), 1))
+    return values.clamp(min=0).double(), vectors, means @ vectors.double()
 
 
 def between_ratio(between: Tensor, within: Tensor, classes: int, floor: float) -> Tensor:
@@ -258,19 +302,24 @@ def fit_prior(own: Eigen, ridge: float, floor: float, sharpness: float, share: f
 
     The moments suffice. Rows become unit vectors one by one; what that does to their moments is known on average.
     """
-    values, counts, classes = own.values, own.counts, len(own.counts)
-    scale = (values + ridge * values.mean()).clamp(min=MIN_VARIANCE).rsqrt()
-    moved, scattered = own.means * scale, values * scale.square()
+    values, counts, classes, times = own.values, own.counts, len(own.counts), own.times
+    dim = times.sum()
+    scale = (values + ridge * (times * values).sum() / dim).clamp(min=MIN_VARIANCE).rsqrt()
+    moved, scattered = own.means * scale, times * values * scale.square()
     length2 = scattered.sum() * own.freedom / counts.sum() + counts @ moved.square().sum(dim=1) / counts.sum()
     length2 = length2.clamp(min=MIN_VARIANCE)
     moved, scattered = moved / length2.sqrt(), scattered / length2
     mean = moved.mean(dim=0)
-    _, spectrum, rotation = torch.linalg.svd(moved - mean, full_matrices=True)
-    rotation = rotation.T
+    own_size = len(values) - (own.rest > 0)
+    _, spectrum, turned = torch.linalg.svd((moved - mean)[:, :own_size], full_matrices=True)
+    rotation = torch.block_diag(turned.T, *([torch.ones_like(turned[:1, :1])] if own.rest else []))
     within = scattered @ rotation.square()
+    # Where base means have nothing the basis is arbitrary: one variance for all.
+    free = within[min(classes - 1, own_size) : own_size]
+    free[:] = free.mean() if len(free) else 0.0
     between = torch.zeros_like(values)
     between[: len(spectrum)] = spectrum.square() / max(classes - 1, 1)
-    noise = float(scattered.mean()) * float((1 / counts).mean())
+    noise = float(scattered.sum() / dim) * float((1 / counts).mean())
     psi = between_ratio((between - noise).clamp(min=0), within, classes, floor)
     prior = Prior(
         transform=Gaussianization("none"),

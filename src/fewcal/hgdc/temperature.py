@@ -25,7 +25,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from fewcal.hgdc.prior import Eigen, fit_prior
+from fewcal.hgdc.prior import Eigen, class_eigen, fit_prior, span
 
 # Nodes of the posterior means of λ, from a full whitening to none, and of ω.
 RIDGES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
@@ -77,7 +77,10 @@ def cross_validate(
     floor, sharpness, share : float
         As in `fit_prior`.
     """
-    folds = [fold for k in range(2) if (fold := Fold.make(rows, plain, k)) is not None]
+    rest = max(rows[0].shape[1] - sum(map(len, rows)), 0)
+    if rest:  # fewer rows than features: the same in the space that they span
+        rows = list(span(torch.cat(rows))[1].float().split([len(r) for r in rows]))
+    folds = [fold for k in range(2) if (fold := Fold.make(rows, plain, k, rest)) is not None]
     if not folds:
         return Study() if ridge is None else Study(ridge)
     ridges = RIDGES if ridge is None else (ridge,)
@@ -122,18 +125,18 @@ class Fold(NamedTuple):
     truth: Tensor
 
     @classmethod
-    def make(cls, rows: list[Tensor], plain: list[Tensor], k: int) -> Fold | None:
-        """Half number k, 0 or 1; None of too few classes or rows for tasks."""
+    def make(cls, rows: list[Tensor], plain: list[Tensor], k: int, rest: int = 0) -> Fold | None:
+        """Half number k, 0 or 1; None of too few classes or rows for tasks. `rest` is that of `Eigen`."""
         bank, held = rows[k::2], range(1 - k, len(rows), 2)
         n = min(TASK_CLASSES, len(held))
         p = min([TASK_ROWS, *(len(rows[i]) for i in held)])
         if len(bank) < 2 or n < 2 or p < 2:
             return None
         counts = torch.tensor([len(r) for r in bank], device=rows[0].device).double()
-        means = torch.stack([r.mean(dim=0) for r in bank]).double()
-        centred = torch.cat([r - r.mean(dim=0) for r in bank])
-        values, vectors = torch.linalg.eigh(centred.T @ centred / max(float(counts.sum()) - len(bank), 1.0))
-        own = Eigen.make(values.clamp(min=0).double(), means @ vectors.double(), counts)
+        values, vectors, means = class_eigen(bank)
+        own = Eigen.make(values, means, counts, rest)
+        if rest:
+            vectors = torch.nn.functional.pad(vectors, (0, 1))
         groups = [held[g :: len(held) // n][:n] for g in range(len(held) // n)]
         others = torch.tensor([[j for j in range(p) if j != i] for i in range(p)])
 

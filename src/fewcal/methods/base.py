@@ -24,6 +24,10 @@ __all__ = ["Contributions", "Head", "Method", "RowMap", "Shared", "TaskBatch", "
 class RowMap(Protocol):
     """A fitted map of features `(R, D)` into the space of a method."""
 
+    @property
+    def shift(self) -> Tensor | None:
+        """What the map subtracts in double precision; None where rows in single precision will do."""
+
     def __call__(self, x: Tensor, name: str = "X") -> Tensor:
         """Map rows; `name` is what errors call them."""
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fewcal._utils.parameters import Parameter, parameters_of
+from fewcal._utils.threads import single_thread
 from fewcal.bank import BaseBank
 from fewcal.calibrate import Calibrator
 from fewcal.covariance import CalibratedCovariance, ShrunkCovariance, shares, shrink_covariance
@@ -30,7 +31,7 @@ from fewcal.params import GDCParams
 
 # What the penalty adds to the curvature of the loss, in units of the mean variance of the points: about right at one
 # shot and at five, where a few points in a hundred are still in doubt at the end.
-_RIDGE = 3.0
+_RIDGE = 1.0
 # Points for each feature from which on iterations are so dear that it pays.
 _POINTS_OF_METRIC = 2
 _GDC = parameters_of(GDCParams)  # what both have means the same
@@ -91,6 +92,7 @@ class DC(Method):
     def _needs_metric(self, points: int) -> bool:
         return points >= _POINTS_OF_METRIC * self.bank.dim
 
+    @single_thread()
     def _metric(self) -> Tensor:
         """About the inverse curvature of the loss, `(D, D)`: without noise of equal variance, points lie along axes."""
 

@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 
 from fewcal._utils.parameters import Parameter, SearchRange
+from fewcal._utils.threads import single_thread
 from fewcal.bank import BaseBank
+from fewcal.bank.core import even_steps
 from fewcal.errors import FewcalWarning
 from fewcal.gaussianize import Gaussianization
 from fewcal.heads.linear import LinearHead, class_shots
@@ -24,6 +26,7 @@ from fewcal.hgdc.discriminant import Discriminant
 from fewcal.hgdc.mixture import MIN_RELIABILITY, fit_support_only, mean_reliability, mixture, unit_rows
 from fewcal.hgdc.prior import MIN_VARIANCE, Posterior, Prior, base_weight, fit_prior, pooled_eigen
 from fewcal.hgdc.temperature import STUDY_CLASSES, STUDY_ROWS, Study, cross_validate
+from fewcal.hgdc.transduction import Transduction, plain_view, prior_view, transduce
 from fewcal.methods.base import Contributions, Method, RowMap, TaskBatch, typical_distance
 from fewcal.methods.registry import register_method
 
@@ -121,7 +124,8 @@ class HGDC(Method):
         assert bank is not None
         bank.check()
         key = ("hgdc", *(self.settings[name] for name in self.accepts if name != "scatter"))
-        self.prior = bank.memo.get(key, lambda: self._fit_prior(bank))
+        with single_thread():
+            self.prior = bank.memo.get(key, lambda: self._fit_prior(bank))
         self.set_space(self.prior.transform, bank, *key)
         if self.prior.weight == 0:
             warn(
@@ -148,10 +152,12 @@ class HGDC(Method):
         study = self._study(bank, base, share)
         own, vectors = pooled_eigen(space)
         prior, whitening = fit_prior(own, study.ridge, self.floor, self.sharpness, share)
-        matrix = ((vectors * whitening.scale) @ whitening.rotation).float()
+        size = len(own.values) - (own.rest > 0)
+        turned = (vectors[:, :size] * whitening.scale[:size]) @ whitening.rotation[:size, :size]
+        matrix = torch.cat([turned, vectors[:, size:] * whitening.scale[-1]], dim=1).float()
         reliable = mean_reliability(space) >= MIN_RELIABILITY
         return replace(
-            prior,
+            own.expanded(prior),
             transform=replace(base, whitening=matrix),
             gamma=min(study.gamma, self.confidence) * prior.gaussian_gamma,
             weight=1 - (1 - study.weight) * (1 - share) if reliable else 0.0,
@@ -164,7 +170,7 @@ class HGDC(Method):
             return Study() if ridge is None else Study(ridge)
         rows = [r.float() for r in study_rows(bank)]
         return cross_validate(
-            [base(r) if bank.transform is None else r for r in rows],
+            [base.apply(r) if bank.transform is None else r for r in rows],
             [unit_rows(r) for r in rows],
             self._plain_scores,
             ridge,
@@ -206,6 +212,16 @@ class HGDC(Method):
                 head, fit_support_only(plain, batch.labels, batch.n_classes, self.scatter), self.prior.weight
             )
 
+    def transduce(self, batch: TaskBatch, rows: Tensor) -> Transduction:
+        """Infer the classes of unlabelled rows `(T, M, 2D)` together."""
+        with torch.inference_mode():
+            d, n, labels, weight = len(self.prior.origin), batch.n_classes, batch.labels, self.prior.weight
+            views = (
+                (weight, prior_view(self.prior, batch.support[..., :d], labels, n, rows[..., :d], self.scatter)),
+                (1 - weight, plain_view(batch.support[..., d:], labels, n, rows[..., d:], self.scatter)),
+            )
+            return transduce(views)
+
     def contributions(self, batch: TaskBatch) -> Contributions:
         with torch.inference_mode():
             prior, d = self.prior, len(self.prior.origin)
@@ -226,6 +242,17 @@ class HGDC(Method):
         return 4 * (12 * n_support * dim + 4 * n_support * min(n_support, dim) + neighbours)
 
 
+@register_method
+class TransductiveHGDC(HGDC):
+    """HGDC for all queries of a task together."""
+
+    name = "hgdc-transductive"
+    transductive = True
+
+    def fit_predict(self, batch: TaskBatch, query: Tensor) -> Tensor:
+        return self.transduce(batch, query).scores
+
+
 @dataclass(frozen=True, eq=False)
 class TwoViews:
     """Rows in the space of the prior, less its origin, beside rows of unit length: `(R, 2D)`."""
@@ -235,7 +262,13 @@ class TwoViews:
 
     def __call__(self, x: Tensor, name: str = "X") -> Tensor:
         """Map rows `(R, D)`."""
-        return torch.cat([self.model(x, name).sub_(self.origin), unit_rows(x)], dim=-1)
+        x = self.model.shifted(x)
+        return torch.cat([self.model.apply(x, name).sub_(self.origin), unit_rows(x)], dim=-1)
+
+    @property
+    def shift(self) -> Tensor | None:
+        """What is subtracted first."""
+        return self.model.shift
 
     def to(self, device: torch.device | str) -> TwoViews:
         """The same on `device`."""
@@ -245,20 +278,12 @@ class TwoViews:
 def study_rows(bank: BaseBank) -> list[Tensor]:
     """A few rows of some base classes, in an order that depends on their values alone.
 
-    Tasks of base classes are then the same whatever the order of the bank. Rows are ordered by their sum of absolute
-    values and taken at even steps, classes by the mean of that.
+    Tasks of base classes are then the same whatever the order of the bank (`RowStore.order`).
     """
-    chosen = torch.linspace(0, len(bank) - 1, min(len(bank), STUDY_CLASSES)).long().tolist()
-    sums = bank.memo.get("row sums", lambda: [bank.rows(i).double().abs().sum(dim=1).sort() for i in range(len(bank))])
-    order = sorted(range(len(bank)), key=lambda i: float(sums[i].values.mean()))
-    most = max(STUDY_ROWS // len(chosen), 2)
-    found = []
-    for i in (order[j] for j in chosen):
-        at = sums[i].indices
-        if len(at) > most:
-            at = at[torch.linspace(0, len(at) - 1, most, device=at.device).long()]
-        found.append(bank.rows(i)[_low_discrepancy(at)])
-    return found
+    classes, orders = bank.order()
+    chosen = [classes[i] for i in even_steps(len(classes), STUDY_CLASSES)]
+    count = max(STUDY_ROWS // len(chosen), 2)
+    return [bank.rows(i)[_low_discrepancy(orders[i][even_steps(len(orders[i]), count)])] for i in chosen]
 
 
 def _low_discrepancy(at: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from fewcal._utils.names import nearest_names
 from fewcal.errors import InputError
 from fewcal.methods.base import Method
+from fewcal.methods.settings_file import load_settings
 from fewcal.params import GDCParams
 
 METHODS: dict[str, type[Method]] = {}
@@ -93,11 +94,17 @@ def _split(name: str) -> tuple[str, str]:
 def parse_settings(settings: Sequence[str]) -> dict[str, dict[str, Any]]:
     """`key=value` and `method.key=value` as nested dictionaries; values are read as JSON where they can be.
 
+    `@FILE` stands for all values of a settings file, as `fewcal tune` writes it.
+
     >>> parse_settings(["k=8", "dc.alpha=0.3", "head=lbfgs", "whiten=False"])
     {'gdc': {'k': 8, 'head': 'lbfgs', 'whiten': False}, 'dc': {'alpha': 0.3}}
     """
     out: dict[str, dict[str, Any]] = {}
     for item in settings:
+        if item.startswith("@"):
+            method, values = load_settings(item[1:])
+            out.setdefault(method, {}).update(values)
+            continue
         name, equals, raw = item.partition("=")
         if not equals or not name.strip():
             raise InputError(f"--set {item!r} is not key=value")

@@ -35,7 +35,7 @@
     return text === "" ? null : Number(text);
   };
 
-  const sortable = (table, say) => {
+  const sortable = (table, status) => {
     const heads = [...table.tHead.rows[0].cells];
     const body = table.tBodies[0];
     heads.forEach((head, column) => {
@@ -58,7 +58,7 @@
           return up ? order : -order;
         });
         body.append(...rows.map(([, row]) => row));
-        say.textContent = `Sorted by ${button.textContent.trim()}, ${up ? "ascending" : "descending"}.`;
+        status.textContent = `Sorted by ${button.textContent.trim()}, ${up ? "ascending" : "descending"}.`;
       });
     });
   };
@@ -98,11 +98,11 @@
 
   document.addEventListener("DOMContentLoaded", () => {
     themeButton(document.getElementById("theme"));
-    const say = document.createElement("div");
-    say.className = "hidden";
-    say.setAttribute("role", "status");
-    document.body.append(say);
-    document.querySelectorAll("table[data-sortable]").forEach((table) => sortable(table, say));
+    const status = document.createElement("div");
+    status.className = "hidden";
+    status.setAttribute("role", "status");
+    document.body.append(status);
+    document.querySelectorAll("table[data-sortable]").forEach((table) => sortable(table, status));
     document.querySelectorAll(".scroll").forEach(fitting);
     const contents = document.querySelector("nav details");
     if (contents && matchMedia("(max-width: 70rem)").matches) contents.open = false;

@@ -244,9 +244,9 @@ def _figure(image: Image, alt: str, caption: str = "") -> str:
         return f"<figure><img {source}>{below}</figure>"
     # Letters of a chart are as large as those of tables where there is room; on a phone a wide one is moved sideways.
     pixels = 96 * image.get_figwidth()
-    least = pixels * _SMALLER
-    shown = f'<img class="chart" width="{_LARGER * pixels:.0f}" style="min-width: {least:.0f}px" {source}>'
-    if least > _PHONE_PIXELS:
+    narrowest = pixels * _SMALLER
+    shown = f'<img class="chart" width="{_LARGER * pixels:.0f}" style="min-width: {narrowest:.0f}px" {source}>'
+    if narrowest > _PHONE_PIXELS:
         shown = f'<div class="wide" role="region" tabindex="0" aria-label="Chart, moves sideways">{shown}</div>'
     return f"<figure>{shown}{below}</figure>"
 

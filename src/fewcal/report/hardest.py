@@ -104,7 +104,7 @@ def best_explainable(group: Group) -> str | None:
 
 
 def _rebuilt(settings: Mapping[str, object]) -> Method | None:
-    """A method that calibrates, as it was used, or `None` for another or a head that is known by its repr alone."""
+    """A method that calibrates, as it was used, or `None` for others and for heads that the record has by repr."""
     name = str(settings.get("method"))
     if name not in ("gdc", "hgdc"):
         return None

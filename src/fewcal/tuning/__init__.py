@@ -1,10 +1,23 @@
-"""Tuning: parameters of GDC searched with Optuna, by the paper's protocol or an honest one."""
+"""Tuning: parameters of HGDC or GDC searched with Optuna on validation classes, and compared with the default."""
 
-from fewcal.tuning.protocols import PROTOCOLS
+from fewcal.methods.settings_file import load_settings
+from fewcal.tuning.objective import Objective, make_objective
 from fewcal.tuning.result import Tuning
 from fewcal.tuning.run import tune
-from fewcal.tuning.search import Search
-from fewcal.tuning.spaces import SPACES, search_space, space_names
-from fewcal.tuning.workers import Snapshot
+from fewcal.tuning.search import PROTOCOLS, Search
+from fewcal.tuning.show import plot_history
+from fewcal.tuning.spaces import SPACES, Space, search_space
 
-__all__ = ["PROTOCOLS", "SPACES", "Search", "Snapshot", "Tuning", "search_space", "space_names", "tune"]
+__all__ = [
+    "PROTOCOLS",
+    "SPACES",
+    "Objective",
+    "Search",
+    "Space",
+    "Tuning",
+    "load_settings",
+    "make_objective",
+    "plot_history",
+    "search_space",
+    "tune",
+]

@@ -1,196 +1,182 @@
-"""What a search is: its settings and data; and its trials, one after another, in this process."""
+"""What a search is: its settings, and the protocol by which trials are proposed, stopped and chosen."""
 
 from __future__ import annotations
 
-import time
-import zlib
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from fewcal._utils.types import JSONObject
-from fewcal.episodes import EpisodeSpec, sample_episodes
+from fewcal._utils.names import nearest_names
+from fewcal._utils.types import JSON, JSONObject
 from fewcal.errors import InputError
+from fewcal.evaluation import Protocol
 from fewcal.features import FeatureSet
-from fewcal.tuning.protocols import ENQUEUE, TuningProtocol, find_protocol
-from fewcal.tuning.spaces import Space, find_space, make_space
-from fewcal.tuning.storage import count, drop_lost, give_up
-from fewcal.tuning.trials import TrialRunner
-from fewcal.tuning.worker_process import me
+from fewcal.presets import get_preset, list_presets
+from fewcal.tuning.spaces import Space, find_space
+from fewcal.tuning.storage import require_optuna
 
 if TYPE_CHECKING:
-    import optuna
+    from optuna.pruners import BasePruner
+    from optuna.samplers import BaseSampler
+
+# Fresh tasks are drawn by the seed of the search and this: none of them is a task of the search.
+FRESH_SEED = 1_000_003
+
+
+@dataclass(frozen=True)
+class TuningProtocol:
+    """How a search proposes, stops and chooses.
+
+    `finalists` trials are measured on fresh tasks beside the default; the pruner looks every `interval` tasks. With
+    `keeps_default` the default stays unless a trial is significantly above it; otherwise the best trial is taken, or
+    with novel classes the best finalist there.
+    """
+
+    name: str
+    summary: str
+    trials: int
+    finalists: int
+    interval: int
+    sampler: Callable[[int | None], BaseSampler]
+    pruner: Callable[[], BasePruner]
+    keeps_default: bool
+
+
+def _tpe(**settings: object) -> Callable[[int | None], BaseSampler]:
+    return lambda seed: require_optuna().samplers.TPESampler(seed=seed, constant_liar=True, **settings)
+
+
+PROTOCOLS = {
+    p.name: p
+    for p in (
+        TuningProtocol(
+            "default",
+            "trials compared task by task; the default kept unless a trial is significantly above it on fresh tasks",
+            trials=100,
+            finalists=5,
+            interval=60,
+            sampler=_tpe(multivariate=True, group=True, n_startup_trials=20),
+            pruner=lambda: require_optuna().pruners.WilcoxonPruner(p_threshold=0.05),
+            keeps_default=True,
+        ),
+        TuningProtocol(
+            "paper",
+            "the paper's search: TPE, median pruning after 100 tasks, the best of three on novel classes if opened",
+            trials=1000,
+            finalists=3,
+            interval=100,
+            sampler=_tpe(),
+            pruner=lambda: require_optuna().pruners.MedianPruner(n_warmup_steps=100),
+            keeps_default=False,
+        ),
+    )
+}
 
 
 @dataclass(frozen=True)
 class Search:
     """Settings of a search; with the features they fix every number of it.
 
-    `enqueue` names the trials that it begins with (`fewcal.tuning.protocols.ENQUEUE`); None: those of its protocol.
+    Parameters
+    ----------
+    protocol : str
+        One of `PROTOCOLS`: "default" or "paper".
+    space : str, Space or None
+        A name in `SPACES`, or a space of your own; None: "hgdc", and for the paper's protocol the paper's space for
+        features of that sign.
+    head : str or None
+        The one head of a space of GDC; None: those of the space.
+    trials : int or None
+        Number of trials, those of all workers together; None: 100, and 1000 for the paper's protocol.
+    tasks : int
+        Tasks of a trial, the same for all.
+    way, shot, query, seed, split
+        How tasks are drawn, see `Protocol`.
+    final_tasks : int
+        Fresh validation tasks on which finalists are compared with the default.
+    fixed : mapping
+        Parameters of the space that stay at a value.
+    published : bool
+        Begin with the paper's setting for a space of the paper and this number of shots.
 
-    >>> Search(shot=5).space
-    'default'
+    Examples
+    --------
+    >>> Search(protocol="paper", space="ablation", trials=100, fixed={"m": 0.0}).tasks
+    200
     """
 
     protocol: str = "default"
-    space: str = "default"
-    heads: tuple[str, ...] = ("closed_form", "lbfgs")
-    trials: int = 1000
+    space: str | Space | None = None
+    head: str | None = None
+    trials: int | None = None
     tasks: int = 200
     way: int = 5
     shot: int = 1
     query: int = 15
     seed: int = 0
     split: str = "val"
-    finalists: int = 12
     final_tasks: int = 1000
-    enqueue: str | None = None
+    fixed: Mapping[str, JSON] = field(default_factory=dict)
+    published: bool = False
 
     def __post_init__(self) -> None:
-        find_protocol(self.protocol)
-        if self.enqueue not in (None, *ENQUEUE):
-            raise InputError(f"enqueue={self.enqueue!r} is unknown; use one of {', '.join(ENQUEUE)}")
-        for name in ("trials", "tasks", "finalists", "final_tasks"):
+        if self.protocol not in PROTOCOLS:
+            raise InputError(f"protocol {self.protocol!r} is unknown{nearest_names(self.protocol, PROTOCOLS)}")
+        if self.space is not None:
+            find_space(self.space, self.head)
+        for name in ("trials", "tasks", "final_tasks"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InputError(f"{name}={value!r} must be a whole number from 1 on")
-        if not self.heads:
-            raise InputError("no head was given; use closed_form, lbfgs or sgd")
-        _ = self.spec
+            if (name, value) != ("trials", None) and (type(value) is not int or value < 1):
+                raise InputError(f"{name}={value!r} must be an integer of at least 1")
+        _ = self.search_tasks  # raises for ways, shots or queries out of range
 
-    @classmethod
-    def for_features(
-        cls,
-        features: FeatureSet,
-        *,
-        protocol: str = "default",
-        space: str | None = None,
-        heads: Sequence[str] | None = None,
-        **settings: Any,
-    ) -> Search:
-        """A search with the space of its protocol for these features and the heads of that space, unless given.
-
-        `settings` are the other fields.
-        """
-        if space is None:
-            space = find_protocol(protocol).space_for(signed=bool((features.split("base").features < 0).any()))
-        return cls(protocol, space, tuple(heads or find_space(space).heads), **settings)
+    def for_features(self, features: FeatureSet) -> Search:
+        """The same search with its space and its number of trials filled in."""
+        space = self.space
+        if space is None and self.protocol == "paper":
+            # The paper's families: α up to 10,000 for features after a ReLU, a finer range for signed ones.
+            space = "paper/dogs" if (features.split("base").features < 0).any() else "paper/mini"
+        return replace(self, space=space or "hgdc", trials=self.trials or self.rules.trials)
 
     @property
     def rules(self) -> TuningProtocol:
         """Its protocol."""
-        return find_protocol(self.protocol)
+        return PROTOCOLS[self.protocol]
+
+    def make_space(self) -> Space:
+        """Its space."""
+        return find_space(self.space or "hgdc", self.head)
 
     @property
-    def spec(self) -> EpisodeSpec:
-        """How tasks are drawn."""
-        return EpisodeSpec(self.way, self.shot, self.query, self.seed, True)
+    def search_tasks(self) -> Protocol:
+        """How the tasks of trials are drawn."""
+        return Protocol(self.way, self.shot, self.query, self.tasks, self.seed, self.split)
 
     @property
-    def final_spec(self) -> EpisodeSpec:
-        """How the tasks are drawn on which finalists are compared: as the others, but none of them."""
-        return EpisodeSpec(self.way, self.shot, self.query, self.seed + 1_000_003, True)
+    def fresh_tasks(self) -> Protocol:
+        """How the tasks of finalists are drawn."""
+        return replace(self.search_tasks, tasks=self.final_tasks, seed=self.seed + FRESH_SEED)
+
+    def sampler(self, seed: int | None) -> BaseSampler:
+        """The sampler of its protocol, with `fixed` parameters at their values."""
+        sampler = self.rules.sampler(seed)
+        if not self.fixed:
+            return sampler
+        fixed: BaseSampler = require_optuna().samplers.PartialFixedSampler(dict(self.fixed), sampler)
+        return fixed
+
+    def first_trial(self) -> dict[str, JSON]:
+        """The default of the space, or the paper's setting; empty where the sampler proposes the first trial."""
+        space = self.make_space()
+        first = dict(space.first)
+        if self.published:
+            name = f"{space.name}/{self.shot}shot"
+            if name not in list_presets():
+                raise InputError(f"the paper has no setting for space {space.name!r} and {self.shot} shots")
+            first = get_preset(name).as_dict()
+        return first | dict(self.fixed) if first else first
 
     def to_dict(self) -> JSONObject:
         """Plain values, for JSON."""
-        return asdict(self) | {"heads": list(self.heads)}
-
-    def make_space(self, n_classes: int) -> Space:
-        """Its space, for a bank of so many classes."""
-        return make_space(self.space, n_classes, self.heads)
-
-
-@dataclass(frozen=True)
-class SearchData:
-    """What trials are computed on: base rows, and the split that tasks are drawn from."""
-
-    base: tuple[np.ndarray, np.ndarray]
-    features: np.ndarray
-    labels: np.ndarray
-    fingerprints: dict[str, str]
-
-    @classmethod
-    def of(cls, features: FeatureSet, search: Search) -> SearchData:
-        """From a feature set."""
-        base = features.split("base")
-        if search.split == "base":
-            raise InputError("tasks of a search are drawn from classes outside the bank; use split='val'")
-        held = features.split(search.split)
-        fingerprints = {"base": base.fingerprint(), search.split: held.fingerprint()}
-        labels = held.require_labels()
-        sample_episodes(labels, search.spec, range(1), held.classes)  # refuses classes or rows that do not suffice
-        return cls((base.features, base.require_labels()), held.features, labels, fingerprints)
-
-    def runner(self, search: Search, device: str, *, final: bool = False) -> TrialRunner:
-        """Ready for trials, or for finalists."""
-        spec, tasks = (search.final_spec, search.final_tasks) if final else (search.spec, search.tasks)
-        return TrialRunner(self.base, self.features, self.labels, spec, tasks, device)
-
-
-def run_trial(
-    study: optuna.Study, trial: optuna.Trial, space: Space, runner: TrialRunner, search: Search
-) -> float | None:
-    """Compute one trial and tell the study; its accuracy, or None if it was pruned or refused."""
-    from optuna.exceptions import UpdateFinishedTrialError
-    from optuna.trial import TrialState
-
-    try:
-        params = space.suggest(trial)
-        done: list[np.ndarray] = []
-        pruning = search.rules.pruning
-        for part in runner.run(params, pruning.first, pruning.then):
-            done.append(part)
-            if pruning.report(trial, np.concatenate(done), len(part), search.tasks):
-                study.tell(trial, state=TrialState.PRUNED, skip_if_finished=True)
-                return None
-        value = float(np.concatenate(done).mean())
-        study.tell(trial, value, skip_if_finished=True)
-        return value
-    except InputError as error:  # parameters that these features do not admit
-        refuse(study, trial, error)
-        return None
-    except UpdateFinishedTrialError:  # another worker took it for lost, and over
-        return None
-    except Exception:
-        study.tell(trial, state=TrialState.FAIL, skip_if_finished=True)
-        raise
-    except BaseException:  # Ctrl-C: whoever goes on begins with these parameters
-        give_up(study, trial)
-        raise
-
-
-def refuse(study: optuna.Study, trial: optuna.Trial, error: Exception) -> None:
-    """End a trial whose parameters these features do not admit."""
-    from optuna.trial import TrialState
-
-    trial.set_user_attr("refused", str(error)[:500])
-    study.tell(trial, state=TrialState.FAIL)
-
-
-def work(
-    study: optuna.Study,
-    runner: TrialRunner,
-    search: Search,
-    after: Callable[[], None] | None = None,
-) -> None:
-    """Run trials until the study has as many as asked for, counting those that others are busy with."""
-    space = search.make_space(len(runner.bank))
-    while True:
-        drop_lost(study)
-        now = count(study)
-        if now.finished + now.running >= search.trials:
-            return
-        run_trial(study, study.ask(), space, runner, search)
-        if after is not None:
-            after()
-
-
-def sampler_seed(search: Search, first: bool) -> int:
-    """A sampler's seed: that of the search for the process that begins a study, another one for all that join it."""
-    parts = [search.seed]
-    if not first:
-        worker = me()
-        parts += [zlib.crc32(worker["host"].encode()), worker["pid"], time.time_ns() & 0xFFFFFFFF]
-    return int(np.random.SeedSequence(parts).generate_state(1)[0])
+        space = self.space.name if isinstance(self.space, Space) else self.space
+        return asdict(replace(self, space=None)) | {"space": space, "fixed": dict(self.fixed)}

@@ -1,158 +1,176 @@
-"""From trials to one set of parameters.
+"""From trials to one model: finalists beside the default on fresh tasks; and novel classes, opened once.
 
-The best of a thousand trials on 200 tasks owes part of its lead to luck. So the trials that cannot be told from the
-best by their own tasks (at most one standard error of the paired difference behind) are measured again as finalists on
-fresh tasks of the same classes, together with the preset `default`. Among the finalists the same rule decides: of those
-that are at most one standard error behind the best, the one nearest to `default` is taken (the one-standard-error rule,
-with the preset as the simplest model).
+The best of many trials on few tasks owes part of its lead to luck. So the best trials and the default, HGDC as it is,
+classify fresh tasks of the same classes, and their differences are paired task by task. The default is kept unless the
+best trial is significantly above it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from fewcal.errors import FewcalError, InputError
-from fewcal.tuning.spaces import Picks, Space
-from fewcal.tuning.storage import complete_trials
+import numpy as np
 
-# Names of protocols must be there at once: what loads torch or NumPy is here for its types.
+from fewcal._utils.types import JSONObject
+from fewcal.errors import FewcalError, FewcalWarning
+from fewcal.evaluation import Protocol, evaluate
+from fewcal.features import FeatureSet
+from fewcal.methods import HGDC, Method
+from fewcal.tuning.objective import Objective
+from fewcal.tuning.search import Search
+from fewcal.tuning.study import complete_trials
+
 if TYPE_CHECKING:
-    import numpy as np
-    import optuna
-    from optuna.trial import FrozenTrial
+    from optuna import Study
 
-    from fewcal.params import GDCParams
-    from fewcal.tuning.trials import TrialRunner
+DEFAULT, NOVEL = "default", "novel"
+# Standard errors by which a gain is significant: the two-sided 5% of a normal distribution.
+SIGNIFICANT_ERRORS = 1.96
+
+
+@dataclass(frozen=True)
+class Score:
+    """Accuracy on tasks, and the mean difference to that of the default on the same ones with its standard error.
+
+    The error is None for one task.
+    """
+
+    accuracy: float
+    gain: float
+    error: float | None
+    tasks: int
+
+    @classmethod
+    def paired(cls, accuracy: np.ndarray, default: np.ndarray) -> Score:
+        """The score of accuracies of tasks `(T,)`, beside those of the default.
+
+        >>> Score.paired(np.array([1.0, 0.5, 0.75, 0.75]), np.full(4, 0.5))
+        Score(accuracy=0.75, gain=0.25, error=0.10206207261596575, tasks=4)
+        """
+        gain, tasks = accuracy - default, len(accuracy)
+        error = float(gain.std(ddof=1)) / math.sqrt(tasks) if tasks > 1 else None
+        return cls(float(accuracy.mean()), float(gain.mean()), error, tasks)
+
+    @property
+    def is_significant(self) -> bool:
+        """Whether the default is significantly below."""
+        return self.error is not None and self.gain > SIGNIFICANT_ERRORS * self.error
+
+
+def score(methods: Mapping[str, Method], features: FeatureSet, protocol: Protocol, device: str) -> dict[str, Score]:
+    """Scores of methods, the default first, on the same tasks."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FewcalWarning)
+        results = evaluate(methods, features, protocol, device)
+    default = results.accuracy(DEFAULT)
+    return {name: Score.paired(results.accuracy(name), default) for name in methods}
 
 
 @dataclass(frozen=True, eq=False)
 class Finalist:
-    """A trial that was measured again.
+    """The default, or a trial that was measured again.
 
     Attributes
     ----------
-    number : int
-        Of the trial; −1 for a preset that is no trial.
-    values : dict, its picks in the space
-    params : GDCParams
-    tuned : float or None
-        Accuracy on the tasks of the search; None for a preset that is no complete trial.
-    accuracy : array (tasks,)
-        On the fresh tasks.
+    name : str
+        "default", or "trial" with its number.
+    method : Method
+        The model that ran; `method.settings` are its parameters.
+    searched : float
+        Mean accuracy on the tasks of the search.
+    fresh : Score
+        On fresh validation tasks.
+    values : dict
+        What the sampler suggested.
     """
 
-    number: int
-    values: Picks
-    params: GDCParams
-    tuned: float | None
-    accuracy: np.ndarray
+    name: str
+    method: Method
+    searched: float
+    fresh: Score
+    values: JSONObject = field(default_factory=dict)
 
-    @property
-    def mean(self) -> float:
-        """Mean accuracy on the fresh tasks."""
-        return float(self.accuracy.mean())
-
-    @property
-    def name(self) -> str:
-        """What it is called in tables."""
-        return "preset default" if self.number < 0 else f"trial {self.number}"
-
-    def accuracies(self, fresh_tasks: bool) -> dict[str, float | None]:
-        """Its accuracies by the tasks they are of; on fresh tasks only where the protocol has some."""
-        return {"search tasks": self.tuned, "fresh tasks": self.mean if fresh_tasks else None}
+    def to_dict(self) -> JSONObject:
+        """Plain values, for JSON."""
+        model = {"method": self.method.name, "parameters": self.method.settings}
+        return {"name": self.name, **model, "search tasks": self.searched, "fresh tasks": asdict(self.fresh)}
 
 
-def behind(best: np.ndarray, other: np.ndarray) -> tuple[float, float]:
-    """How far `other` is behind `best` on the same tasks: mean of the paired differences and its standard error.
-
-    >>> import numpy as np
-    >>> gap, error = behind(np.array([1.0, 0.5, 0.75, 0.75]), np.array([0.5, 0.5, 0.5, 0.5]))
-    >>> round(gap, 3), round(error, 3)
-    (0.25, 0.102)
-    """
-    difference = best - other
-    spread = float(difference.std(ddof=1)) if len(difference) > 1 else 0.0
-    return float(difference.mean()), spread / len(difference) ** 0.5
-
-
-def ranked(study: optuna.Study) -> list[FrozenTrial]:
-    """Complete trials, the best first; there must be some."""
-    trials = complete_trials(study)
-    if not trials:
-        raise FewcalError("no trial of this study is complete; run more trials")
-    return trials
-
-
-def contenders(study: optuna.Study, most: int) -> list[FrozenTrial]:
-    """Complete trials that are at most one standard error behind the best, the best first; doubles are left out."""
-    trials = ranked(study)
-    reference = _steps(trials[0])
-    found: list[FrozenTrial] = []
-    for trial in trials:
-        own = _steps(trial)
-        gap, error = behind(reference, own) if own.shape == reference.shape else (math.inf, 0.0)
-        if gap <= error + 1e-12 and all(trial.params != other.params for other in found):
-            found.append(trial)
-        if len(found) == most:
-            break
-    return found
-
-
-def _steps(trial: FrozenTrial) -> np.ndarray:
-    import numpy as np
-
-    values = trial.intermediate_values
-    return np.array([values[step] for step in sorted(values)])
-
-
-def rerun_finalists(
-    study: optuna.Study, space: Space, presets: Sequence[Picks], runner: TrialRunner, most: int
+def measure_finalists(
+    study: Study, objective: Objective, features: FeatureSet, search: Search, novel: NovelRecord | None
 ) -> list[Finalist]:
-    """The contenders, at most `most`, and presets, measured on the fresh tasks of `runner`; the best first."""
-    found = []
-    trials = contenders(study, most)
-    known = [t.params for t in trials]
+    """The default and the best different trials of a study, measured on fresh tasks.
+
+    Trials stand in the order of the search. Those on record for the novel classes are always among them.
+    """
+    if not (trials := complete_trials(study)):
+        refused = [t.user_attrs["refused"] for t in study.get_trials(deepcopy=False) if "refused" in t.user_attrs]
+        reason = f" (the last was refused: {refused[-1]})" if refused else ""
+        raise FewcalError(f"no trial of this study is complete{reason}; run more trials or choose another space")
+    default = HGDC()
+    methods: dict[str, Method] = {DEFAULT: default}
+    searched: dict[str, tuple[float, JSONObject]] = {DEFAULT: (float(objective.accuracy(default).mean()), {})}
     for trial in trials:
-        params = space.params(trial.params)
-        found.append(Finalist(trial.number, trial.params, params, trial.value, runner.accuracy(params)))
-    for values in presets:
-        if values not in known:
-            params = space.params(values)
-            # Not of a pruned trial: its value is that of its last step alone.
-            score = next((t.value for t in ranked(study) if t.params == values), None)
-            found.append(Finalist(-1, values, params, score, runner.accuracy(params)))
-    return sorted(found, key=lambda f: (-f.mean, f.number))
+        name, method = f"trial {trial.number}", objective.method(trial)
+        is_new = all((method.name, method.settings) != (m.name, m.settings) for m in methods.values())
+        if (is_new and len(methods) <= search.rules.finalists) or (novel is not None and name in novel.scores):
+            methods[name], searched[name] = method, (trial.value or 0.0, dict(trial.params))
+    scores = score(methods, features, search.fresh_tasks, str(objective.engine.device))
+    return [Finalist(n, m, searched[n][0], scores[n], searched[n][1]) for n, m in methods.items()]
 
 
-def choose(finalists: Sequence[Finalist], space: Space, simplest: Picks | None) -> Finalist:
-    """The one-standard-error rule; without a simplest model, the best."""
-    if not finalists:
-        raise InputError("there are no finalists to choose from")
-    best = finalists[0]
-    if simplest is None:
-        return best
-    gaps = [(f, *behind(best.accuracy, f.accuracy)) for f in finalists]
-    close = [f for f, gap, error in gaps if gap - error <= 1e-12]
-    return min(close, key=lambda f: (space.distance(f.values, simplest), -f.mean))
+def choose(finalists: Sequence[Finalist], search: Search, novel: NovelRecord | None) -> tuple[Finalist, Finalist]:
+    """The model that is chosen, and the best trial.
+
+    Novel classes decide by the paper's protocol alone, between the trials that were measured on them.
+    """
+    default, *trials = finalists
+    if not trials:
+        return default, default
+    if search.rules.keeps_default:
+        best = max(trials, key=lambda f: f.fresh.accuracy)
+        chosen = best if best.fresh.is_significant else default
+    else:
+        scores = {} if novel is None else novel.scores
+        chosen = best = max(trials, key=lambda f: scores[f.name].accuracy if f.name in scores else -1.0)
+    if novel is not None and chosen.name not in novel.scores:
+        warnings.warn(
+            f"the novel classes were opened for {', '.join(novel.scores)}; after more trials {chosen.name} is "
+            "chosen, for which there is no figure",
+            FewcalWarning,
+            stacklevel=3,
+        )
+    return chosen, best
 
 
-def top(study: optuna.Study, space: Space, most: int = 3) -> list[Finalist]:
-    """The best complete trials as they are: the paper's candidates."""
-    out: list[Finalist] = []
-    for t in ranked(study):
-        if all(t.params != f.values for f in out):
-            out.append(from_trial(t, space))
-        if len(out) == most:
-            break
-    return out
+@dataclass(frozen=True)
+class NovelRecord:
+    """What the novel classes showed, as the study keeps it: date, fingerprint of the split, scores by finalist."""
+
+    opened: str
+    features: str
+    scores: dict[str, Score]
+
+    @classmethod
+    def of_study(cls, study: Study) -> NovelRecord | None:
+        """The record of a study, if the novel classes were opened in it."""
+        record = study.user_attrs.get(NOVEL)
+        if record is None:
+            return None
+        return cls(**{**record, "scores": {name: Score(**score) for name, score in record["scores"].items()}})
 
 
-def from_trial(trial: FrozenTrial, space: Space) -> Finalist:
-    """A complete trial that was not measured again."""
-    import numpy as np
-
-    values = trial.params
-    return Finalist(trial.number, values, space.params(values), trial.value, np.array([trial.value]))
+def open_novel(
+    study: Study, features: FeatureSet, protocol: Protocol, finalists: Sequence[Finalist], device: str
+) -> NovelRecord:
+    """Measure finalists, the default first, on novel classes and record the scores in the study."""
+    scores = score({f.name: f.method for f in finalists}, features, protocol, device)
+    opened = datetime.now(UTC).isoformat(timespec="seconds")
+    record = NovelRecord(opened, features.split(NOVEL).fingerprint(), scores)
+    study.set_user_attr(NOVEL, asdict(record))
+    return record

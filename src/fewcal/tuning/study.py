@@ -1,77 +1,201 @@
-"""A study: begun, continued or joined; its identity is what all who work on it must share."""
+"""A study: begun, continued or joined, and its trials, which any number of processes compute."""
 
 from __future__ import annotations
 
+import multiprocessing
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fewcal._utils.types import JSONObject
-from fewcal.errors import InputError
+import torch
+
+from fewcal._utils.names import nearest_names
+from fewcal._utils.text import one_line
+from fewcal._utils.types import JSON, JSONObject, Progress
+from fewcal.errors import FewcalError, InputError
 from fewcal.evaluation.run_folder import first_difference
-from fewcal.tuning.search import Search, SearchData, sampler_seed
-from fewcal.tuning.storage import open_storage, require_optuna, storage_scheme, without_password
+from fewcal.features import FeatureSet
+from fewcal.tuning.objective import Objective, make_objective
+from fewcal.tuning.search import Search
+from fewcal.tuning.storage import damaged, open_storage, require_optuna, shown_url, storage_errors
 
 if TYPE_CHECKING:
-    import optuna
+    from optuna import Study
+    from optuna.trial import FrozenTrial, TrialState
+
+IDENTITY = "fewcal"
 
 
-@dataclass(frozen=True)
-class StudyPlace:
-    """Where a study is kept: a journal in `folder`, or the database at `url`; and its name there."""
+@dataclass(frozen=True, eq=False)
+class Session:
+    """What every worker of a study has: features, settings, device, and the address and name of the study."""
 
-    folder: Path
-    url: str | None = None
-    name: str = "fewcal"
+    features: FeatureSet
+    search: Search
+    device: str
+    url: str
+    name: str
 
-    def __post_init__(self) -> None:
-        if self.url is not None:
-            storage_scheme(self.url)
+    @property
+    def identity(self) -> JSONObject:
+        """What all workers share; the number of trials may grow."""
+        settings = {k: v for k, v in self.search.to_dict().items() if k not in ("trials", "final_tasks")}
+        splits = ("base", self.search.split)
+        return {"search": settings, "features": {name: self.features.split(name).fingerprint() for name in splits}}
 
+    def objective(self) -> Objective:
+        """The objective of its search."""
+        tasks, interval = self.search.search_tasks, self.search.rules.interval
+        return make_objective(self.features, self.search.make_space(), tasks, interval=interval, device=self.device)
 
-def identity_of(search: Search, data: SearchData) -> JSONObject:
-    """What all who work on a study must share; what it begins with is for the one who begins it."""
-    own = ("trials", "finalists", "final_tasks", "enqueue")
-    settings = {k: v for k, v in search.to_dict().items() if k not in own}
-    return {"search": settings, "features": data.fingerprints}
-
-
-def open_study(place: StudyPlace, search: Search, data: SearchData, resume: bool) -> tuple[optuna.Study, bool]:
-    """The study, and whether it is new."""
-    folder, url, name = place.folder, place.url, place.name
-    optuna = require_optuna()
-    rules = search.rules
-    storage = open_storage(folder, url)
-    identity = identity_of(search, data)
-    try:
-        there = optuna.study.get_all_study_names(storage)
-    except ValueError as error:  # a journal with a line that is none
-        raise InputError(f"{folder} holds a damaged study ({error}); choose another folder") from error
-    if name in there:
-        study = optuna.load_study(study_name=name, storage=storage, pruner=rules.pruning.pruner())
-        known = study.user_attrs.get("fewcal")
-        if known is not None and not resume:
-            where = without_password(url) if url else folder
-            raise InputError(f"{where} already holds a study {name!r}; continue or join it with --resume")
-        if known is not None and known != identity:
-            raise InputError(
-                f"the study {name!r} was begun with other settings or features: {first_difference(known, identity)}; "
-                "use the same or another folder or --study"
-            )
-        study.sampler = rules.sampler(sampler_seed(search, first=False))
-        if known is not None:
-            return study, False
-    else:
+    def first_trial(self, objective: Objective) -> dict[str, JSON]:
+        """Parameters of the first trial; raises unless the space holds them and all fixed ones."""
+        study, first = require_optuna().create_study(sampler=self.search.sampler(0)), self.search.first_trial()
+        study.enqueue_trial(first)
+        trial, space = study.ask(), objective.space.name
         try:
-            study = optuna.create_study(
-                study_name=name,
-                storage=storage,
-                direction="maximize",
-                pruner=rules.pruning.pruner(),
-                sampler=rules.sampler(sampler_seed(search, first=True)),
-            )
-        except optuna.exceptions.DuplicatedStudyError:  # another process made it in this moment
-            return open_study(place, search, data, resume)
-    study.set_user_attr("fewcal", identity)
-    study.set_metric_names(["accuracy"])
-    return study, True
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", UserWarning)
+                objective.method(trial)
+        except UserWarning as error:
+            raise InputError(f"space {space!r} does not hold the first trial: {one_line(error)}") from error
+        for name in self.search.fixed:
+            if name not in trial.params:
+                raise InputError(f"space {space!r} has no parameter {name!r}{nearest_names(name, trial.params)}")
+        return {name: value for name, value in trial.params.items() if name in first}
+
+    def open(self, objective: Objective, resume: bool) -> Study:
+        """Begin a study, or continue one that has the same identity."""
+        optuna = require_optuna()
+        first, storage = self.first_trial(objective), open_storage(self.url)
+        with storage_errors(self.url):
+            try:
+                study = optuna.create_study(
+                    storage=storage,
+                    study_name=self.name,
+                    direction="maximize",
+                    load_if_exists=True,
+                    sampler=self.search.sampler(None),  # workers that join draw other random numbers
+                    pruner=self.search.rules.pruner(),
+                )
+                begun = study.user_attrs.get(IDENTITY)
+                study.get_trials(deepcopy=False)
+            except (LookupError, TypeError, ValueError, AssertionError) as error:  # rows that no study has
+                raise damaged(self.url, error) from error
+            if begun is None:
+                if first and not study.trials:
+                    study.enqueue_trial(first)
+                study.sampler = self.search.sampler(self.search.seed)
+                study.set_metric_names(["accuracy"])
+                study.set_user_attr(IDENTITY, self.identity)
+            elif not resume:
+                raise InputError(
+                    f"{shown_url(self.url)} already holds a study {self.name!r}; continue or join it with --resume"
+                )
+            elif begun != self.identity:
+                raise InputError(
+                    f"the study {self.name!r} has other settings or features: "
+                    f"{first_difference(begun, self.identity)}; use the same ones, or another folder or --study"
+                )
+        return study
+
+    def optimize(self, study: Study, objective: Objective, progress: Progress) -> None:
+        """Compute trials until so many are finished, those of other workers included."""
+        optuna, trials = require_optuna(), self.search.trials or 0
+        file = Path(self.url.removeprefix("sqlite:///")) if self.url.startswith("sqlite") else None
+
+        def after(study: Study, _: FrozenTrial) -> None:
+            if file is not None and not file.exists():
+                raise FewcalError(f"{file} was deleted or moved during the search; start it again")
+            if (done := count_finished(study)) < trials:
+                progress(done, trials)
+
+        stop = optuna.study.MaxTrialsCallback(trials, states=_finished())
+        while (left := trials - count_finished(study)) > 0:
+            try:
+                study.optimize(objective, n_trials=left, callbacks=[stop, after])
+            except (optuna.exceptions.UpdateFinishedTrialError, ValueError, AssertionError) as error:
+                if not _is_taken_over(error):
+                    raise
+        progress(trials, trials)
+
+
+def count_finished(study: Study) -> int:
+    """Number of trials that are complete or pruned."""
+    return len(study.get_trials(deepcopy=False, states=_finished()))
+
+
+def complete_trials(study: Study) -> list[FrozenTrial]:
+    """Complete trials, the best first."""
+    trials = study.get_trials(deepcopy=False, states=_finished()[:1])
+    return sorted(trials, key=lambda t: (-(t.value or 0.0), t.number))
+
+
+def _finished() -> tuple[TrialState, ...]:
+    from optuna.trial import TrialState
+
+    return TrialState.COMPLETE, TrialState.PRUNED
+
+
+def _is_taken_over(error: Exception) -> bool:
+    """Whether a trial cannot be told, as another worker repeats it: this one was suspended for long."""
+    lost = require_optuna().exceptions.UpdateFinishedTrialError
+    return any(isinstance(e, lost) or str(e).startswith("Cannot tell") for e in (error, error.__context__))
+
+
+# ---- several processes ----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def worker_processes(count: int, session: Session) -> Iterator[None]:
+    """Let so many processes compute trials beside this one; they end with it."""
+    threads = torch.get_num_threads()
+    each = max(1, threads // (count + 1))
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=_work, args=(session, each), daemon=True) for _ in range(count)]
+    torch.set_num_threads(each)
+    try:
+        with _ignore_sigint():
+            for process in processes:
+                process.start()
+        yield
+        for process in processes:
+            process.join()
+    finally:
+        torch.set_num_threads(threads)
+        for process in processes:
+            if process.pid is not None:
+                process.terminate()
+                process.join()
+
+
+def _work(session: Session, threads: int) -> None:
+    torch.set_num_threads(threads)
+    with suppress(FewcalError), storage_errors(session.url):  # the parent meets the same error and reports it
+        objective = session.objective()
+        session.optimize(session.open(objective, resume=True), objective, _follow_parent)
+
+
+def _follow_parent(done: int, total: int) -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None and not parent.is_alive():
+        sys.exit()  # it was killed
+
+
+@contextmanager
+def _ignore_sigint() -> Iterator[None]:
+    """Start processes that leave Ctrl-C to their parent, which ends them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals belong to the main thread
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -83,7 +83,7 @@ class ServedModel:
             }
             if p_values is not None and self.reject is not None:
                 answer["outlier_pvalue"] = float(p_values[i])
-                if p_values[i] >= self.reject:
+                if p_values[i] < self.reject:
                     answer["class"] = NONE_OF_THESE
             out.append(json.dumps(answer).encode())
         return out

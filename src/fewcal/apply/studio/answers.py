@@ -15,11 +15,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Recipe:
-    """How a classifier is made: base classes or none, a preset of the paper's GDC or HGDC, and the power for `beta`."""
+    """How a classifier is made: base classes or None, a preset of the paper's GDC or None for the recommendation."""
 
     bank: BaseBank | None = None
     preset: str | None = None
-    beta: float = 1.0
 
     def make(self) -> TaskClassifier:
         """A new classifier, not fitted."""
@@ -34,7 +33,7 @@ class Prediction:
 
     names : classes of the columns
     probabilities : (R, N)
-    outliers : (R,) p-values of "none of these", or None
+    outliers : (R,) p-values of "belongs to one of the classes", or None
     """
 
     classifier: TaskClassifier
@@ -52,14 +51,16 @@ def predict_items(
     ----------
     labelled : positions (n,) of the examples
     names : their classes (n,)
-    outliers : whether "none of these" is judged against the base classes
+    outliers : whether to compute p-values; without base classes a class needs two examples for them
     """
     if len(np.unique(names)) < 2:
         return None
     classifier = recipe.make().fit(x[labelled], names)
+    comparable = recipe.bank is not None or len(np.unique(names)) < len(names)
+    tested = outliers and comparable and recipe.preset is None
     return Prediction(
         classifier,
         [str(name) for name in classifier.classes_],
         classifier.predict_proba(x),
-        classifier.outlier_pvalue(x) if outliers else None,
+        classifier.outlier_pvalue(x) if tested else None,
     )

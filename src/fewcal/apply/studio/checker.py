@@ -59,8 +59,7 @@ def check_moment(moment: Moment, progress: Callable[[int, int], None] | None = N
     at, names = (spaced(values) for values in moment.examples())
     found = None
     if len(np.unique(names)) > 1:
-        beta = moment.recipe.beta
-        found = check_examples(moment.x[at], names, moment.recipe.make, beta=beta, progress=progress)
+        found = check_examples(moment.x[at], names, moment.recipe.make, progress=progress)
     return Checked(moment.labels, [moment.ids[n] for n in at], found)
 
 

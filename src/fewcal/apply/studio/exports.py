@@ -61,7 +61,7 @@ def write_folders(target: Path, folder: Path, rows: Sequence[Row]) -> None:
     places = folder_names(dict.fromkeys(row.answer for row in rows if row.answer is not None))
     texts: dict[str, list[str]] = {}
     taken: set[str] = set()
-    # Dates before 1980, which cameras without a clock and some archives give, become 1980: ZIP knows none.
+    # Dates before 1980, which cameras without a clock and some archives give, become 1980: ZIP has none.
     with zipfile.ZipFile(target, "w", zipfile.ZIP_STORED, strict_timestamps=False) as archive:
         for row in rows:
             if row.answer is None:

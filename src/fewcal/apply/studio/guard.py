@@ -1,4 +1,4 @@
-"""Who may ask a studio, and how much: a pure ASGI layer around the application.
+"""Who may use a studio, and how much: a pure ASGI layer around the application.
 
 - **Token.** The link that the server prints carries a token; opening it sets a cookie, and every other request needs
   the cookie or the header `Authorization: Bearer TOKEN`.
@@ -6,7 +6,7 @@
   are taken. A foreign name that resolves to this machine (DNS rebinding) is refused.
 - **Origin.** A request that changes something must come from a page of this server (scheme, name and port) or of its
   proxy, or carry the token in its header.
-- **Size.** A body beyond the limit is refused as soon as that is known.
+- **Size.** A body beyond the limit is refused as soon as it is announced or seen.
 - **Headers.** No scripts but our own, no frames, nothing cached, no sniffing of types.
 """
 
@@ -23,7 +23,15 @@ from starlette.requests import HTTPConnection
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from fewcal.apply.web import SECURITY_HEADERS, announced_too_large, is_own_address, limited, refused, with_headers
+from fewcal.apply.web import (
+    SECURITY_HEADERS,
+    announced_too_large,
+    has_token,
+    is_own_address,
+    limited,
+    refused,
+    with_headers,
+)
 from fewcal.errors import InputError
 
 CONTENT_POLICY = (
@@ -71,7 +79,7 @@ class Access:
         port = next(iter(sorted(self.hosts))).rpartition(":")[2]
         return f"fewcal-studio-{port}"
 
-    def knows(self, token: str | None) -> bool:
+    def has_token(self, token: str | None) -> bool:
         return token is not None and hmac.compare_digest(token.encode(), self.token.encode())
 
 
@@ -102,9 +110,9 @@ class Guard:
         passed = proxy is not None and host == proxy.origin.partition("://")[2]
         if not (passed or host in self.access.hosts or is_own_address(host, scope)):
             return refused(403, "this name of the server is not allowed; use the link that the server printed")
-        method, bearer = scope["method"], _bearer(headers)
+        method, bearer = scope["method"], has_token(headers, self.access.token)
         given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [None])[0]
-        if scope["path"] == "/" and self.access.knows(given):
+        if scope["path"] == "/" and self.access.has_token(given):
             response = RedirectResponse("./", status_code=303)
             # Lax: from a link on another page (a notebook, a chat) browsers hold strict cookies back. What changes
             # something must show its origin below.
@@ -117,10 +125,10 @@ class Guard:
                 samesite="lax",
             )
             return response
-        if not (self.access.knows(bearer) or self.access.knows(HTTPConnection(scope).cookies.get(self.access.cookie))):
+        if not (bearer or self.access.has_token(HTTPConnection(scope).cookies.get(self.access.cookie))):
             person = "text/html" in headers.get("accept", "").lower()
             return HTMLResponse(NO_TOKEN_PAGE, 401) if person else refused(401, NO_TOKEN)
-        if method not in _SAFE and not self.access.knows(bearer):
+        if method not in _SAFE and not bearer:
             own = proxy.origin if proxy is not None and passed else f"{scope.get('scheme', 'http')}://{host}"
             # A proxy may put our own name into Host.
             if headers.get("origin", "").lower() not in (own, proxy and proxy.origin):
@@ -128,8 +136,3 @@ class Guard:
         if announced_too_large(headers.get("content-length"), self.access.max_bytes):
             return refused(413, f"too large; the limit is {self.access.max_bytes:,} bytes")
         return None
-
-
-def _bearer(headers: Headers) -> str | None:
-    scheme, _, token = headers.get("authorization", "").partition(" ")
-    return token if scheme.lower() == "bearer" else None

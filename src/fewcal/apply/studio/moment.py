@@ -60,8 +60,7 @@ class Moment:
     def has_same_inputs(self, other: Moment) -> bool:
         """Whether the answers to both are the same."""
         mine, theirs = (
-            (list(m.labels.items()), m.classes, m.reject, m.recipe.beta, m.recipe.preset, m.recipe.bank is None)
-            for m in (self, other)
+            (list(m.labels.items()), m.classes, m.reject, m.recipe.preset, m.recipe.bank is None) for m in (self, other)
         )
         return self.x is other.x and self.ids == other.ids and mine == theirs
 
@@ -71,18 +70,17 @@ class Similarity:
     """What labels leave as it is: centred rows z of the features `x`, and cosines between those of a sample."""
 
     x: np.ndarray
-    beta: float
     z: np.ndarray
     sample: np.ndarray
     pairs: np.ndarray
 
     @classmethod
-    def of(cls, x: np.ndarray, beta: float, last: Similarity | None) -> Similarity:
+    def of(cls, x: np.ndarray, last: Similarity | None) -> Similarity:
         """That of `x`: the last one where it still holds, as pairs take longer than a fit."""
-        if last is not None and last.x is x and last.beta == beta:
+        if last is not None and last.x is x:
             return last
-        z, sample = centre(x, beta), spaced(np.arange(len(x)))
-        return cls(x, beta, z, sample, similarities(z[sample]))
+        z, sample = centre(x), spaced(np.arange(len(x)))
+        return cls(x, z, sample, similarities(z[sample]))
 
     def label_next(self, examples: np.ndarray, prediction: Prediction | None) -> list[int]:
         """Rows of the sample to label next, the best first."""
@@ -111,7 +109,7 @@ class Answered:
         if self.prediction is None:
             return None
         outliers, level = self.prediction.outliers, self.moment.reject
-        if outliers is not None and level is not None and outliers[n] >= level:
+        if outliers is not None and level is not None and outliers[n] < level:
             return NONE_CLASS
         return self.columns[int(self.prediction.probabilities[n].argmax())]
 
@@ -135,7 +133,7 @@ def answer_moment(moment: Moment, last: Answered | None = None) -> Answered:
     prediction = predict_items(moment.recipe, moment.x, at, names, moment.reject is not None)
     by_name = {name: i for i, name in moment.classes.items()} | {NONE_OF_THESE: NONE_CLASS}
     columns = [] if prediction is None else [by_name[name] for name in prediction.names]
-    similarity = Similarity.of(moment.x, moment.recipe.beta, None if last is None else last.similarity)
+    similarity = Similarity.of(moment.x, None if last is None else last.similarity)
     suggested = [moment.ids[n] for n in similarity.label_next(at, prediction)]
     return Answered(moment, prediction, columns, suggested, similarity)
 

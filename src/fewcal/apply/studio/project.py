@@ -11,6 +11,7 @@ from warnings import warn
 
 import numpy as np
 
+from fewcal.apply.checks import check_reject
 from fewcal.apply.classify import check_same_extractor, check_same_features
 from fewcal.apply.predict import NONE_OF_THESE
 from fewcal.apply.studio import intake
@@ -301,11 +302,8 @@ class Studio:
             return edit.what
 
     def set_reject(self, level: float | None) -> None:
-        """Answer "none of these" where at least this share of base examples fit as well; None never does."""
-        if level is not None and not 0 < level < 1:
-            raise InputError(f"reject={level} must lie between 0 and 1, e.g. 0.05")
-        if level is not None and self.settings.bank is None:
-            raise InputError("'none of these' is judged against base classes; start the studio with --bank")
+        """Answer "none of these" where an item's p-value of belonging to a class is lower; None never does."""
+        check_reject(level, self.settings.preset)
         with self.lock:
             self.store.set_meta("reject", None if level is None else repr(level))
             self._changed()
@@ -313,7 +311,7 @@ class Studio:
     @property
     def reject(self) -> float | None:
         level = self.store.meta("reject")
-        return None if level is None or self.settings.bank is None else float(level)
+        return None if level is None else float(level)
 
     # ---- background -----------------------------------------------------------------------------------------------
 
@@ -323,7 +321,7 @@ class Studio:
         if self.settings.bank is not None:
             check_same_extractor(self.settings.bank, extractor)
         with self.lock:
-            if self.store.use_extractor(extractor.stamp, extractor.beta):
+            if self.store.use_extractor(extractor.stamp):
                 self._features = self.checked = None
             self._changed()
         return extractor
@@ -349,7 +347,7 @@ class Studio:
     @property
     def recipe(self) -> Recipe:
         """How this project's classifier is made."""
-        return Recipe(self.settings.bank, self.settings.preset, float(self.store.meta("beta") or 1.0))
+        return Recipe(self.settings.bank, self.settings.preset)
 
     def moment(self) -> Moment:
         """The project as it is now."""

@@ -75,7 +75,7 @@ def _save(source: sqlite3.Connection, store: ProjectStore) -> str:
     if meta.get("kind") in ("picture", "text"):
         store.set_meta("kind", meta["kind"])
     with suppress(KeyError, ValueError, IndexError):  # features without their extractor are computed again
-        store.use_extractor(meta["extractor"], float(meta["beta"]))
+        store.use_extractor(meta["extractor"])
         features = {place[i]: row[-1] for i, row in items.items() if isinstance(row[-1], bytes) and row[-1]}
         width = Counter(len(raw) // 4 * 4 for raw in features.values()).most_common(1)[0][0]
         rows = {i: np.frombuffer(raw, np.float32) for i, raw in features.items() if len(raw) == width}

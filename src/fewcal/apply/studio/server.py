@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import secrets
-import signal
-import socket
 import threading
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import closing, suppress
 from pathlib import Path
 
 from fewcal.apply.studio.project import Studio, StudioSettings
@@ -30,8 +28,7 @@ def serve_studio(
     `behind_proxy` is the page's address there; see `guard`.
     """
     try:
-        import uvicorn
-
+        from fewcal.apply.connections import run_app
         from fewcal.apply.studio.app import make_app
         from fewcal.apply.studio.guard import Access, Proxy
         from fewcal.apply.web import allowed_hosts, bound_socket, shown_address
@@ -49,36 +46,7 @@ def serve_studio(
     closed, studio = threading.Event(), Studio(folder, settings)
     app = make_app(studio, access, closed)
 
-    class Server(uvicorn.Server):
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
-            if self.started:
-                opened(f"{address}/?token={token}")
-
-        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            closed.set()  # open streams of events would be waited for
-            await super().shutdown(sockets)
-
-        @contextmanager
-        def capture_signals(self) -> Iterator[None]:
-            """Take Ctrl-C as a wish to end; another one waits for no open request. Neither interrupts what is saved."""
-            before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
-            try:
-                yield
-            finally:
-                for number, handler in before.items():
-                    signal.signal(number, handler)
-
-    config = uvicorn.Config(
-        app,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        ws="none",
-        lifespan="off",
-        timeout_graceful_shutdown=5,
-    )
-    with listening, closing(studio), suppress(KeyboardInterrupt):  # the way to stop it
+    with listening, closing(studio), suppress(KeyboardInterrupt):  # which may come before the server listens
         studio.start()  # here, where what is wrong with the folder becomes a line
-        Server(config).run([listening])
+        # Open streams of events would be waited for.
+        run_app(app, listening, lambda: opened(f"{address}/?token={token}"), stopping=closed.set)

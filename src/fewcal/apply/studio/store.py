@@ -1,7 +1,7 @@
 """What a studio project remembers, in one SQLite file inside its folder.
 
 Every change is one transaction, committed before it is answered, so that a killed server loses nothing. Changes made by
-people are edits, which know what was before and what came after: undo and redo write the one or the other.
+people are edits, with what was before and what came after: undo and redo write the one or the other.
 """
 
 from __future__ import annotations
@@ -158,8 +158,7 @@ class ProjectStore:
         try:
             for (edit,) in self._rows("SELECT edit FROM history"):
                 Edit.from_json(edit)
-            for key in ("beta", "reject"):
-                float(self.meta(key) or 1.0)
+            float(self.meta("reject") or 1.0)
         except (ValueError, TypeError, AttributeError) as error:
             raise self._damage(f"unreadable history or settings: {error}") from error
 
@@ -315,14 +314,13 @@ class ProjectStore:
         with self._transaction():
             self._db.execute("UPDATE items SET features = NULL, error = NULL, state = 'waiting' WHERE state != 'gone'")
 
-    def use_extractor(self, stamp: str, beta: float) -> bool:
+    def use_extractor(self, stamp: str) -> bool:
         """Remember whose features these are. Those of another one cannot be compared: whether they are forgotten."""
         with self._transaction():
             other = self.meta("extractor") != stamp
             if other:
                 self.forget_features()
                 self.set_meta("extractor", stamp)
-            self.set_meta("beta", repr(beta))
             return other
 
     # ---- classes and labels ---------------------------------------------------------------------------------------

@@ -43,7 +43,6 @@ class Extractor:
     fingerprint : a digest of weights and preprocessing; features of equal fingerprints may be mixed, others may not
     embed : features of a batch of prepared items
     size, crop : pictures become squares of `size`; see `pictures.square`
-    beta : power that brings the features nearer to normal, for use without base classes
     concurrent : whether several threads may call it at once
     decoder : a picture or recording and its name → what `embed` takes, in place of size and crop
     """
@@ -55,7 +54,6 @@ class Extractor:
     embed: EmbedFunction
     size: int | None = None
     crop: float | None = 1.0
-    beta: float = 1.0
     concurrent: bool = False
     decoder: Callable[[Any, str | None], Prepared] | None = None
 

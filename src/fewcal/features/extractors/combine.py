@@ -104,14 +104,12 @@ def side_by_side(parts: Sequence[Extractor]) -> Extractor:
         return np.hstack([x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12) for x in blocks])
 
     decoder = None if kinds == {"text"} else decode
-    powers = {part.beta for part in parts}
     return Extractor(
         "+".join(part.name for part in parts),
         parts[0].kind,
         sum(part.dim for part in parts),
         fingerprint_of(b"side by side", *(part.fingerprint for part in parts)),
         embed,
-        beta=powers.pop() if len(powers) == 1 else 1.0,
         concurrent=all(part.concurrent for part in parts),
         decoder=decoder,
     )

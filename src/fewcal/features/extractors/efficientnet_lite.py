@@ -46,4 +46,4 @@ def efficientnet_lite(name: str, device: torch.device, allow_download: bool = Fa
     # Conv-4 it costs 0.8 to 4.3, so it is for this network alone.
     cpu = device.type == "cpu"
     parts = in_pieces(embed, PIECE) if cpu else embed
-    return Extractor(name, "picture", 1280, fingerprint, parts, size, crop, beta=0.5, concurrent=cpu)
+    return Extractor(name, "picture", 1280, fingerprint, parts, size, crop, concurrent=cpu)

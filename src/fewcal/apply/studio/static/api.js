@@ -1,7 +1,7 @@
 // The server: every change answers with the whole new state; events announce what another page changed. Addresses are
 // relative, so that a proxy may put a path before them.
 
-async function ask(path, options = {}) {
+async function request(path, options = {}) {
   let response;
   try {
     response = await fetch(path, { credentials: "same-origin", ...options });
@@ -13,13 +13,13 @@ async function ask(path, options = {}) {
   return body;
 }
 
-export const get = (path) => ask(path);
+export const get = (path) => request(path);
 
 export const send = (method, path, body) =>
-  ask(path, { method, headers: { "content-type": "application/json" }, body: JSON.stringify(body ?? {}) });
+  request(path, { method, headers: { "content-type": "application/json" }, body: JSON.stringify(body ?? {}) });
 
 export const upload = (file) =>
-  ask("api/files", { method: "POST", headers: { "x-file-name": encodeURIComponent(file.name) }, body: file });
+  request("api/files", { method: "POST", headers: { "x-file-name": encodeURIComponent(file.name) }, body: file });
 
 // Calls back with the session and its newest revision, now and after every change; the browser connects again by itself,
 // unless the server refuses it, which is `lost` for good.

@@ -12,7 +12,7 @@ import { explain } from "./why.js";
 let state = null;
 let selected = new Set();
 let current = null; // the item that keys move from
-let most = PAGE;
+let limit = PAGE;
 const NOTES = 3; // shown at once
 const CHIPS = 12; // of classes; the others are behind one of their own
 const LONG_NAME = 28; // characters; on a small screen such a class has a line to itself
@@ -177,7 +177,7 @@ function draw(fresh) {
   }
   $("new-text").hidden = state.kind === "picture";
   $("class-name").placeholder = state.kind === "text" ? "e.g. praise" : "e.g. robin";
-  $("reject-box").hidden = state.base_classes === null;
+  $("reject-box").hidden = state.base_classes === null && !state.classes.some((c) => c.count > 1);
   $("reject").checked = state.reject !== null;
   $("take-folders").hidden = !state.folders.length;
   $("take-folders").textContent = `Take the ${state.folders.length} folders as classes`;
@@ -307,10 +307,10 @@ function drawItems() {
   const next = state.next.map((id) => byId.get(id)).filter(Boolean);
   $("next").hidden = !next.length;
   fill($("next-items"), state, next);
-  fill($("items"), state, shown.slice(0, most));
+  fill($("items"), state, shown.slice(0, limit));
   const failed = state.items.filter((i) => i.state === "failed").length;
   $("count").textContent = `${shown.length} of ${state.items.length}${failed ? `, ${failed} unreadable` : ""}`;
-  $("more").hidden = shown.length <= most;
+  $("more").hidden = shown.length <= limit;
   $("nothing").hidden = shown.length > 0 || !state.items.length;
   $("begin").hidden = state.items.length > 0;
   $("list").hidden = !state.items.length;
@@ -409,8 +409,8 @@ function wire() {
   $("new-text").addEventListener("submit", taken($("text"), (text) => change("POST", "api/texts", { text }, "Texts added")));
   for (const input of document.querySelectorAll("input[type=file]"))
     input.addEventListener("change", () => takeFiles(input.files, assign).then(() => { input.value = ""; }));
-  for (const id of ["filter", "show", "of", "order"]) $(id).addEventListener("input", () => { most = PAGE; drawItems(); });
-  $("more").addEventListener("click", () => { most += PAGE; drawItems(); });
+  for (const id of ["filter", "show", "of", "order"]) $(id).addEventListener("input", () => { limit = PAGE; drawItems(); });
+  $("more").addEventListener("click", () => { limit += PAGE; drawItems(); });
   $("reject").addEventListener("change", () => change("POST", "api/settings", { reject: $("reject").checked ? 0.05 : null }));
   $("take-folders").addEventListener("click", () => change("POST", "api/folders", {}, "The folders are classes now"));
   $("take-labels").addEventListener("click", () => change("POST", "api/named", {}, "The labels are classes now"));

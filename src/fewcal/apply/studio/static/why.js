@@ -35,7 +35,7 @@ export async function explain(item, state) {
   if (story.probabilities.length) parts.push(el("h3", {}, "Probabilities"), bars(story.probabilities, "Probabilities"));
   else parts.push(el("p", {}, "Answers come with examples of two classes."));
   if (story.outlier !== null)
-    parts.push(el("p", { class: "quiet" }, `${percent(story.outlier)} of the base examples, which belong to none of your classes, fit them as well as this item does; from ${percent(state.reject ?? 0.05)} on it is set aside.`));
+    parts.push(el("p", { class: "quiet" }, `About ${percent(story.outlier)} of the members of your classes are as unlike them as this item; below ${percent(state.reject ?? 0.05)} it is set aside.`));
   if (story.nearest.length) {
     parts.push(el("h3", {}, "Most similar examples"), el("ul", { class: "near" }, story.nearest.map((near) =>
       el("li", {}, shown(near.id, state), el("span", {}, breakable(near.class), `, similarity ${near.similarity.toFixed(2).replace("-", "−")}`)))));
