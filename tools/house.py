@@ -84,8 +84,8 @@ def foreign_private_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
                 if is_private(alias.name):
                     yield node.lineno, f"imports the private name {alias.name} of {node.module}: {REMEDY}"
         elif isinstance(node, ast.Attribute) and is_private(node.attr):
-            of_import = isinstance(node.value, ast.Name) and node.value.id in imported
-            if of_import or node.attr not in own:
+            owner = node.value.id if isinstance(node.value, ast.Name) else ""
+            if owner in imported or (owner not in ("self", "cls") and node.attr not in own):  # self: inherited
                 yield node.lineno, f"uses the private name {ast.unparse(node)} of another module: {REMEDY}"
         elif (
             isinstance(node, ast.Call)

@@ -22,7 +22,7 @@ from fewcal.evaluation import Protocol, evaluate
 POOLS = {
     "5x1 balanced": Protocol(shot=1),
     "5x1 Dirichlet(2)": Protocol(shot=1, queries=75, dirichlet=2.0),
-    "5x1 two present": Protocol(shot=1, queries=75, present=2),
+    "5x1 two present": Protocol(shot=1, queries=70, present=2),
     "5x1 quarter of others": Protocol(shot=1, queries=75, outliers=0.25),
     "20x1 Dirichlet(2)": Protocol(way=20, shot=1, queries=300, dirichlet=2.0),
     "5x5 balanced": Protocol(shot=5),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import optuna
 import pytest
 import torch
 from sklearn.neighbors import KNeighborsClassifier
@@ -26,10 +27,10 @@ from fewcal.heads import HEADS, Calibrated, HeadTrainer, LinearHead, Shared, Tas
 from fewcal.heads import calibrated as calibrated_module
 from fewcal.heads.linear import class_means, class_shots, nearest_mean_head
 from fewcal.heads.sgd import SGD
-from fewcal.methods import METHODS, Method, make_method
+from fewcal.methods import HGDC, METHODS, Method, make_method
 from fewcal.params import describe_params
 from fewcal.presets import get_preset, save_preset
-from fewcal.tuning.spaces import field_axes, make_space
+from fewcal.tuning.spaces import suggest_gdc
 
 PLAIN = GDCParams(
     beta=0.5, l2=True, k=3, m=1.0, distance_scale=1.0, alpha1=0.5, alpha2_ratio=0.1, n=40, head="closed_form"
@@ -71,7 +72,7 @@ def fitted(
         batch = TaskBatch(
             xs, labels[tasks], world.ways, TaskRandom(seed, names), Shared() if shared is None else shared
         )
-        return method.fit(batch).logits(qs)
+        return method.fit(batch).logits(qs) if not method.transductive else method.fit_predict(batch, qs)
 
 
 def one_task(method: Method, world: SmallData) -> TaskBatch:
@@ -204,7 +205,7 @@ def test_other_seeds_give_other_points() -> None:
 
 def test_methods_are_listed_under_their_names_in_the_order_of_their_import() -> None:
     assert list(METHODS)[:2] == ["ncm", "simpleshot"]
-    assert list(METHODS)[-3:] == ["gdc", "hgdc", "support-only"]
+    assert [name for name in METHODS if METHODS[name].transductive] == ["hgdc-transductive"]
     assert all(cls.name == name for name, cls in METHODS.items())
 
 
@@ -314,7 +315,10 @@ def test_a_new_head_is_known_wherever_heads_are_named(
     assert fitted.params_.trainer == toy()
     wide = GDCClassifier(world.bank(), head={"name": "toy", "width": 4.0}).fit(X, y)
     np.testing.assert_allclose(4 * wide.decision_function(X), fitted.decision_function(X), rtol=1e-4, atol=1e-3)
-    assert "alpha1" in [axis.name for axis in make_space("default", 9, ["toy"]).axes({"cov": "pooled"})]
+    trial = optuna.trial.FixedTrial(
+        {**get_preset("paper").as_dict(), "center": True, "l2": True, "distance_scale": 1.0}
+    )
+    assert suggest_gdc(trial, 9, ["toy"]).params.trainer == toy()
     save_preset(tmp_path / "toy.json", GDCParams(head={"name": "toy", "width": 4.0}), "a toy")
     assert get_preset(tmp_path / "toy.json").trainer == toy(width=4.0)
     assert model_settings(['head={"name": "toy", "width": 2.0}'], "paper") == {"head": {"name": "toy", "width": 2.0}}
@@ -369,16 +373,14 @@ def test_every_field_has_a_help_and_a_default_that_is_accepted() -> None:
     check_parameters(GDCParams())
 
 
-@pytest.mark.parametrize("name", [n for n, p in parameters_of(GDCParams).items() if p.search is not None])
-def test_a_usual_range_lies_within_what_is_accepted(name: str) -> None:
-    [axis] = field_axes(name)
-    for value in (axis.low, axis.high):
-        parameters_of(GDCParams)[name].checked(name, int(value) if axis.integer else value)
-
-
-def test_a_parameter_without_a_usual_range_is_refused() -> None:
-    with pytest.raises(InputError, match="'eps' has no usual range"):
-        field_axes("eps")
+@pytest.mark.parametrize("declared", [parameters_of(GDCParams), HGDC.accepts], ids=["gdc", "hgdc"])
+def test_a_search_range_lies_within_what_is_accepted(declared: dict[str, Parameter]) -> None:
+    searched = {name: p for name, p in declared.items() if p.search is not None}
+    assert searched
+    for name, p in searched.items():
+        assert p.search is not None
+        for value in (p.search.low, p.search.high):
+            p.checked(name, int(value) if p.integer else value)
 
 
 def test_false_is_not_zero() -> None:

@@ -38,7 +38,7 @@ def keeps_float32() -> bool:
 def _cpu_has_bfloat16() -> bool:
     """Whether the processor multiplies bfloat16, and the library that makes products may use it; else it is slow."""
     try:
-        has = torch.cpu._is_avx512_bf16_supported()  # private of torch: it has no public name
-        return bool(has and torch.ops.mkldnn._is_mkldnn_bf16_supported())  # private of torch, likewise
+        has = torch.cpu._is_avx512_bf16_supported()  # private of torch: no public name
+        return bool(has and torch.ops.mkldnn._is_mkldnn_bf16_supported())  # private of torch: no public name
     except (AttributeError, RuntimeError):
         return False

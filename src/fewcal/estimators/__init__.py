@@ -21,5 +21,5 @@ __all__ = ["FewShotClassifier", "GDCClassifier", "Gaussianizer", "load_classifie
 
 def load_classifier(path: StrPath, device: str | torch.device | None = None) -> TaskClassifier:
     """Read a classifier of either kind."""
-    gdc = read_meta(Path(path)).get("kind") == GDCClassifier.kind
+    gdc = read_meta(Path(path)).get("kind") == GDCClassifier.file_kind
     return GDCClassifier.load(path, device=device) if gdc else FewShotClassifier.load(path, device=device)

@@ -31,22 +31,22 @@ class TaskClassifier(ClassifierMixin, BaseEstimator):
     is fitted stays on the CPU, so that it can be pickled and loaded anywhere.
     """
 
-    kind: ClassVar[str]
+    file_kind: ClassVar[str]  # as files name it
     device: str | torch.device | None
     classes_: np.ndarray
     n_features_in_: int
     support_: tuple[np.ndarray, np.ndarray]
     feature_names_in_: np.ndarray
     extractor_: str | None = None
-    _row_map: RowMap
-    _head: Head
-    _contributions: Contributions | None
+    row_map_: RowMap
+    head_: Head
+    contributions_: Contributions | None
 
     @abstractmethod
     def _method(self, X: np.ndarray, y: np.ndarray) -> Method:
         """The prepared method for support rows `X (S, D)` with labels `y (S,)`."""
 
-    def _seed(self) -> int:
+    def seed(self) -> int:
         return 0
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
@@ -60,23 +60,25 @@ class TaskClassifier(ClassifierMixin, BaseEstimator):
             Their classes.
         """
         rows, labels = check_support(self, X, y)
-        return self._fit_rows(np.array(rows), np.array(labels))  # copies: they are kept
+        return self.fit_rows(np.array(rows), np.array(labels))  # copies: they are kept
 
-    def _fit_rows(self, X: np.ndarray, y: np.ndarray) -> Self:
+    def fit_rows(self, X: np.ndarray, y: np.ndarray) -> Self:
         """Fit on rows and labels that were checked."""
-        classes, codes = class_codes(y)
-        method = self._method(X, y)
-        device = pick_device(self.device)
-        row_map = method.row_map
-        support = map_rows(row_map, X, device)[None]
-        labels = torch.from_numpy(codes).to(device)[None]
-        batch = TaskBatch(support, labels, len(classes), TaskRandom(self._seed(), device=device))
+        classes, method, batch = self._task(X, y)
         head, contributions = method.fit(batch).to("cpu"), method.contributions(batch)
         # Set at the end: rows that cannot be fitted leave the classifier as it was.
         self.classes_, self.support_ = classes, (X, y)
-        self._row_map, self._head, self._contributions = row_map.to("cpu"), head, contributions
+        self.row_map_, self.head_, self.contributions_ = method.row_map.to("cpu"), head, contributions
         self._fitted(method, batch)
         return self
+
+    def _task(self, X: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, Method, TaskBatch]:
+        """The classes, the prepared method, and the rows as a batch of one task."""
+        classes, codes = class_codes(y)
+        method, device = self._method(X, y), pick_device(self.device)
+        support = map_rows(method.row_map, X, device)[None]
+        labels = torch.from_numpy(codes).to(device)[None]
+        return classes, method, TaskBatch(support, labels, len(classes), TaskRandom(self.seed(), device=device))
 
     def _fitted(self, method: Method, batch: TaskBatch) -> None:
         """Keep more of a fit."""
@@ -87,7 +89,7 @@ class TaskClassifier(ClassifierMixin, BaseEstimator):
         check_fitted(self)
         rows, device = check_rows(self, X, reset=False), pick_device(self.device)
         with torch.inference_mode():
-            out = self._head.to(device).logits(map_rows(self._row_map, rows, device)[None])[0]
+            out = self.head_.to(device).logits(map_rows(self.row_map_, rows, device)[None])[0]
         return out.cpu().numpy().astype(np.float64)
 
     def decision_function(self, X: ArrayLike) -> np.ndarray:
@@ -97,9 +99,7 @@ class TaskClassifier(ClassifierMixin, BaseEstimator):
 
     def predict_log_proba(self, X: ArrayLike) -> np.ndarray:
         """Logarithms of the probabilities for query rows `X (Q, D)`, `(Q, n_classes)`."""
-        scores = self._logits(X)
-        scores -= scores.max(axis=1, keepdims=True)
-        return cast(np.ndarray, scores - np.log(np.exp(scores).sum(axis=1, keepdims=True)))
+        return log_softmax(self._logits(X))
 
     def predict_proba(self, X: ArrayLike) -> np.ndarray:
         """Probabilities of the classes for query rows `X (Q, D)`, `(Q, n_classes)`."""
@@ -113,15 +113,15 @@ class TaskClassifier(ClassifierMixin, BaseEstimator):
     def explain(self) -> Explanation:
         """Explain what base classes contributed to each class."""
         check_fitted(self)
-        if self._contributions is None:
+        if self.contributions_ is None:
             raise InputError("the file has no base classes to explain answers by; fit again with the bank")
         names = self.classes_.tolist()
         shots = [int((self.support_[1] == name).sum()) for name in names]
-        return explain_contributions(self._contributions, names, shots, self._features)
+        return explain_contributions(self.contributions_, names, shots, self._features)
 
     @property
     def _features(self) -> str:
-        return getattr(self._row_map, "words", "")
+        return getattr(self.row_map_, "words", "")
 
     # ---- examples that come later -----------------------------------------------------------------------------------
 
@@ -185,7 +185,7 @@ class TaskClassifier(ClassifierMixin, BaseEstimator):
     def _fit_or_wait(self, X: np.ndarray, y: np.ndarray) -> Self:
         """Fit on rows of two classes or more; keep those of one class, for another is to come."""
         if len(set(y.tolist())) > 1:
-            return self._fit_rows(X, y)
+            return self.fit_rows(X, y)
         self.support_ = (X, y)
         return self
 
@@ -230,3 +230,13 @@ class TaskClassifier(ClassifierMixin, BaseEstimator):
     def load(cls, path: StrPath, *, device: str | torch.device | None = None) -> Self:
         """Read a classifier that `save` wrote; it answers as the one that was saved."""
         return read_classifier(cls, Path(path), device)
+
+
+def log_softmax(scores: np.ndarray) -> np.ndarray:
+    """Log-probabilities of scores `(Q, N)`.
+
+    >>> np.exp(log_softmax(np.array([[0.0, 0.0]]))).tolist()
+    [[0.5, 0.5]]
+    """
+    scores = scores - scores.max(axis=1, keepdims=True)
+    return cast(np.ndarray, scores - np.log(np.exp(scores).sum(axis=1, keepdims=True)))

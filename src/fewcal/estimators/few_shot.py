@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import os
+<<<<<<< HEAD
 from collections.abc import Mapping
 from typing import Any, Self
+=======
+from collections.abc import Hashable, Mapping
+from typing import Self, TypeAlias
+>>>>>>> main
 
 import numpy as np
 import torch
@@ -15,14 +20,27 @@ from fewcal._utils.arrays import common_shift
 from fewcal._utils.randomness import TaskRandom
 from fewcal.bank import BaseBank
 from fewcal.errors import InputError
-from fewcal.estimators.base import TaskClassifier
+from fewcal.estimators.base import TaskClassifier, log_softmax
 from fewcal.estimators.explain import Explanation, no_bank_explanation
+<<<<<<< HEAD
 from fewcal.estimators.inputs import check_fitted, check_rows, class_codes, map_rows, resolve_bank
 from fewcal.estimators.saved import prior_from_file, prior_to_file
+=======
+from fewcal.estimators.inputs import (
+    check_fitted,
+    check_priors,
+    check_rows,
+    check_support,
+    class_codes,
+    map_rows,
+    resolve_bank,
+)
+>>>>>>> main
 from fewcal.heads.base import TaskBatch
 from fewcal.heads.linear import LinearHead
 from fewcal.hgdc.prior import Prior
 from fewcal.hgdc.temperature import calibrated_gamma
+from fewcal.hgdc.transduction import Transduction
 from fewcal.methods.base import Method
 from fewcal.methods.hgdc import HGDC, TwoViews
 from fewcal.methods.support_only import SupportOnly
@@ -30,6 +48,8 @@ from fewcal.rejection import OutlierTest
 
 # Tasks of validation classes that `calibrate` draws, and queries of each class.
 CALIBRATION_TASKS, CALIBRATION_QUERIES = 200, 15
+
+Priors: TypeAlias = "ArrayLike | Mapping[Hashable, float] | None"
 
 
 class FewShotClassifier(TaskClassifier):
@@ -70,6 +90,10 @@ class FewShotClassifier(TaskClassifier):
         What was learnt of the base classes; None without them.
     support_ : tuple of ndarray
         The rows and labels it was fitted on, as they were given.
+    unlabelled_ : ndarray or None
+        Unlabelled rows, as they were given.
+    priors_ : dict or None
+        Frequencies of the classes, where they are known.
     temperature_ : float
         What scores are divided by; 1 before `calibrate`.
     extractor_ : str or None
@@ -91,9 +115,11 @@ class FewShotClassifier(TaskClassifier):
     ['cat', 'cat', 'dog', 'dog']
     """
 
-    kind = "hgdc"
+    file_kind = "hgdc"
     prior_: Prior | None
     temperature_: float
+    unlabelled_: np.ndarray | None = None
+    priors_: dict[Hashable, float] | None = None
 
     def __init__(
         self,
@@ -133,11 +159,83 @@ class FewShotClassifier(TaskClassifier):
             raise InputError(f"X has {X.shape[1]} features and the bank {bank.dim}; use the same extractor for both")
         return HGDC(**settings).prepare(bank)
 
+    def fit(
+        self, X: ArrayLike, y: ArrayLike, *, unlabelled: ArrayLike | None = None, priors: Priors = None
+    ) -> Self:
+        """Fit on support rows, and on unlabelled rows beside them.
+
+        Parameters
+        ----------
+        X : array-like of shape (S, D)
+            Support rows: one or more for each class, in any numbers.
+        y : array-like of shape (S,)
+            Their classes.
+        unlabelled : array-like of shape (M, D) or None
+            Rows of these classes, some of them or others, whose class is not known (`fewcal.hgdc.transduction`). Later
+            examples are a fit with them, too. scikit-learn's `SelfTrainingClassifier` takes them in `X`.
+        priors : array-like of shape (n_classes,), mapping or None
+            Frequencies of the sorted classes, or by class; None: unknown.
+        """
+        rows, labels = check_support(self, X, y)
+        classes = class_codes(labels)[0].tolist()
+        frequencies = None if priors is None else check_priors(priors, classes)
+        extra = None if unlabelled is None else np.array(check_rows(self, unlabelled, reset=False))
+        before = self.unlabelled_, self.priors_
+        self.unlabelled_, self.priors_ = extra, frequencies
+        try:
+            return self.fit_rows(np.array(rows), np.array(labels))  # copies: they are kept
+        except BaseException:
+            self.unlabelled_, self.priors_ = before
+            raise
+
     def _fitted(self, method: Method, batch: TaskBatch) -> None:
         self.temperature_ = 1.0
+        if self.unlabelled_ is not None:
+            self.head_ = self._transduce(method, batch, self.unlabelled_).head.to("cpu")
+        elif (frequencies := self._frequencies(batch)) is not None:
+            assert isinstance(self.head_, LinearHead)
+            self.head_ = LinearHead(self.head_.weight, self.head_.bias + frequencies.log().cpu())
         self.prior_ = method.prior.to("cpu") if isinstance(method, HGDC) else None
         width = None if self.prior_ is None else len(self.prior_.origin)
         self._outliers = batch.support[0, :, :width].cpu(), batch.labels[0].cpu()
+
+    def _frequencies(self, batch: TaskBatch) -> torch.Tensor | None:
+        """Known frequencies `(N,)`; those of classes that came later are the mean of the others."""
+        if self.priors_ is None:
+            return None
+        known = list(self.priors_.values())
+        values = [self.priors_.get(c, sum(known) / len(known)) for c in self.classes_.tolist()]
+        return torch.tensor(values, dtype=batch.support.dtype, device=batch.support.device)
+
+    def _transduce(self, method: Method, batch: TaskBatch, X: np.ndarray) -> Transduction:
+        assert isinstance(method, HGDC | SupportOnly)
+        rows = map_rows(method.row_map, X, batch.support.device)[None]
+        return method.transduce(batch, rows, self._frequencies(batch))
+
+    def predict_log_proba_together(self, X: ArrayLike) -> np.ndarray:
+        """Logarithms of the probabilities for query rows `X (Q, D)` that are classified together, `(Q, n_classes)`.
+
+        The other rows, and the unlabelled ones of `fit`, help with each. One row alone is answered as by `predict`.
+        """
+        check_fitted(self)
+        rows = check_rows(self, X, reset=False)
+        every = rows if self.unlabelled_ is None else np.concatenate([rows, self.unlabelled_])
+        _, method, batch = self._task(*self.support_)
+        scores = self._transduce(method, batch, every).scores[0, : len(rows)]
+        return log_softmax(scores.cpu().numpy().astype(np.float64) / self.temperature_)
+
+    def predict_proba_together(self, X: ArrayLike) -> np.ndarray:
+        """Probabilities for query rows `X (Q, D)` that are classified together, `(Q, n_classes)`."""
+        return np.asarray(np.exp(self.predict_log_proba_together(X)))
+
+    def predict_together(self, X: ArrayLike) -> np.ndarray:
+        """The class of each query row `X (Q, D)`, `(Q,)`, where the other rows help.
+
+        >>> clf = FewShotClassifier().fit([[0.0, 1.0], [1.0, 0.0]], ["cat", "dog"])
+        >>> clf.predict_together([[0.1, 0.9], [0.8, 0.3], [0.2, 0.9]]).tolist()
+        ['cat', 'dog', 'cat']
+        """
+        return np.asarray(self.classes_[self.predict_log_proba_together(X).argmax(axis=1)])
 
     def calibrate(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Calibrate the probabilities with validation classes, by tasks with the ways and shots of this classifier.
@@ -185,9 +283,9 @@ class FewShotClassifier(TaskClassifier):
         check_fitted(self)
         if not 0 < temperature < float("inf"):
             raise InputError(f"temperature={temperature!r} must be a positive number")
-        head, ratio = self._head, self.temperature_ / temperature
+        head, ratio = self.head_, self.temperature_ / temperature
         assert isinstance(head, LinearHead)
-        self._head, self.temperature_ = LinearHead(head.weight * ratio, head.bias * ratio), temperature
+        self.head_, self.temperature_ = LinearHead(head.weight * ratio, head.bias * ratio), temperature
         return self
 
     def outlier_pvalue(self, X: ArrayLike) -> np.ndarray:
@@ -200,16 +298,17 @@ class FewShotClassifier(TaskClassifier):
         support, labels = self._outliers
         with torch.inference_mode():
             test = OutlierTest.fit(support, labels, self.prior_)
-            x = map_rows(self._row_map, check_rows(self, X, reset=False), torch.device("cpu"))
+            x = map_rows(self.row_map_, check_rows(self, X, reset=False), torch.device("cpu"))
             return test.pvalue(x[:, : support.shape[1]]).numpy()
 
     def explain(self) -> Explanation:
         """Explain what base classes contributed to each class, and when to doubt the answers."""
         check_fitted(self)
-        return no_bank_explanation() if self._contributions is None else super().explain()
+        return no_bank_explanation() if self.contributions_ is None else super().explain()
 
     @property
     def _features(self) -> str:
+<<<<<<< HEAD
         return self._row_map.model.words if isinstance(self._row_map, TwoViews) else "unit length"
 
     # ---- files ------------------------------------------------------------------------------------------------------
@@ -230,3 +329,6 @@ class FewShotClassifier(TaskClassifier):
 
     def _restore(self, X: np.ndarray, y: np.ndarray, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         self._fit_rows(X, y).set_temperature(float(meta["temperature"]))
+=======
+        return self.row_map_.model.words if isinstance(self.row_map_, TwoViews) else "unit length"
+>>>>>>> main

@@ -77,10 +77,10 @@ class GDCClassifier(TaskClassifier):
     ['cat', 'cat', 'dog', 'dog']
     """
 
-    kind = "gdc"
+    file_kind = "gdc"
     params_: GDCParams
     # Whether it was read from a file and fitted with a bank, which files do not have.
-    _had_bank = False
+    had_bank_ = False
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class GDCClassifier(TaskClassifier):
     def _method(self, X: np.ndarray, y: np.ndarray) -> Method:
         given = given_params(self)
         params = resolve_params(self.preset, given)
-        if self.bank is None and self._had_bank:
+        if self.bank is None and self.had_bank_:
             raise InputError("the file has no base classes to fit again with; use set_params(bank=...) first")
         bank = self._own_classes(X, y) if self.bank is None else resolve_bank(self.bank, self.device)
         if bank.dim != X.shape[1]:
@@ -149,7 +149,7 @@ class GDCClassifier(TaskClassifier):
             raise InputError("no class has two rows, so that there are no base classes; give a bank")
         return BaseBank().fit(X[several], y[several], device=self.device)
 
-    def _seed(self) -> int:
+    def seed(self) -> int:
         return seed_from(self.random_state)
 
     # ---- files ------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ scikit-learn's own validation, which is loaded when it is first needed.
 from __future__ import annotations
 
 import os
+from collections.abc import Hashable, Mapping
 from dataclasses import fields
 from functools import lru_cache
 from numbers import Integral
@@ -94,6 +95,30 @@ def _validated(estimator: object, X: object, y: object, reset: bool) -> Any:
         if "could not convert" in str(error):
             raise InputError(f"X holds values that are not numbers ({error}); pass a 2-D array of floats") from error
         raise
+
+
+def check_priors(priors: object, classes: list[Hashable]) -> dict[Hashable, float]:
+    """Frequencies by class, of the sorted classes or by name, scaled to the sum 1.
+
+    >>> check_priors([1, 3], ["cat", "dog"])
+    {'cat': 0.25, 'dog': 0.75}
+    """
+    values = priors if isinstance(priors, Mapping) else np.asarray(priors)
+    if isinstance(values, np.ndarray):
+        if values.shape != (len(classes),):
+            raise InputError(f"priors has shape {values.shape}; give one frequency for each of {len(classes)} classes")
+        values = dict(zip(classes, values.tolist(), strict=True))
+    if missing := [c for c in classes if c not in values]:
+        raise InputError(f"priors lacks the class {missing[0]!r}; give every class a frequency")
+    if other := [c for c in values if c not in classes]:
+        raise InputError(f"priors has {other[0]!r}, which is no class of y")
+    try:
+        found = {c: float(values[c]) for c in classes}
+    except (TypeError, ValueError) as error:
+        raise InputError("priors must be numbers") from error
+    if not all(0 < v < float("inf") for v in found.values()):
+        raise InputError(f"priors={list(found.values())} must be positive; leave out a class that cannot occur")
+    return {c: v / sum(found.values()) for c, v in found.items()}
 
 
 def class_codes(y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

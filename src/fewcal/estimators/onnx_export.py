@@ -103,7 +103,7 @@ class Graph:
 
 def write_onnx(classifier: TaskClassifier, target: Path) -> Path:
     """Write a fitted classifier as ONNX; the file appears under its name only when it is complete."""
-    head, row_map = classifier._head, classifier._row_map
+    head, row_map = classifier.head_, classifier.row_map_
     if not isinstance(head, LinearHead):
         raise InputError("a classifier with a scikit-learn head has no ONNX form here; use a named head")
     graph = Graph()

@@ -20,8 +20,9 @@ Two things keep this honest:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import torch
@@ -78,18 +79,21 @@ class GaussianView:
     prior: Prior | None = None
     noise: Tensor | None = None
 
-    def __post_init__(self) -> None:
-        multiply = self.model.multiplication()
-        products = multiply(self.rows)
-        object.__setattr__(self, "_multiply", multiply)
-        object.__setattr__(self, "_products", products)
-        object.__setattr__(self, "_squares", torch.linalg.vecdot(products, self.rows)[..., None])
+    @cached_property
+    def multiply(self) -> Callable[[Tensor], Tensor]:
+        """The product of P with rows."""
+        return self.model.multiplication()
+
+    @cached_property
+    def squares(self) -> Tensor:
+        """xᵀPx of the unlabelled rows, `(T, M, 1)`."""
+        return torch.linalg.vecdot(self.multiply(self.rows), self.rows)[..., None]
 
     def _means(self, r: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """μ `(T, N, D)`, k `(T, N, 1)` and Pμ."""
         k, total = self.counts + r.sum(dim=1)[..., None], torch.baddbmm(self.total, r.mT, self.rows)
         mean = total / k if self.prior is None else self.prior.posterior(total / k, k[..., 0]).mean
-        return mean, k, self._multiply(mean)  # type: ignore[attr-defined]
+        return mean, k, self.multiply(mean)
 
     def _lengths(self, mean: Tensor, k: Tensor, directions: Tensor) -> Tensor:
         lengths = torch.linalg.vecdot(directions, mean)
@@ -102,7 +106,7 @@ class GaussianView:
         kappa = 0.0 if self.prior is None else float(1 / self.prior.psi.mean())
         # Without row x the mean is μ + f (μ − x).
         f = r / (k.mT + kappa - r).clamp(min=1e-6)
-        squares = self._squares  # type: ignore[attr-defined]
+        squares = self.squares
         own = lengths + 2 * f * (lengths - across) + f.square() * (lengths - 2 * across + squares)
         return self.gamma * (2 * (across + f * (across - squares)) - own)
 
@@ -181,7 +185,7 @@ class Transduction(NamedTuple):
     head : LinearHead
         The classifier of new rows, on the rows of all views side by side.
     presence : Tensor (T, N)
-        z.
+        z, or the frequencies.
     """
 
     scores: Tensor
@@ -189,8 +193,11 @@ class Transduction(NamedTuple):
     presence: Tensor
 
 
-def transduce(views: Sequence[tuple[float, View]]) -> Transduction:
-    """Infer the classes of unlabelled rows by a mixture of views, given with their weights."""
+def transduce(views: Sequence[tuple[float, View]], priors: Tensor | None = None) -> Transduction:
+    """Infer the classes of unlabelled rows by a mixture of views, given with their weights.
+
+    Frequencies `priors (N,)` that are given take the place of z.
+    """
     t, m, n, like = _sizes(views)
     r = like.new_zeros(t, m, n)
 
@@ -200,13 +207,16 @@ def transduce(views: Sequence[tuple[float, View]]) -> Transduction:
             total = total.add_(view.scores(r), alpha=weight)
         return total
 
-    found, z = scores(r), like.new_ones(t, n)
+    def shares(found: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        return presence(found, z) if priors is None else (z[:, None], z)
+
+    found, z = scores(r), like.new_ones(t, n) if priors is None else priors.expand(t, n)
     for _ in range(WARM_UP):
-        own, z = presence(found, z)
-    for _ in range(STEPS):
+        own, z = shares(found, z)
+    for _ in range(STEPS if m > 1 else 0):
         r = ROW_WEIGHT * torch.softmax(found + own.log(), dim=-1)
         found = scores(r)
-        own, z = presence(found, z)
+        own, z = shares(found, z)
     heads = [view.head(r) for _, view in views]
     weight = torch.cat([w * head.weight for (w, _), head in zip(views, heads, strict=True)], dim=-1)
     bias = sum((w * head.bias for (w, _), head in zip(views, heads, strict=True)), start=z.log())

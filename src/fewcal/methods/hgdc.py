@@ -212,15 +212,15 @@ class HGDC(Method):
                 head, fit_support_only(plain, batch.labels, batch.n_classes, self.scatter), self.prior.weight
             )
 
-    def transduce(self, batch: TaskBatch, rows: Tensor) -> Transduction:
-        """Infer the classes of unlabelled rows `(T, M, 2D)` together."""
+    def transduce(self, batch: TaskBatch, rows: Tensor, priors: Tensor | None = None) -> Transduction:
+        """Infer the classes of unlabelled rows `(T, M, 2D)` together; `priors (N,)` are known frequencies."""
         with torch.inference_mode():
             d, n, labels, weight = len(self.prior.origin), batch.n_classes, batch.labels, self.prior.weight
             views = (
                 (weight, prior_view(self.prior, batch.support[..., :d], labels, n, rows[..., :d], self.scatter)),
                 (1 - weight, plain_view(batch.support[..., d:], labels, n, rows[..., d:], self.scatter)),
             )
-            return transduce(views)
+            return transduce(views, priors)
 
     def contributions(self, batch: TaskBatch) -> Contributions:
         with torch.inference_mode():

@@ -39,11 +39,11 @@ class SupportOnly(Method):
     def row_map(self) -> RowMap:
         return Gaussianization("none", l2=True, shift=self.shift)
 
-    def transduce(self, batch: TaskBatch, rows: Tensor) -> Transduction:
-        """Infer the classes of unlabelled rows `(T, M, D)` together."""
+    def transduce(self, batch: TaskBatch, rows: Tensor, priors: Tensor | None = None) -> Transduction:
+        """Infer the classes of unlabelled rows `(T, M, D)` together; `priors (N,)` are known frequencies."""
         with torch.inference_mode():
             view = plain_view(batch.support, batch.labels, batch.n_classes, rows, self.scatter)
-            return transduce([(1.0, view)])
+            return transduce([(1.0, view)], priors)
 
     def fit(self, batch: TaskBatch) -> LinearHead:
         return fit_support_only(batch.support, batch.labels, batch.n_classes, self.scatter)

@@ -78,7 +78,7 @@ def kernel(loop: Callable[..., object]) -> Any:
     compiled: Any = njit(nogil=True, error_model="numpy", fastmath={"reassoc", "contract", "arcp", "nsz"})(loop)
     with suppress(AttributeError, RuntimeError):  # another version of Numba; no folder to write to
         compiled.enable_caching()
-        compiled._cache._cache_file.__class__ = SealedFiles  # private of Numba, which has no public name for it
+        compiled._cache._cache_file.__class__ = SealedFiles  # private of numba: no public name
     return compiled
 
 
