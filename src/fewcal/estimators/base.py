@@ -192,16 +192,16 @@ class TaskClassifier(ClassifierMixin, BaseEstimator):
     # ---- files ------------------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def _to_file(self) -> tuple[dict[str, object], dict[str, Tensor]]:
+    def file_parts(self) -> tuple[dict[str, object], dict[str, Tensor]]:
         """What a file holds beside the support: values and tensors."""
 
     @classmethod
     @abstractmethod
-    def _from_file(cls, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Self:
+    def from_parts(cls, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Self:
         """The classifier of a file, not fitted yet."""
 
     @abstractmethod
-    def _restore(self, X: np.ndarray, y: np.ndarray, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    def restore(self, X: np.ndarray, y: np.ndarray, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Fit as the file has it, on its support."""
 
     def save(self, path: StrPath, *, extractor: str | None = None) -> Path:

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import os
-<<<<<<< HEAD
-from collections.abc import Mapping
-from typing import Any, Self
-=======
 from collections.abc import Hashable, Mapping
-from typing import Self, TypeAlias
->>>>>>> main
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import torch
@@ -22,11 +17,8 @@ from fewcal.bank import BaseBank
 from fewcal.errors import InputError
 from fewcal.estimators.base import TaskClassifier, log_softmax
 from fewcal.estimators.explain import Explanation, no_bank_explanation
-<<<<<<< HEAD
-from fewcal.estimators.inputs import check_fitted, check_rows, class_codes, map_rows, resolve_bank
-from fewcal.estimators.saved import prior_from_file, prior_to_file
-=======
 from fewcal.estimators.inputs import (
+    as_tensor,
     check_fitted,
     check_priors,
     check_rows,
@@ -35,7 +27,7 @@ from fewcal.estimators.inputs import (
     map_rows,
     resolve_bank,
 )
->>>>>>> main
+from fewcal.estimators.saved import prior_from_file, prior_to_file
 from fewcal.heads.base import TaskBatch
 from fewcal.heads.linear import LinearHead
 from fewcal.hgdc.prior import Prior
@@ -159,9 +151,7 @@ class FewShotClassifier(TaskClassifier):
             raise InputError(f"X has {X.shape[1]} features and the bank {bank.dim}; use the same extractor for both")
         return HGDC(**settings).prepare(bank)
 
-    def fit(
-        self, X: ArrayLike, y: ArrayLike, *, unlabelled: ArrayLike | None = None, priors: Priors = None
-    ) -> Self:
+    def fit(self, X: ArrayLike, y: ArrayLike, *, unlabelled: ArrayLike | None = None, priors: Priors = None) -> Self:
         """Fit on support rows, and on unlabelled rows beside them.
 
         Parameters
@@ -308,18 +298,23 @@ class FewShotClassifier(TaskClassifier):
 
     @property
     def _features(self) -> str:
-<<<<<<< HEAD
-        return self._row_map.model.words if isinstance(self._row_map, TwoViews) else "unit length"
+        return self.row_map_.model.words if isinstance(self.row_map_, TwoViews) else "unit length"
 
     # ---- files ------------------------------------------------------------------------------------------------------
 
-    def _to_file(self) -> tuple[dict[str, object], dict[str, Tensor]]:
+    def file_parts(self) -> tuple[dict[str, object], dict[str, Tensor]]:
+        """Return the values and tensors that a file holds beside the support."""
         own, tensors = (None, {}) if self.prior_ is None else prior_to_file(self.prior_)
         settings = {name: getattr(self, name) for name in HGDC.accepts}
-        return {"settings": settings, "temperature": self.temperature_, "prior": own}, tensors
+        frequencies = None if self.priors_ is None else [self.priors_[c] for c in self.classes_.tolist()]
+        if self.unlabelled_ is not None:
+            tensors["unlabelled"] = as_tensor(self.unlabelled_)
+        meta = {"settings": settings, "temperature": self.temperature_, "prior": own, "priors": frequencies}
+        return meta, tensors
 
     @classmethod
-    def _from_file(cls, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Self:
+    def from_parts(cls, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Self:
+        """Make the classifier of a file, not fitted yet."""
         prior = None if meta["prior"] is None else prior_from_file(meta["prior"], tensors)
         if prior is not None and len(prior.origin) != tensors["support"].shape[1]:
             raise ValueError(
@@ -327,8 +322,10 @@ class FewShotClassifier(TaskClassifier):
             )
         return cls(prior, **meta["settings"])
 
-    def _restore(self, X: np.ndarray, y: np.ndarray, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        self._fit_rows(X, y).set_temperature(float(meta["temperature"]))
-=======
-        return self.row_map_.model.words if isinstance(self.row_map_, TwoViews) else "unit length"
->>>>>>> main
+    def restore(self, X: np.ndarray, y: np.ndarray, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        """Fit as the file has it, on its support."""
+        if meta["priors"] is not None:
+            self.priors_ = check_priors(meta["priors"], np.unique(y).tolist())
+        if "unlabelled" in tensors:
+            self.unlabelled_ = check_rows(self, tensors["unlabelled"].numpy(), reset=False)
+        self.fit_rows(X, y).set_temperature(float(meta["temperature"]))

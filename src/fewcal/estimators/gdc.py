@@ -154,24 +154,27 @@ class GDCClassifier(TaskClassifier):
 
     # ---- files ------------------------------------------------------------------------------------------------------
 
-    def _to_file(self) -> tuple[dict[str, object], dict[str, Tensor]]:
-        head, row_map = self._head, self._row_map
+    def file_parts(self) -> tuple[dict[str, object], dict[str, Tensor]]:
+        """Return the values and tensors that a file holds beside the support."""
+        head, row_map = self.head_, self.row_map_
         if not isinstance(head, LinearHead) or not isinstance(row_map, Gaussianization):
             raise InputError("a classifier with a scikit-learn head cannot be saved; use a named head")
         meta: dict[str, object] = {"settings": self.params_.as_dict(), "transform": row_map.settings()}
-        meta |= {"bank": self.bank is not None or self._had_bank, "seed": self._seed()}
+        meta |= {"bank": self.bank is not None or self.had_bank_, "seed": self.seed()}
         parts = {f"transform.{name}": t for name, t in row_map.tensors().items()}
         return meta, {"weight": head.weight, "bias": head.bias, **parts}
 
     @classmethod
-    def _from_file(cls, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Self:
+    def from_parts(cls, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Self:
+        """Make the classifier of a file, not fitted yet."""
         params = GDCParams().with_changes(**meta["settings"])
         made = cls(preset=params, random_state=int(meta["seed"]))
-        made.params_, made._had_bank = params, bool(meta["bank"])
+        made.params_, made.had_bank_ = params, bool(meta["bank"])
         return made
 
-    def _restore(self, X: np.ndarray, y: np.ndarray, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    def restore(self, X: np.ndarray, y: np.ndarray, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        """Take the head of the file."""
         self.support_, self.classes_ = (X, y), np.unique(y)
-        self._row_map = transform_from_file(meta["transform"], tensors)
-        self._head = head_from_file(tensors, len(self.classes_), X.shape[1])
-        self._contributions = None
+        self.row_map_ = transform_from_file(meta["transform"], tensors)
+        self.head_ = head_from_file(tensors, len(self.classes_), X.shape[1])
+        self.contributions_ = None
