@@ -22,8 +22,9 @@ from fewcal.apply.predict import (
 )
 from fewcal.bank import BaseBank
 from fewcal.errors import InputError
+from fewcal.estimators import load_classifier
 from fewcal.estimators.base import TaskClassifier
-from fewcal.estimators.saved import load_classifier, read_meta
+from fewcal.estimators.saved import read_meta
 from fewcal.features import FeatureSplit, load_split
 from fewcal.features.extract import embed
 from fewcal.features.extractors import Extractor, find_entry, get_extractor

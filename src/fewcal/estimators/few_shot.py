@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Hashable, Mapping
-from typing import Self, TypeAlias
+from typing import Any, Self, TypeAlias
 from warnings import warn
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
+from torch import Tensor
 
 from fewcal._utils.arrays import common_shift
 from fewcal._utils.randomness import TaskRandom
@@ -18,6 +19,7 @@ from fewcal.errors import FewcalWarning, InputError
 from fewcal.estimators.base import TaskClassifier, log_softmax
 from fewcal.estimators.explain import Explanation, no_bank_explanation
 from fewcal.estimators.inputs import (
+    as_tensor,
     check_fitted,
     check_priors,
     check_rows,
@@ -26,6 +28,7 @@ from fewcal.estimators.inputs import (
     map_rows,
     resolve_bank,
 )
+from fewcal.estimators.saved import prior_from_file, prior_to_file
 from fewcal.heads.base import TaskBatch
 from fewcal.heads.linear import LinearHead
 from fewcal.hgdc.prior import Prior
@@ -105,6 +108,7 @@ class FewShotClassifier(TaskClassifier):
     ['cat', 'cat', 'dog', 'dog']
     """
 
+    file_kind = "hgdc"
     prior_: Prior | None
     temperature_: float
     unlabelled_: np.ndarray | None = None
@@ -301,3 +305,33 @@ class FewShotClassifier(TaskClassifier):
     @property
     def _features(self) -> str:
         return self.row_map_.model.words if isinstance(self.row_map_, TwoViews) else "unit length"
+
+    # ---- files ------------------------------------------------------------------------------------------------------
+
+    def file_parts(self) -> tuple[dict[str, object], dict[str, Tensor]]:
+        """Return the values and tensors that a file holds beside the support."""
+        own, tensors = (None, {}) if self.prior_ is None else prior_to_file(self.prior_)
+        settings = {name: getattr(self, name) for name in HGDC.accepts}
+        frequencies = None if self.priors_ is None else [self.priors_[c] for c in self.classes_.tolist()]
+        if self.unlabelled_ is not None:
+            tensors["unlabelled"] = as_tensor(self.unlabelled_)
+        meta = {"settings": settings, "temperature": self.temperature_, "prior": own, "priors": frequencies}
+        return meta, tensors
+
+    @classmethod
+    def from_parts(cls, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Self:
+        """Make the classifier of a file, not fitted yet."""
+        prior = None if meta["prior"] is None else prior_from_file(meta["prior"], tensors)
+        if prior is not None and len(prior.origin) != tensors["support"].shape[1]:
+            raise ValueError(
+                f"the prior has {len(prior.origin)} features and the support {tensors['support'].shape[1]}"
+            )
+        return cls(prior, **meta["settings"])
+
+    def restore(self, X: np.ndarray, y: np.ndarray, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        """Fit as the file has it, on its support."""
+        if meta["priors"] is not None:
+            self.priors_ = check_priors(meta["priors"], np.unique(y).tolist())
+        if "unlabelled" in tensors:
+            self.unlabelled_ = check_rows(self, tensors["unlabelled"].numpy(), reset=False)
+        self.fit_rows(X, y).set_temperature(float(meta["temperature"]))
