@@ -26,7 +26,7 @@ from sklearn.svm import LinearSVC
 import reference
 from conftest import SmallData, make_world
 from fewcal import BaseBank, FewShotClassifier, Gaussianizer, GDCClassifier, GDCParams
-from fewcal.bank import spaces
+from fewcal.bank import core
 from fewcal.errors import FewcalWarning, InputError
 from fewcal.estimators import inputs
 from fewcal.estimators.inputs import class_codes
@@ -272,8 +272,8 @@ class BankContract(ClassifierContract):
 
     def test_clones_share_what_is_derived_from_the_bank(self, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         calls = []
-        build = spaces.from_rows
-        monkeypatch.setattr(spaces, "from_rows", lambda *a: (calls.append(1), build(*a))[1])
+        build = core.fit_gaussianization
+        monkeypatch.setattr(core, "fit_gaussianization", lambda *a: (calls.append(1), build(*a))[1])
         clf = make(bank=WORLD.bank())
         for _ in range(3):
             clone(clf.fit(X, Y)).fit(X, Y).predict(Q)
