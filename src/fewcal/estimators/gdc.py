@@ -137,7 +137,7 @@ class GDCClassifier(TaskClassifier):
         if bank.dim != X.shape[1]:
             raise InputError(f"X has {X.shape[1]} features and the bank {bank.dim}; use the same extractor for both")
         if "k" not in given:
-            params = cap_k(params, len(bank), quiet=self.bank is None)
+            params = cap_k(params, bank, quiet=self.bank is None)
         method = GDC(params).prepare(bank)
         self.params_ = params
         return method

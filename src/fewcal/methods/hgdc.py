@@ -127,12 +127,8 @@ class HGDC(Method):
         with single_thread():
             self.prior = bank.memo.get(key, lambda: self._fit_prior(bank))
         self.set_space(self.prior.transform, bank, *key)
-        if self.prior.weight == 0:
-            warn(
-                "the base classes do not differ beyond chance and are not used; check their labels",
-                FewcalWarning,
-                stacklevel=2,
-            )
+        if self.prior.weight == 0:  # once for each bank: a cross-validation fits many times
+            bank.memo.get("warned of labels", _warn_of_labels)
         return self
 
     @classmethod
@@ -249,6 +245,10 @@ class TransductiveHGDC(HGDC):
 
     def fit_predict(self, batch: TaskBatch, query: Tensor) -> Tensor:
         return self.transduce(batch, query).scores
+
+
+def _warn_of_labels() -> None:
+    warn("the base classes do not differ beyond chance and are not used; check their labels", FewcalWarning, 5)
 
 
 @dataclass(frozen=True, eq=False)
