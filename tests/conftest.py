@@ -158,7 +158,7 @@ def browser() -> Iterator[Browser]:
 def svg_alone() -> Iterator[None]:
     """Figures of the paper in one format of three, for the tests of one module: saving is most of a report's time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fewcal.paper.draw.save", partial(save, formats=["svg"]))
+        patch.setattr("fewcal.render.figures.save", partial(save, formats=["svg"]))
         yield
 
 

@@ -25,8 +25,8 @@ from small_features import feature_set
 if TYPE_CHECKING:
     import optuna
 
-    from fewcal.paper.budget import Case
-    from fewcal.paper.registry import Records
+    from fewcal.paper.blocks import Records
+    from fewcal.paper.measure import Case, Runs
 
 ROOT = Path(__file__).parent.parent
 FEW = Protocol(way=3, shot=1, query=5, tasks=4)
@@ -260,16 +260,15 @@ def test_an_extractor(tmp_path: Path) -> None:
 
 
 def test_a_table_of_the_paper(tmp_path: Path) -> None:
-    from fewcal.paper.blocks import Section, Table
+    from fewcal.paper.blocks import Experiment, Section, Table
     from fewcal.paper.experiments import EXPERIMENTS
-    from fewcal.paper.registry import Experiment
 
     def compute(case: Case) -> dict[str, float]:
-        results = evaluate("ncm", case.features, Protocol(way=3, shot=case.shot, query=5, tasks=case.budget.tasks))
+        results = evaluate("ncm", case.of.features, Protocol(way=3, shot=case.shot, query=5, tasks=case.budget.tasks))
         return {"accuracy": float(results.accuracy("ncm").mean())}
 
-    def show(records: Records[dict[str, float]]) -> Section:
-        rows = [[dataset, shot, f"{100 * r['accuracy']:.2f}"] for (dataset, shot), r in sorted(records.items())]
+    def show(records: Records, runs: Runs) -> Section:
+        rows = [[place.dataset, place.shot, f"{100 * r['accuracy']:.2f}"] for place, r in records.items()]
         return Section([Table(["dataset", "shots", "accuracy of the toy %"], rows)])
 
     EXPERIMENTS["toy"] = Experiment("toy", "A toy table", "Table 0", "Nothing.", compute, show)

@@ -157,7 +157,7 @@ def test_presets(fewcal, tmp_path: Path) -> None:
         assert question in answer.out
 
 
-@pytest.mark.parametrize("options", [(), ("--preset", "default", "--rank", 0), ("--preset", "paper", "--rank", 3)])
+@pytest.mark.parametrize("options", [(), ("--preset", "paper", "--drop-rows")])
 def test_bank_build_and_info(fewcal, data: Path, tmp_path: Path, options) -> None:
     file = tmp_path / "b.safetensors"
     built = fewcal("bank", "build", data, "--out", file, *options, "--json", tmp_path / "built.json")

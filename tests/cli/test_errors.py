@@ -67,7 +67,7 @@ ERRORS = {
     f"{EVALUATE} ncm --task-list nowhere.npz": "nowhere.npz does not exist",
     f"{EVALUATE} ncm --nope": "No such option: --nope; see `fewcal evaluate --help`",
     f"{EVALUATE} ,": "no method in ','",
-    "bank build features --out x.safetensors --rank 3": "--rank drops the rows",
+    "bank build features --out x.safetensors --drop-rows": "--drop-rows leaves one space",
     "bank build features --out x.safetensors --preset authors": "takes base rows as they are",
     "fit --support features/base.npz --out empty": "empty is a folder; name a file in it",
     "bank build features --out empty": "empty is a folder; name a file in it",

@@ -15,7 +15,7 @@ from fewcal.errors import FewcalWarning, InputError
 
 
 def pick_device(device: str | torch.device | None = None) -> torch.device:
-    """The device asked for; `None` means CPU and "auto" means CUDA where there is one.
+    """The device of that name; `None` means CPU and "auto" means CUDA where there is one.
 
     >>> pick_device(None)
     device(type='cpu')
@@ -96,7 +96,7 @@ def as_features(
 
 
 # Rounding error of features, as a share of their standard deviation, from which on precision counts as lost.
-ROUNDING_SHARE = 1e-4
+ROUNDING_SHARE = 1e-3
 # Rows by which that is judged, at most.
 SHIFT_ROWS = 1024
 

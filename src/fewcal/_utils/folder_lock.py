@@ -25,7 +25,7 @@ LOCK_NAME = ".fewcal.lock"
 
 
 class OutputLock:
-    """A lock that is held; `check` tells whether what it protects is still there."""
+    """A lock that is held; `check` raises if what it protects is gone."""
 
     def __init__(self, file: Path, subject: Path) -> None:
         self.file, self.subject, self.identity = file, subject, _identity(file)
@@ -113,7 +113,7 @@ def _locked(file: Path, subject: Path, wait: float) -> Iterator[OutputLock]:
             with suppress(OSError):
                 file.unlink()
         lock.release()
-        if ours and os.name != "posix":  # where nobody can remove a file that another process has open
+        if ours and os.name != "posix":  # where a file that another process has open cannot be removed
             with suppress(OSError):
                 file.unlink()
 
@@ -139,7 +139,7 @@ def _identity(file: Path) -> tuple[int, int] | None:
 def _write_owner(file: Path) -> None:
     now = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
     owner = {"pid": os.getpid(), "host": socket.gethostname(), "since": now, "command": " ".join(sys.argv)[:200]}
-    with suppress(OSError):  # a full disk, a system where nobody may write to a locked file: it holds without a name
+    with suppress(OSError):  # a full disk, a system where locked files cannot be written: it holds without a name
         file.write_text(json.dumps(owner), encoding="utf-8")
 
 

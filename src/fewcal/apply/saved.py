@@ -109,9 +109,13 @@ def load_model(
 
 
 def predict_with_model(
-    model: StrPath, source: StrPath, reject: float | None = None, reading: Reading | None = None
+    model: StrPath,
+    source: StrPath,
+    reject: float | None = None,
+    reading: Reading | None = None,
+    together: bool = False,
 ) -> tuple[Columns, list[str]]:
-    """Answers of a saved classifier (`predict_source`), and in words how many are right, where classes are named.
+    """Answers of a saved classifier (`predict_features`), and in words how many are right, where classes are named.
 
     A wrong source is refused before the classifier is loaded.
     """
@@ -129,7 +133,7 @@ def predict_with_model(
         if not how.skip_bad:
             check_headers([query])
     classifier, extractor = load_model(model, how.device, how.allow_download)
-    table, kept = _answered(classifier, extractor, query, reject, how)
+    table, kept = _answered(classifier, extractor, query, reject, how, together)
     classes = [str(name) for name in classifier.classes_]
     truth = None if kept is None else true_classes(kept.labels, classes, reject is not None)
     return table, in_words(table, truth, classes)
@@ -143,6 +147,7 @@ def predict_files(
     preset: str | None = None,
     settings: Sequence[str] = (),
     reject: float | None = None,
+    together: bool = False,
     seed: int = 0,
     device: str | None = None,
 ) -> Columns:
@@ -151,7 +156,7 @@ def predict_files(
     rows = load_split(query)
     how = Reading(device=device)
     classifier = fit_model(support, bank=bank, preset=preset, settings=settings, seed=seed, reading=how)
-    return predict_source(classifier, None, rows, reject)
+    return _answered(classifier, None, rows, reject, how, together)[0]
 
 
 def predict_source(
@@ -171,6 +176,7 @@ def _answered(
     source: StrPath | Items | FeatureSplit,
     reject: float | None,
     how: Reading,
+    together: bool = False,
 ) -> tuple[Columns, Items | None]:
     """Answers, and the items that could be read; None where these are rows of features."""
     if not isinstance(source, Items | FeatureSplit) and (
@@ -181,10 +187,10 @@ def _answered(
         if source.dimension != classifier.n_features_in_:
             wanted = classifier.n_features_in_
             raise InputError(f"{source.source} has {source.dimension} features and the model takes {wanted}")
-        return predict_features(classifier, source.float32(), reject), None
+        return predict_features(classifier, source.float32(), reject, together), None
     assert extractor is not None
     items = source if isinstance(source, Items) else find_items(source, extractor.kind, False, *how.columns)
     x, kept = embed(
         items, extractor, batch=how.batch, workers=how.workers, skip_bad=how.skip_bad, progress=how.progress
     )
-    return named_rows(predict_features(classifier, x, reject), kept), kept
+    return named_rows(predict_features(classifier, x, reject, together), kept), kept

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Hashable, Mapping
 from typing import Self, TypeAlias
+from warnings import warn
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from numpy.typing import ArrayLike
 from fewcal._utils.arrays import common_shift
 from fewcal._utils.randomness import TaskRandom
 from fewcal.bank import BaseBank
-from fewcal.errors import InputError
+from fewcal.errors import FewcalWarning, InputError
 from fewcal.estimators.base import TaskClassifier, log_softmax
 from fewcal.estimators.explain import Explanation, no_bank_explanation
 from fewcal.estimators.inputs import (
@@ -157,8 +158,9 @@ class FewShotClassifier(TaskClassifier):
         y : array-like of shape (S,)
             Their classes.
         unlabelled : array-like of shape (M, D) or None
-            Rows of these classes, some of them or others, whose class is not known (`fewcal.hgdc.transduction`). Later
-            examples are a fit with them, too. scikit-learn's `SelfTrainingClassifier` takes them in `X`.
+            Rows of these classes, some of them or others, whose class is not known (`fewcal.hgdc.transduction`); they
+            bring nothing without a bank. Later examples are a fit with them, too. scikit-learn's
+            `SelfTrainingClassifier` takes them in `X`.
         priors : array-like of shape (n_classes,), mapping or None
             Frequencies of the sorted classes, or by class; None: unknown.
         """
@@ -166,6 +168,8 @@ class FewShotClassifier(TaskClassifier):
         classes = class_codes(labels)[0].tolist()
         frequencies = None if priors is None else check_priors(priors, classes)
         extra = None if unlabelled is None else np.array(check_rows(self, unlabelled, reset=False))
+        if extra is not None and self.bank is None:
+            warn("unlabelled rows bring nothing without base classes; give a bank", FewcalWarning, stacklevel=2)
         before = self.unlabelled_, self.priors_
         self.unlabelled_, self.priors_ = extra, frequencies
         try:
@@ -176,7 +180,7 @@ class FewShotClassifier(TaskClassifier):
 
     def _fitted(self, method: Method, batch: TaskBatch) -> None:
         self.temperature_ = 1.0
-        if self.unlabelled_ is not None:
+        if self.unlabelled_ is not None and isinstance(method, HGDC):
             self.head_ = self._transduce(method, batch, self.unlabelled_).head.to("cpu")
         elif (frequencies := self._frequencies(batch)) is not None:
             assert isinstance(self.head_, LinearHead)
@@ -193,20 +197,22 @@ class FewShotClassifier(TaskClassifier):
         values = [self.priors_.get(c, sum(known) / len(known)) for c in self.classes_.tolist()]
         return torch.tensor(values, dtype=batch.support.dtype, device=batch.support.device)
 
-    def _transduce(self, method: Method, batch: TaskBatch, X: np.ndarray) -> Transduction:
-        assert isinstance(method, HGDC | SupportOnly)
+    def _transduce(self, method: HGDC, batch: TaskBatch, X: np.ndarray) -> Transduction:
         rows = map_rows(method.row_map, X, batch.support.device)[None]
         return method.transduce(batch, rows, self._frequencies(batch))
 
     def predict_log_proba_together(self, X: ArrayLike) -> np.ndarray:
         """Logarithms of the probabilities for query rows `X (Q, D)` that are classified together, `(Q, n_classes)`.
 
-        The other rows, and the unlabelled ones of `fit`, help with each. One row alone is answered as by `predict`.
+        The other rows, and the unlabelled ones of `fit`, help with each. One row alone is answered as by `predict`, and
+        so are all without base classes.
         """
         check_fitted(self)
         rows = check_rows(self, X, reset=False)
         every = rows if self.unlabelled_ is None else np.concatenate([rows, self.unlabelled_])
         _, method, batch = self._task(*self.support_)
+        if not isinstance(method, HGDC):
+            return self.predict_log_proba(X)
         scores = self._transduce(method, batch, every).scores[0, : len(rows)]
         return log_softmax(scores.cpu().numpy().astype(np.float64) / self.temperature_)
 

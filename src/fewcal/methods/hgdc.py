@@ -26,7 +26,7 @@ from fewcal.hgdc.discriminant import Discriminant
 from fewcal.hgdc.mixture import MIN_RELIABILITY, fit_support_only, mean_reliability, mixture, unit_rows
 from fewcal.hgdc.prior import MIN_VARIANCE, Posterior, Prior, base_weight, fit_prior, pooled_eigen
 from fewcal.hgdc.temperature import STUDY_CLASSES, STUDY_ROWS, Study, cross_validate
-from fewcal.hgdc.transduction import Transduction, plain_view, prior_view, transduce
+from fewcal.hgdc.transduction import SoftPosterior, Transduction, transduce
 from fewcal.methods.base import Contributions, Method, RowMap, TaskBatch, typical_distance
 from fewcal.methods.registry import register_method
 
@@ -215,12 +215,10 @@ class HGDC(Method):
     def transduce(self, batch: TaskBatch, rows: Tensor, priors: Tensor | None = None) -> Transduction:
         """Infer the classes of unlabelled rows `(T, M, 2D)` together; `priors (N,)` are known frequencies."""
         with torch.inference_mode():
-            d, n, labels, weight = len(self.prior.origin), batch.n_classes, batch.labels, self.prior.weight
-            views = (
-                (weight, prior_view(self.prior, batch.support[..., :d], labels, n, rows[..., :d], self.scatter)),
-                (1 - weight, plain_view(batch.support[..., d:], labels, n, rows[..., d:], self.scatter)),
-            )
-            return transduce(views, priors)
+            d, n, support = len(self.prior.origin), batch.n_classes, batch.support
+            soft = SoftPosterior.make(self.prior, support[..., :d], batch.labels, n, rows[..., :d], self.scatter)
+            plain = fit_support_only(support[..., d:], batch.labels, n, self.scatter)
+            return transduce(soft, plain, rows[..., d:], self.prior.weight, priors)
 
     def contributions(self, batch: TaskBatch) -> Contributions:
         with torch.inference_mode():
