@@ -6,7 +6,7 @@
 Each file of benchmarks/results is a section: a title, and tables by name with title, date, machine, commit, command,
 columns, rows and notes. docs/results.md has all sections; `shown` restricts what it has of a table: columns, and rows
 by the values of a column; false leaves the table to its file. Other pages and the README have single tables between
-`<!-- results: SECTION/NAME -->`, with `rows=PATTERN` for rows whose first cell begins so, and `<!-- end -->`.
+`<!-- results: SECTION/NAME -->` and `<!-- end -->`; `rows=PATTERN` has rows that begin so, `columns=0,2` some columns.
 Measuring a table again replaces its date, machine, commit, command, columns, rows, and notes where the script makes
 them. What people wrote stays.
 """
@@ -30,9 +30,8 @@ RESULTS = HERE / "results"
 PAGE = HERE.parent / "docs" / "results.md"
 # Pages that may have single tables.
 OTHER_PAGES = ("README.md", "docs/*.md")
-MARKED = re.compile(
-    r"(?P<head><!-- results: (?P<where>\S+)(?: rows=(?P<rows>\S+))? -->\n).*?(?P<end><!-- end -->)", re.S
-)
+OPTIONS = r"(?: rows=(?P<rows>\S+))?(?: columns=(?P<columns>\S+))?"
+MARKED = re.compile(rf"(?P<head><!-- results: (?P<where>\S+){OPTIONS} -->\n).*?(?P<end><!-- end -->)", re.DOTALL)
 # The sections of the page, in this order.
 SECTIONS = (
     *("accuracy", "ablation", "failures", "application"),
@@ -195,7 +194,11 @@ def fill(text: str) -> str:
         one = json.loads((RESULTS / f"{section}.json").read_text(encoding="utf-8"))["tables"][name]
         one = {key: value for key, value in one.items() if key != "shown"}
         if found["rows"]:
-            one |= {"rows": [row for row in one["rows"] if re.match(found["rows"], row[0])], "notes": []}
+            one["rows"] = [row for row in one["rows"] if re.match(found["rows"], " ".join(row))]
+        if found["columns"]:
+            one["shown"] = {"columns": [one["columns"][int(i)] for i in found["columns"].split(",")]}
+        if found["rows"] or found["columns"]:
+            one["notes"] = []
         return f"{found['head']}\n{show_table(one)}\n\n{found['end']}"
 
     return MARKED.sub(table, text)

@@ -2,7 +2,7 @@
 
     python benchmarks/accuracy/ablation.py FEATURES SETS --others ODD NEW [--cells 5x1,5x5,20x1] [--tasks 300]
 
-The first folders hold the sets that HGDC was developed on, `--others` those that nothing was chosen on. The latter are
+The first folders hold the sets that HGDC was developed on, `--others` those that no constant was fitted to. These are
 divided by who saw their base classes: the extractor was trained on them, or not (`extractor_saw_base` of
 `source.json`). Differences are mean points against HGDC as it is; intervals are over tasks.
 """
@@ -63,7 +63,7 @@ def group(folder: Path, developed: bool) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("features", type=Path, nargs="+", help="sets that HGDC was developed on")
-    parser.add_argument("--others", type=Path, nargs="*", default=[], help="sets that nothing was chosen on")
+    parser.add_argument("--others", type=Path, nargs="*", default=[], help="other sets")
     parser.add_argument("--cells", default="5x1,5x5,20x1")
     parser.add_argument("--tasks", type=int, default=300)
     parser.add_argument("--dim", type=int, default=10**6, help="leave out sets of more features, which take longest")
@@ -85,7 +85,8 @@ def main() -> None:
         for cell, outcomes in run_cells(features, cells, methods, options.tasks, options.seed, options.split):
             found.setdefault(which, []).append((f"{folder.name} {cell}", outcomes))
     groups = [name for name in (DEVELOPED, SEEN, UNSEEN) if name in found]
-    print("; ".join(f"{name}: {len(found[name])} cells" for name in groups) + "\n", flush=True)
+    sizes = "; ".join(f"{name}: {len(found[name])} cells" for name in groups) + f"; {options.tasks} tasks a cell"
+    print(f"{sizes}\n", flush=True)
     table = Table("change", *groups, "worst cell", "ECE")
     every = [one for name in groups for one in found[name]]
     for change in CHANGES:
@@ -98,7 +99,7 @@ def main() -> None:
         own = change == REFERENCE
         means = ["0" if own else str(average(gaps[name])) for name in groups]
         table.add(change, *means, "" if own else f"{lost:+.1f} ({worst[0]})", f"{error:.3f}")
-    table.keep(options.record)
+    table.keep(options.record, notes=sizes)
 
 
 if __name__ == "__main__":

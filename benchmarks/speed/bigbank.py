@@ -88,7 +88,7 @@ def build(options: argparse.Namespace) -> None:
         now = timed("rows", now)
         fitter.update(x)
         now = timed("transform", now)
-    bank = BaseBank(rank=options.rank, dtype="float16", transform=fitter.finish())
+    bank = BaseBank(keep_rows=options.keep_rows, dtype="float16", transform=fitter.finish())
     now = time.perf_counter()
     for x, y in scenario.stream(options.chunk, options.order):
         now = timed("rows", now)
@@ -120,7 +120,7 @@ def query(options: argparse.Namespace) -> None:
     queries = scenario.draw(unseen.repeat_interleave(15), 2).numpy()
     truth = np.repeat(np.arange(5), 15)
     kinds: dict[str, Callable[[], TaskClassifier]] = {"HGDC": lambda: FewShotClassifier(bank, device=options.device)}
-    if options.rank:
+    if options.keep_rows:
         gdc = partial(
             *(GDCClassifier, bank, "paper"),
             device=options.device,
@@ -156,7 +156,7 @@ def main() -> None:
     parser.add_argument("--classes", type=int, default=20_000)
     parser.add_argument("--rows", type=int, default=100)
     parser.add_argument("--dim", type=int, default=1024)
-    parser.add_argument("--rank", type=int, default=16)
+    parser.add_argument("--keep-rows", action="store_true", help="for class covariances")
     parser.add_argument("--chunk", type=int, default=20_000, help="rows of a chunk")
     parser.add_argument("--order", choices=("classes", "shuffled"), default="classes")
     parser.add_argument("--repeats", type=int, default=20)
