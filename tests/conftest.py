@@ -37,7 +37,7 @@ settings.load_profile("any machine")
 
 # The files that take longest, longest first: one that begins last would be waited for.
 LONGEST = (
-    *("apply/test_studio_browser.py", "paper/test_paper.py", "tuning/test_workers.py", "test_docs.py"),
+    *("apply/test_studio_browser.py", "paper/test_experiments.py", "tuning/test_workers.py", "test_docs.py"),
     *("evaluation/test_executors.py", "redteam/test_redteam.py", "cli/test_cli.py", "cli/test_streams.py"),
     *(
         "test_demo.py",
@@ -46,9 +46,9 @@ LONGEST = (
         "render/test_page.py",
         "training/test_training.py",
     ),
-    *("tuning/test_tuning.py", "paper/test_reproduction.py", "features/test_extractors.py", "report/test_report.py"),
+    *("tuning/test_tuning.py", "paper/test_report.py", "features/test_extractors.py", "report/test_report.py"),
     *("features/test_glyphs.py", "heads/test_heads.py", "estimators/test_saved.py", "test_api.py", "test_imports.py"),
-    *("test_ops.py", "paper/test_evaluations.py", "paper/test_paper_figures.py", "test_presets.py"),
+    *("test_ops.py", "paper/test_measure.py", "test_presets.py"),
 )
 
 
@@ -158,7 +158,7 @@ def browser() -> Iterator[Browser]:
 def svg_alone() -> Iterator[None]:
     """Figures of the paper in one format of three, for the tests of one module: saving is most of a report's time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fewcal.paper.draw.save", partial(save, formats=["svg"]))
+        patch.setattr("fewcal.render.figures.save", partial(save, formats=["svg"]))
         yield
 
 

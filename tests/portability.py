@@ -159,8 +159,7 @@ def use_commands(folder: Path) -> None:
     command("predict", "--support", novel, "--query", val, "--out", folder / "p.csv", "-q")
     command("evaluate", data, "--methods", "hgdc,ncm", "--tasks", 8, "--query", 3, "--out", folder / "again", "-q")
     command("report", folder / "run", folder / "again", "--out", folder / "report.html", "-q")
-    brief = ("--trials", 2, "--tasks", 5, "--query", 5, "--head", "closed_form", "--workers", 1)
-    command("tune", data, *brief, "--out", folder / "study", "-q")
+    command("tune", data, "--trials", 2, "--tasks", 5, "--query", 5, "--out", folder / "study", "-q")
     pictures = folder / "pictures"
     command("extract", pictures, "--out", folder / "features", "--split", "base", "-q")
     command("classify", "--support", pictures, "--query", pictures / "red", "--html", folder / "sheet.html", "-q")

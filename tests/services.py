@@ -67,7 +67,19 @@ def row_model() -> ServedModel:
     return ServedModel(FewShotClassifier(bank).fit(x[few], y[few]), None, 0.05)
 
 
-MODELS = {"picture": picture_model, "text": text_model, "row": row_model}
+def many_rows() -> np.ndarray:
+    """A row for each of a thousand classes."""
+    return np.random.default_rng(0).normal(size=(1000, 64)).astype(np.float32)
+
+
+def many_classes() -> ServedModel:
+    """A thousand classes of two examples."""
+    names = np.array([f"class {i}" for i in range(len(many_rows()))])
+    x = np.concatenate([many_rows(), 1.01 * many_rows()])
+    return ServedModel(FewShotClassifier().fit(x, np.tile(names, 2)), None)
+
+
+MODELS = {"many classes": many_classes, "picture": picture_model, "text": text_model, "row": row_model}
 
 
 def run_service(kind: str, token: str | None, link: Connection) -> None:

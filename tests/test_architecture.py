@@ -25,8 +25,8 @@ from small_features import feature_set
 if TYPE_CHECKING:
     import optuna
 
-    from fewcal.paper.budget import Case
-    from fewcal.paper.registry import Records
+    from fewcal.paper.blocks import Records
+    from fewcal.paper.measure import Case, Runs
 
 ROOT = Path(__file__).parent.parent
 FEW = Protocol(way=3, shot=1, query=5, tasks=4)
@@ -160,19 +160,19 @@ def test_a_method(tmp_path: Path) -> None:
 def test_a_head(tmp_path: Path) -> None:
     from fewcal._utils.parameters import parameter
     from fewcal.heads import Calibrated, HeadTrainer, LinearHead, register_head
-    from fewcal.heads.linear import nearest_mean_head
+    from fewcal.heads.linear import class_means, nearest_mean_head
 
     @register_head("toy")
     @dataclass(frozen=True)
     class Toy(HeadTrainer):
-        """The nearest calibrated prototype."""
+        """The nearest calibrated class mean."""
 
         samples: ClassVar[bool] = False
         width: float = parameter(1.0, "width of a class", low=1e-6)
 
         def train(self, task: Calibrated) -> LinearHead:
-            prototypes = task.prototypes
-            return nearest_mean_head(prototypes, torch.full((len(prototypes), 1, 1), self.width))
+            means = class_means(task.mean, task.batch.labels, task.batch.n_classes)
+            return nearest_mean_head(means, torch.full((len(means), 1, 1), self.width))
 
     features = feature_set()
     results = evaluate({"toy": make_method("gdc", "paper", head="toy", k=3)}, features, FEW)
@@ -260,16 +260,15 @@ def test_an_extractor(tmp_path: Path) -> None:
 
 
 def test_a_table_of_the_paper(tmp_path: Path) -> None:
-    from fewcal.paper.blocks import Section, Table
+    from fewcal.paper.blocks import Experiment, Section, Table
     from fewcal.paper.experiments import EXPERIMENTS
-    from fewcal.paper.registry import Experiment
 
     def compute(case: Case) -> dict[str, float]:
-        results = evaluate("ncm", case.features, Protocol(way=3, shot=case.shot, query=5, tasks=case.budget.tasks))
+        results = evaluate("ncm", case.of.features, Protocol(way=3, shot=case.shot, query=5, tasks=case.budget.tasks))
         return {"accuracy": float(results.accuracy("ncm").mean())}
 
-    def show(records: Records[dict[str, float]]) -> Section:
-        rows = [[dataset, shot, f"{100 * r['accuracy']:.2f}"] for (dataset, shot), r in sorted(records.items())]
+    def show(records: Records, runs: Runs) -> Section:
+        rows = [[place.dataset, place.shot, f"{100 * r['accuracy']:.2f}"] for place, r in records.items()]
         return Section([Table(["dataset", "shots", "accuracy of the toy %"], rows)])
 
     EXPERIMENTS["toy"] = Experiment("toy", "A toy table", "Table 0", "Nothing.", compute, show)

@@ -48,7 +48,7 @@ def bank_at(*means: list[float]) -> BaseBank:
 
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("delta", [0.5, 1.0, 1.7])
-def test_distances(world: SmallData, metric: str, delta: float) -> None:
+def test_distances_are_those_of_the_reference(world: SmallData, metric: str, delta: float) -> None:
     bases = [r.astype(np.float64) for r in world.base]
     means = np.array([r.mean(axis=0) for r in bases])
     got = distances(torch.from_numpy(world.support), world.bank(), metric, MetricOptions(delta))
@@ -57,16 +57,6 @@ def test_distances(world: SmallData, metric: str, delta: float) -> None:
     )
     assert got.shape == expected.shape
     np.testing.assert_allclose(got, expected, rtol=2e-4, atol=2e-4)
-
-
-def test_mahalanobis_of_a_low_rank_bank_uses_what_it_keeps(signed_world: SmallData) -> None:
-    x = torch.from_numpy(signed_world.support)
-    torch.testing.assert_close(
-        distances(x, signed_world.bank(rank=64), "mahalanobis"),
-        distances(x, signed_world.bank(), "mahalanobis"),
-        rtol=1e-3,
-        atol=1e-3,
-    )
 
 
 def full_rank() -> tuple[list[np.ndarray], BaseBank]:
@@ -95,7 +85,7 @@ def test_mahalanobis_with_any_ridge_with_and_without_the_shift(ridge: float, shi
     assert not shift or bool((got >= 0).all())
 
 
-def test_equation_13_as_printed_is_what_ridge_0_without_the_shift_computes() -> None:
+def test_mahalanobis_with_ridge_0_and_no_shift_is_equation_13() -> None:
     bases, bank = full_rank()
     x = np.random.default_rng(2).normal(size=(7, 4)) * 0.3 + np.array([0, 0, 0, 3, 3, 3, 1])[:, None]
     printed = np.empty((7, 3))
@@ -158,7 +148,9 @@ def test_mahalanobis_without_a_ridge_needs_invertible_covariances(relu_world: Sm
             distances(torch.zeros(1, 6), thin, "mahalanobis", MetricOptions(mahalanobis_ridge=ridge))
 
 
-def test_a_new_distance_is_one_function(relu_world: SmallData, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_register_metric_makes_a_function_a_distance(
+    relu_world: SmallData, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
     request.addfinalizer(lambda: METRICS.pop("cityblock"))
 
     @register_metric("cityblock", "sum of absolute differences")
@@ -178,7 +170,7 @@ def test_a_new_distance_is_one_function(relu_world: SmallData, request: pytest.F
 
 
 @pytest.mark.parametrize("metric", METRICS)
-def test_the_distance_scale_of_a_bank(world: SmallData, metric: str) -> None:
+def test_nearest_class_distance_is_the_median(world: SmallData, metric: str) -> None:
     bases = [r.astype(np.float64) for r in world.base]
     means = np.array([r.mean(axis=0) for r in bases])
     expected = reference.unit_distance(bases, means, metric, 0.8)
@@ -188,7 +180,7 @@ def test_the_distance_scale_of_a_bank(world: SmallData, metric: str) -> None:
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("m", [0.0, 0.5, 1.0, 3.0])
 @pytest.mark.parametrize("k", [1, 4, 9])
-def test_neighbours_weights_and_mean(world: SmallData, metric: str, m: float, k: int) -> None:
+def test_calibrate_agrees_with_the_reference(world: SmallData, metric: str, m: float, k: int) -> None:
     bases = [r.astype(np.float64) for r in world.base]
     means = np.array([r.mean(axis=0) for r in bases])
     found = Calibrator(world.bank(), k=k, m=m, metric=metric, delta=0.9).calibrate(torch.from_numpy(world.support))
@@ -207,7 +199,7 @@ def test_neighbours_weights_and_mean(world: SmallData, metric: str, m: float, k:
             )
 
 
-def test_a_bank_kept_in_pieces_gives_the_same(relu_world: SmallData) -> None:
+def test_calibrate_with_a_bank_in_chunks_gives_the_same(relu_world: SmallData) -> None:
     x = torch.from_numpy(relu_world.support[0])
     pieces = BaseBank()
     for i in range(0, len(relu_world.x), 13):
@@ -232,7 +224,7 @@ def test_squared_distances_of_any_shape(b: int, c: int, d: int, seed: int) -> No
 
 
 @pytest.mark.parametrize("m", [0.25, 0.5, 1.0, 2.0, 4.0])
-def test_the_weight_tends_to_one_on_top_of_a_base_class(m: float) -> None:
+def test_weight_at_distance_0_tends_to_one(m: float) -> None:
     bank = bank_at([1.0, 2.0], [50.0, 50.0])
     gaps = [10.0**-e for e in range(0, 7)]
     x = torch.tensor([[1.0 + g, 2.0] for g in gaps])
@@ -251,12 +243,12 @@ def test_weights_stay_in_bounds(d: float, m: float) -> None:
     assert w == pytest.approx(1 / (1 + float(np.float64(d) ** m)), rel=1e-4, abs=1e-37)
 
 
-def test_infinitely_far_base_classes_weigh_nothing() -> None:
+def test_weight_at_infinite_distance_is_zero() -> None:
     w = weights_from_distances(torch.tensor([1e30, torch.inf]), 4)
     assert w.tolist() == [0.0, 0.0]
 
 
-def test_the_point_stays_put_as_the_base_class_moves_away_with_m_4() -> None:
+def test_mean_with_a_distant_class_and_m_4_is_the_point() -> None:
     x = torch.tensor([[0.5, -0.5]])
     moved = [
         (Calibrator(bank_at([r, r]), k=1, m=4).calibrate(x).mean - x).norm().item()
@@ -281,13 +273,13 @@ GRID = np.linspace(0.0, 5.0, 26)
     ],
     ids=["DC", "m=0", "m=1", "m=4", "m=1 plain", "m=4 plain"],
 )
-def test_the_papers_figure_in_one_dimension(settings_: dict, curve: object) -> None:
+def test_mean_in_one_dimension_is_the_curve_of_the_paper(settings_: dict, curve: object) -> None:
     """One base class at μ, the support point at 0, k = 1: where the calibrated mean goes."""
     got = [Calibrator(bank_at([float(mu)]), k=1, **settings_).calibrate(torch.zeros(1, 1)).mean.item() for mu in GRID]
     np.testing.assert_allclose(got, curve(GRID), rtol=1e-5, atol=1e-6)  # type: ignore[operator]
 
 
-def test_the_figures_shapes() -> None:
+def test_mean_in_one_dimension_has_the_shapes_of_the_paper() -> None:
     """DC follows a far base class for ever; m = 4 lets it go."""
     far = bank_at([100.0])
     x = torch.zeros(1, 1)
@@ -302,7 +294,7 @@ def test_the_figures_shapes() -> None:
 
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("scale", [0.01, 3.0, 200.0])
-def test_with_a_distance_scale_the_features_may_have_any(world: SmallData, metric: str, scale: float) -> None:
+def test_distance_scale_removes_the_scale_of_the_features(world: SmallData, metric: str, scale: float) -> None:
     """With Mahalanobis it never does; with the others distance_scale takes it out."""
     x = torch.from_numpy(world.support)
     scaled = BaseBank().fit(world.x * np.float32(scale), world.y)
@@ -313,7 +305,7 @@ def test_with_a_distance_scale_the_features_may_have_any(world: SmallData, metri
     torch.testing.assert_close(plain.mean * scale, other.mean, rtol=2e-3, atol=2e-3 * scale)
 
 
-def test_without_it_the_scale_does_matter(relu_world: SmallData) -> None:
+def test_weights_without_distance_scale_depend_on_the_scale(relu_world: SmallData) -> None:
     x = torch.from_numpy(relu_world.support)
     scaled = BaseBank().fit(relu_world.x * np.float32(3), relu_world.y)
     plain, other = (Calibrator(b, k=4, m=2).calibrate(v) for v, b in ((x, relu_world.bank()), (3 * x, scaled)))
@@ -321,7 +313,7 @@ def test_without_it_the_scale_does_matter(relu_world: SmallData) -> None:
 
 
 @pytest.mark.parametrize("metric", METRICS)
-def test_the_order_of_base_classes_does_not_matter(world: SmallData, metric: str) -> None:
+def test_calibrate_with_permuted_base_classes_gives_the_same(world: SmallData, metric: str) -> None:
     order = np.random.default_rng(0).permutation(len(world.base))
     shuffled = BaseBank().fit(
         np.concatenate([world.base[i] for i in order]),
@@ -336,7 +328,7 @@ def test_the_order_of_base_classes_does_not_matter(world: SmallData, metric: str
     assert torch.equal(plain.index, torch.from_numpy(order)[other.index])
 
 
-def test_batches_do_not_matter(relu_world: SmallData) -> None:
+def test_calibrate_in_batches_gives_the_same(relu_world: SmallData) -> None:
     x, bank = torch.from_numpy(relu_world.support), relu_world.bank()
     at_once = Calibrator(bank, k=4, m=2).calibrate(x)
     for t in range(len(x)):
@@ -345,7 +337,7 @@ def test_batches_do_not_matter(relu_world: SmallData) -> None:
         torch.testing.assert_close(alone.mean[0], at_once.mean[t])
 
 
-def test_all_base_classes_can_be_neighbours() -> None:
+def test_calibrate_with_all_classes_as_neighbours() -> None:
     world = make_world(4)
     x = torch.from_numpy(world.support[0])
     before: Calibration | None = None
@@ -362,38 +354,6 @@ def test_equal_weights(relu_world: SmallData) -> None:
     found = Calibrator(relu_world.bank(), k=3, equal=True).calibrate(torch.from_numpy(relu_world.support))
     assert (found.weights == 1).all()
     torch.testing.assert_close(found.normalised, torch.full_like(found.weights, 0.25))
-
-
-def test_weights_of_all_base_classes_are_those_of_the_neighbours(relu_world: SmallData) -> None:
-    x = torch.from_numpy(relu_world.support)
-    calibrator = Calibrator(relu_world.bank(), k=3, m=0.5)
-    found = calibrator.calibrate(x)
-    dense = calibrator.dense_weights(x)
-    assert ((dense != 0).sum(dim=-1) == 3).all()
-    assert torch.equal(dense.gather(-1, found.index), found.weights)
-    torch.testing.assert_close(calibrator.mean(x, dense), found.mean)
-    nearest, index = calibrator.neighbours(x)
-    assert torch.equal(nearest, found.distances)
-    assert torch.equal(index, found.index)
-
-
-def test_linear_scores_are_those_of_calibrated_points(relu_world: SmallData) -> None:
-    x = torch.from_numpy(relu_world.support)
-    calibrator = Calibrator(relu_world.bank(), k=3, m=0.5)
-    weight = torch.randn(len(x), 4, x.shape[-1], generator=torch.Generator().manual_seed(0))
-    strength = torch.linspace(0.0, 2.0, len(x))
-    moved = calibrator.calibrate(x, strength[:, None].expand(x.shape[:2])).mean
-    for known in (None, calibrator.dense_weights(x)):
-        got = calibrator.linear_scores(x, weight, strength, known)
-        torch.testing.assert_close(got, moved @ weight.mT, rtol=1e-4, atol=1e-4)
-
-
-def test_a_calibrator_on_the_same_device_leaves_the_rows_behind(relu_world: SmallData) -> None:
-    bank = relu_world.bank().transformed(center=True, l2=True, whiten=1.0)
-    moved = Calibrator(bank, k=3).to("cpu")
-    assert bank.unwhitened is not None
-    assert moved.bank.unwhitened is None
-    assert moved.to("cpu") is moved
 
 
 # ---- bad input --------------------------------------------------------------------------------------------------
@@ -418,17 +378,17 @@ def test_a_calibrator_on_the_same_device_leaves_the_rows_behind(relu_world: Smal
         ({"distance_scale_of": "metre"}, "distance_scale_of='metre' is unknown; use one of bank, one"),
     ],
 )
-def test_bad_parameters(changes: dict, words: str) -> None:
+def test_bad_parameters_are_refused(changes: dict, words: str) -> None:
     with pytest.raises(InputError, match=words):
         Calibrator(bank_at([0.0, 1.0], [2.0, 2.0]), **{"k": 1, **changes}).calibrate(torch.zeros(1, 2))
 
 
-def test_other_refusals(relu_world: SmallData) -> None:
+def test_unfit_banks_are_refused(relu_world: SmallData) -> None:
     with pytest.raises(InputError, match="support has 3 features, but the bank has 2"):
         Calibrator(bank_at([0.0, 1.0]), k=1).calibrate(torch.zeros(1, 3))
     with pytest.raises(InputError, match="distance_scale needs at least two base classes; use distance_scale=False"):
         Calibrator(bank_at([0.0, 1.0]), k=1, distance_scale=1.0).calibrate(torch.zeros(1, 2))
-    with pytest.raises(InputError, match="no class covariances"):
-        Calibrator(relu_world.bank(rank=0), k=1, metric="mahalanobis").calibrate(
+    with pytest.raises(InputError, match="kept no rows; it has no class covariances"):
+        Calibrator(relu_world.bank(keep_rows=False), k=1, metric="mahalanobis").calibrate(
             torch.zeros(1, relu_world.base[0].shape[1])
         )

@@ -53,7 +53,7 @@ def test_it_prints_both_tables_with_paired_differences_and_ends_with_the_report(
         assert f"6 tasks, 5-way {shot}-shot" in printed
     for method in demo.METHODS:
         assert printed.count(f"| {method} |") == 2
-    assert printed.count("| gdc − simpleshot |") == 2
+    assert printed.count("| hgdc − simpleshot |") == 2
     assert printed.splitlines()[-1] == f"report: {(folder / 'demo-report' / 'index.html').resolve()}"
     assert sorted(p.name for p in folder.iterdir()) == ["demo-report", "features"]
     assert [p.name for p in (folder / "demo-report").iterdir()] == ["index.html"]
@@ -64,10 +64,9 @@ def test_it_tells_what_happens_where_known_letters_do_not_help(made: tuple[Path,
     lines = [line for line in printed.splitlines() if line.startswith("- ")]
     assert [line.split(":")[0] for line in lines] == ["- 10 of the known letters", "- all, with shuffled labels"]
     few, shuffled = (dict(part.split() for part in line.split(": ")[1].split("; ")[0].split(", ")) for line in lines)
-    assert float(few["gdc"]) > float(few["bankless"]) - 0.3
-    assert "10 base classes are few" in lines[0]
-    assert shuffled["gdc"] == shuffled["bankless"]
-    assert "the bank is not used" in lines[1]
+    assert float(few["hgdc"]) > float(few["support-only"]) - 0.3
+    assert shuffled["hgdc"] == shuffled["support-only"]
+    assert "do not differ beyond chance and are not used" in lines[1]
 
 
 def test_the_median_task_is_the_first_of_the_lower_median() -> None:

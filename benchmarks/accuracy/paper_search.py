@@ -25,7 +25,7 @@ from fewcal.errors import FewcalWarning
 from fewcal.evaluation import Protocol, evaluate
 from fewcal.features import FeatureSet
 from fewcal.methods.gdc import GDC
-from fewcal.paper.run import dataset_of
+from fewcal.paper.sets import dataset_of
 from fewcal.params import GDCParams
 from fewcal.presets import get_preset
 from fewcal.tuning import Search, make_objective, tune

@@ -17,7 +17,7 @@ from fewcal.bank import BaseBank
 from fewcal.calibrate import squared_distances
 from fewcal.features import FeatureSet
 from fewcal.paper.published import implied_distances
-from fewcal.paper.run import dataset_of
+from fewcal.paper.sets import dataset_of
 from fewcal.paper.settings import paper_params
 
 

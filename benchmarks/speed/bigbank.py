@@ -1,6 +1,6 @@
 """A bank of 20,000 base classes, built from a stream in bounded memory, and what one few-shot problem then costs.
 
-    python benchmarks/speed/bigbank.py                    20,000 classes × 100 rows × 1024 features
+    python benchmarks/speed/bigbank.py                    20,000 classes × 100 rows × 1024 features, rank 16, float16
     python benchmarks/speed/bigbank.py --classes 2000     a tenth of it
     python benchmarks/speed/bigbank.py --order shuffled   rows of all classes mixed, as a crawl brings them
     python benchmarks/speed/bigbank.py --device cuda      the same code on a GPU
@@ -88,7 +88,7 @@ def build(options: argparse.Namespace) -> None:
         now = timed("rows", now)
         fitter.update(x)
         now = timed("transform", now)
-    bank = BaseBank(keep_rows=False, transform=fitter.finish())
+    bank = BaseBank(keep_rows=options.keep_rows, dtype="float16", transform=fitter.finish())
     now = time.perf_counter()
     for x, y in scenario.stream(options.chunk, options.order):
         now = timed("rows", now)
@@ -120,8 +120,17 @@ def query(options: argparse.Namespace) -> None:
     queries = scenario.draw(unseen.repeat_interleave(15), 2).numpy()
     truth = np.repeat(np.arange(5), 15)
     kinds: dict[str, Callable[[], TaskClassifier]] = {"HGDC": lambda: FewShotClassifier(bank, device=options.device)}
-    gdc = partial(GDCClassifier, bank, "paper", device=options.device, cov="pooled", **SPACE)
-    kinds["GDC, pooled covariance, closed form"] = partial(gdc, head="closed_form")
+    if options.keep_rows:
+        gdc = partial(
+            *(GDCClassifier, bank, "paper"),
+            device=options.device,
+            cov="independent",
+            distance_scale=1.0,
+            alpha1=100.0,
+            **SPACE,
+        )
+        kinds["class covariances, closed form"] = partial(gdc, head="closed_form")
+        kinds["class covariances, sampled + L-BFGS"] = partial(gdc, head="lbfgs", n_per="class")
     for name, make in kinds.items():
         times, accuracy = [], 0.0
         for repeat in range(options.repeats + 1):
@@ -147,6 +156,7 @@ def main() -> None:
     parser.add_argument("--classes", type=int, default=20_000)
     parser.add_argument("--rows", type=int, default=100)
     parser.add_argument("--dim", type=int, default=1024)
+    parser.add_argument("--keep-rows", action="store_true", help="for class covariances")
     parser.add_argument("--chunk", type=int, default=20_000, help="rows of a chunk")
     parser.add_argument("--order", choices=("classes", "shuffled"), default="classes")
     parser.add_argument("--repeats", type=int, default=20)

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from fewcal._utils.threads import single_thread
 from fewcal.bank import BaseBank
+from fewcal.bank.core import even_steps
 from fewcal.errors import FewcalWarning, InputError
 
 DISTANCE_SCALES = ("bank", "one")
@@ -30,10 +31,10 @@ DISTANCE_SCALES = ("bank", "one")
 # they have no inverse.
 MAHALANOBIS_RIDGE = 0.1
 
-# Classes that stand for all in a larger bank, where a fact of the bank takes all distances between them.
-_LOOKED_AT = 2048
+# Classes whose distances to all others give the scale of a bank, at most.
+SCALE_CLASSES = 2048
 # From this many times k classes on, the means of the k nearest are gathered.
-_MANY = 32
+GATHER_RATIO = 32
 
 
 # ---- distances (eq. 6, appendix A) --------------------------------------------------------------------------------
@@ -41,7 +42,7 @@ _MANY = 32
 
 @dataclass(frozen=True)
 class MetricOptions:
-    """What some distances ask for beside points and bank.
+    """Parameters of some distances.
 
     Attributes
     ----------
@@ -75,7 +76,7 @@ METRICS: dict[str, Metric] = {}
 
 
 def register_metric(name: str, words: str) -> Callable[[DistanceFunction], DistanceFunction]:
-    """Make a function of points, bank and options known as a distance; `words` may name options in braces."""
+    """Register a function of points, bank and options as a distance; `words` may name options in braces."""
 
     def register(function: DistanceFunction) -> DistanceFunction:
         METRICS[name] = Metric(name, words, function)
@@ -109,18 +110,17 @@ def mahalanobis(x: Tensor, bank: BaseBank, options: MetricOptions) -> Tensor:
     ridge = options.mahalanobis_ridge
     if not (ridge >= 0 and math.isfinite(ridge)):
         raise InputError(f"mahalanobis_ridge={ridge!r} must be a finite number ≥ 0; it is a share of the mean variance")
-    known = bank.memo.get(("mahalanobis", ridge), lambda: _inverse_covariances(bank, ridge))
-    logdet = known.logdet - known.logdet.min() if options.mahalanobis_shift else known.logdet
-    logdet = logdet.float()
-    flat = x.reshape(-1, x.shape[-1])
-    out = torch.empty(len(flat), len(bank), dtype=x.dtype, device=x.device)
+    inverse = bank.memo.get(("mahalanobis", ridge), lambda: _inverse_covariances(bank, ridge))
+    logdet = inverse.logdet - inverse.logdet.min() if options.mahalanobis_shift else inverse.logdet
+    flat = x.reshape(-1, x.shape[-1]).double()
+    out = torch.empty(len(flat), len(bank), dtype=torch.float64, device=x.device)
     for i in range(len(bank)):
-        z = flat - bank.means[i]
-        quad = (z @ known.directions[i].T).square().sum(dim=-1)
+        z = flat - bank.means[i].double()
+        quad = (z @ inverse.directions[i].T).square().sum(dim=-1)
         if ridge:
-            quad = (z.square().sum(dim=-1) - quad).clamp(min=0) / known.tau[i]
+            quad = (z.square().sum(dim=-1) - quad).clamp(min=0) / inverse.tau[i]
         out[:, i] = logdet[i] + quad
-    return out.reshape(*x.shape[:-1], len(bank))
+    return out.reshape(*x.shape[:-1], len(bank)).to(x.dtype)
 
 
 @register_metric("delta", "squared δ-distance, δ={delta:g}")
@@ -148,7 +148,7 @@ def _expanded(x: Tensor, means: Tensor, squares: Tensor) -> Tensor:
 
 
 def _from_bank(x: Tensor, bank: BaseBank, delta: float = 1.0) -> Tensor:
-    """‖x − δμ_i‖² with what the bank remembers of its means."""
+    """‖x − δμ_i‖² with the centred means of the bank."""
     origin, centred, squares = bank.centred_means()
     if delta == 1:
         return _expanded(x - origin, centred, squares)
@@ -157,7 +157,7 @@ def _from_bank(x: Tensor, bank: BaseBank, delta: float = 1.0) -> Tensor:
 
 
 class _Inverse(NamedTuple):
-    """Σ_i⁻¹ of each class. With a ridge it is (I − VᵀV)/τ, without one VᵀV, V the rows of `directions`."""
+    """Σ_i⁻¹ of each class in float64. With a ridge it is (I − VᵀV)/τ, without one VᵀV, V the rows of `directions`."""
 
     directions: Tensor  # (C, P, D)
     tau: Tensor  # (C,)
@@ -166,14 +166,15 @@ class _Inverse(NamedTuple):
 
 @single_thread()
 def _inverse_covariances(bank: BaseBank, ridge: float) -> _Inverse:
-    factors = bank.class_factors()  # (C, P, D)
+    # Products in float64: with a condition number of 10⁶ those in float32 leave two digits of Σ⁻¹.
+    factors = bank.class_factors().double()  # (C, P, D)
     _, p, d = factors.shape
     tau = (ridge * factors.square().sum(dim=(1, 2)) / d).clamp(min=1e-12)
     if p <= d:
-        values, vectors = torch.linalg.eigh((factors @ factors.mT).double())
-        directions = (vectors.mT @ factors.double()) / values.clamp(min=1e-30).sqrt()[..., None]
+        values, vectors = torch.linalg.eigh(factors @ factors.mT)
+        directions = (vectors.mT @ factors) / values.clamp(min=1e-30).sqrt()[..., None]
     else:
-        values, vectors = torch.linalg.eigh((factors.mT @ factors).double())
+        values, vectors = torch.linalg.eigh(factors.mT @ factors)
         directions = vectors.mT
     values = values.clamp(min=0)
     keep = values > 1e-10 * values.amax(dim=-1, keepdim=True)
@@ -185,26 +186,27 @@ def _inverse_covariances(bank: BaseBank, ridge: float) -> _Inverse:
                 f"mahalanobis_ridge=0 needs invertible class covariances, and {int(singular.sum())} of {len(bank)} "
                 f"have no inverse ({first!r} first): a class needs more rows than its {d} features; use a ridge > 0"
             )
-        return _Inverse((directions / values.sqrt()[..., None]).float(), tau, values.log().sum(dim=-1))
+        return _Inverse(directions / values.sqrt()[..., None], tau, values.log().sum(dim=-1))
     t = tau.double()[:, None]
     logdet = (d * t.log()).squeeze(1) + torch.where(keep, (values / t).log1p(), 0.0).sum(dim=-1)
-    # Σ⁻¹ = (I − V diag(e/(e+τ)) Vᵀ)/τ: what is left of the length after the known directions.
+    # Σ⁻¹ = (I − V diag(e/(e+τ)) Vᵀ)/τ: what is left of the length after these directions.
     gain = torch.where(keep, values / (values + t), 0.0).sqrt()
-    return _Inverse((torch.where(keep[..., None], directions, 0.0) * gain[..., None]).float(), tau, logdet)
+    return _Inverse(torch.where(keep[..., None], directions, 0.0) * gain[..., None], tau, logdet)
 
 
 def nearest_class_distance(bank: BaseBank, metric: str = "sqeuclidean", options: MetricOptions | None = None) -> float:
     """The bank's own scale: the median over base classes of the distance to the nearest other base class.
 
-    It has the scale of the feature extractor, so distances divided by it do not. In a bank of more than `_LOOKED_AT`
-    classes so many of them, evenly spaced, speak for all.
+    It has the scale of the feature extractor, so distances divided by it do not. A bank of more than `SCALE_CLASSES`
+    classes is represented by so many of them at even steps.
     """
     if len(bank) < 2:
         raise InputError("distance_scale needs at least two base classes; use distance_scale=False")
 
     def make() -> float:
         nearest = []
-        for some in spaced_indices(len(bank), _LOOKED_AT, bank.device).split(512):
+        chosen = torch.tensor(even_steps(len(bank), SCALE_CLASSES), device=bank.device)
+        for some in chosen.split(512):
             block = distances(bank.means[some], bank, metric, options)
             block[torch.arange(len(some), device=block.device), some] = torch.inf
             nearest.append(block.amin(dim=1))
@@ -224,14 +226,14 @@ def nearest_class_distance(bank: BaseBank, metric: str = "sqeuclidean", options:
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """What calibration found for each support point, batch shape `B`.
+    """The calibration of each support point, batch shape `B`.
 
     Attributes
     ----------
     index : Tensor (*B, k) int64
         Nearest base classes, nearest first.
     distances : Tensor (*B, k)
-        Their distances d_i, in the unit asked for.
+        Their distances d_i, in units of the scale.
     weights : Tensor (*B, k)
         w_i of eq. 8.
     mean : Tensor (*B, D)
@@ -306,7 +308,7 @@ class Calibrator:
             )
 
     def distances(self, x: Tensor) -> Tensor:
-        """d of every base class (eq. 6), in the scale asked for, for `x (*B, D)`: `(*B, C)`."""
+        """d of every base class (eq. 6), in units of the scale, for `x (*B, D)`: `(*B, C)`."""
         if x.shape[-1] != self.bank.dim:
             raise InputError(
                 f"support has {x.shape[-1]} features, but the bank has {self.bank.dim}; use the same extractor for both"
@@ -329,7 +331,7 @@ class Calibrator:
         if self.equal:
             return torch.ones_like(nearest)
         if self.metric == "mahalanobis" and not self.mahalanobis_shift:
-            _look_at_signs(nearest, self.m)
+            _check_signs(nearest, self.m)
         return weights_from_distances(nearest, self.m)
 
     def mean(self, x: Tensor, weights: Tensor, index: Tensor) -> Tensor:
@@ -363,8 +365,8 @@ def weights_from_distances(d: Tensor, m: float) -> Tensor:
     return 1 / (1 + d**m)
 
 
-def _look_at_signs(d: Tensor, m: float) -> None:
-    """Tell of negative distances, which ln|Σ| brings: eq. 8 is made for d ≥ 0."""
+def _check_signs(d: Tensor, m: float) -> None:
+    """Warn of negative distances, which ln|Σ| brings: eq. 8 is for d ≥ 0."""
     share = float((d < 0).float().mean())
     if not share or not m:
         return
@@ -379,18 +381,9 @@ def _look_at_signs(d: Tensor, m: float) -> None:
     )
 
 
-def spaced_indices(size: int, most: int, device: torch.device | str = "cpu") -> Tensor:
-    """All of `0..size-1`, or `most` of them, evenly spaced.
-
-    >>> spaced_indices(10, 4).tolist(), spaced_indices(3, 4).tolist()
-    ([0, 3, 6, 9], [0, 1, 2])
-    """
-    return torch.linspace(0, size - 1, min(size, most), dtype=torch.float64).long().to(device)
-
-
 def uses_gather(bank: BaseBank, k: int) -> bool:
     """Whether the k nearest means are fetched one by one, rather than all means multiplied by mostly zero weights."""
-    return len(bank) > _MANY * k
+    return len(bank) > GATHER_RATIO * k
 
 
 def scatter_dense(index: Tensor, values: Tensor, size: int) -> Tensor:

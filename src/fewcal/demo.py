@@ -276,14 +276,14 @@ def _neighbours(page: Page, pictures: dict[str, GlyphPictures], task: SolvedTask
 
 
 def _plane(page: Page, features: FeatureSet, protocol: Protocol, task: int) -> None:
-    from fewcal.paper.experiments.tsne import draw_tsne, tsne_data
+    from fewcal.paper.points import draw_tsne, tsne_data
     from fewcal.presets import get_preset
 
     page.heading("Its samples in the plane")
+    gdc = GDC(get_preset("paper").with_changes(center=True, l2=True), cap_k=True)
     data = tsne_data(
-        features,
+        {"DC": (DC(), features), "GDC": (gdc, features)},
         seed=protocol.seed,
-        methods={"DC": DC(), "GDC": GDC(get_preset("paper").with_changes(center=True, l2=True), cap_k=True)},
         tasks=(task,),
         spec=EpisodeSpec(protocol.way, protocol.shot, protocol.query),
         shown=60,

@@ -145,7 +145,7 @@ class FactorGaussian:
             out.add_(torch.bmm(latent.to(factor.dtype), factor.flatten(0, 1)).view(out.shape))
 
     def compressed(self, axes: tuple[Tensor, Tensor], n: int) -> FactorGaussian:
-        """The same with fewer rows in F, where shrinkage outweighs FᵀF so far that nobody could tell points from it.
+        """The same with fewer rows in F, where shrinkage outweighs FᵀF so far that points show no difference.
 
         Parameters
         ----------
@@ -155,7 +155,7 @@ class FactorGaussian:
         n : int
             Points that are to be drawn; where it would save nothing, nothing is done.
 
-        With A the first of the axes, Σ keeps FᵀFA, all that F says of them: F becomes B = L⁻¹(FA)ᵀF with
+        With A the first of the axes, Σ keeps FᵀFA, all of F along them: F becomes B = L⁻¹(FA)ᵀF with
         LLᵀ = (FA)ᵀFA, and the trace of FᵀF − BᵀB, which the other directions have among themselves, is spread evenly.
         """
         p, d = self.factor.shape[-2:]
@@ -234,7 +234,7 @@ class FactorGaussian:
         """The nearest positive semi-definite covariance: negative eigenvalues set to 0 (what the authors' script did).
 
         This is dense, O(D³) for each distribution; the analytic clip of `shrink` costs nothing. Where a Cholesky factor
-        exists there is nothing to clip, and eigenvalues, which take ten times as long, are not asked for.
+        exists there is nothing to clip, and eigenvalues, which take ten times as long, are not computed.
         """
         factor = root(self.dense().double())
         return FactorGaussian(self.mean, factor.to(self.mean.dtype), None, torch.zeros_like(self.b))
@@ -302,7 +302,7 @@ def shrink(
         if bool(moved.any()):
             # No counts in the message: the same text from every batch is shown once.
             warnings.warn(
-                f"alpha2_ratio={alpha2_ratio:g} asks for off-diagonal terms that no covariance can have: α2σ2 was "
+                f"alpha2_ratio={alpha2_ratio:g} gives off-diagonal terms that no covariance can have: α2σ2 was "
                 "clipped into [−α1σ1/(D−1), α1σ1] to keep Σ'ₛ positive semi-definite; lower alpha2_ratio to avoid this",
                 FewcalWarning,
                 stacklevel=2,

@@ -157,6 +157,25 @@ class GDCParams:
                 raise InputError(f"GDC has no parameter {name!r}{nearest_names(name, known)}")
         return replace(self, **changes)
 
+    def in_effect(self) -> dict[str, JSON]:
+        """The fields that have an effect beside the others, as plain values.
+
+        >>> GDCParams(head="closed_form", alpha1=0.0).in_effect().keys() & {"n", "C", "delta", "alpha2_ratio", "psd"}
+        set()
+        """
+        dead = set() if self.metric == "delta" else {"delta"}
+        dead |= set() if self.metric == "mahalanobis" else {"mahalanobis_ridge", "mahalanobis_shift"}
+        dead |= {"beta"} if self.kind == "none" else set()
+        dead |= {"eps"} if self.beta > 0 or self.kind not in ("auto", "tukey") else set()
+        dead |= {"distance_scale_of"} if self.distance_scale is False else set()
+        dead |= {"cov_weights"} if self.cov == "pooled" else set()
+        dead |= {"common_size"} if self.cov != "joint" else set()
+        dead |= {"alpha2_ratio"} if self.alpha1 == 0 else set()
+        dead |= {"off_diagonal", "psd"} if self.alpha1 * self.alpha2_ratio == 0 else set()
+        dead |= {"n", "n_per"} if not self.trainer.samples else set()
+        dead |= {"C"} if not isinstance(self.trainer, LBFGS) else set()
+        return {name: value for name, value in self.as_dict().items() if name not in dead}
+
     def as_dict(self) -> dict[str, JSON]:
         """All fields as plain values; a scikit-learn classifier is named by its repr."""
         if isinstance(self.head, str):
@@ -166,7 +185,7 @@ class GDCParams:
 
 
 def describe_params() -> list[tuple[str, object, str, str]]:
-    """Each parameter of GDC: its name, its default, what it is for and what it accepts.
+    """Each parameter of GDC: its name, its value in the preset `paper`, what it is for and what it accepts.
 
     >>> next(row for row in describe_params() if row[0] == "k")
     ('k', 8, 'nearest base classes (eq. 7)', 'a number ≥ 1')

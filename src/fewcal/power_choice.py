@@ -1,7 +1,7 @@
-r"""The power β that the data ask for: the gentlest that makes features Gaussian within their class.
+r"""The power β of a data set: the gentlest that makes features Gaussian within their class.
 
-Calibration models every class as a Gaussian, and the power transform (eq. 1-3) is there to make it one. How far a class
-is from that is told by the kurtosis of the deviations r from its mean,
+Calibration models every class as a Gaussian, and the power transform (eq. 1-3) makes it one. The measure is the
+kurtosis of the deviations r from the class mean,
 
     κ = median over features of  E[r⁴] / E[r²]²     (a normal distribution has 3),
 
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
 
 POWERS = (1.0, 0.75, 0.5, 0.35, 0.25)
 GAUSSIAN_KURTOSIS = 7.0
-# What the choice is made from, at most: so many classes, so many rows of each. It bounds time and memory.
+# Classes, and rows of each, that the choice is made from at most. It bounds time and memory.
 SAMPLED_CLASSES, SAMPLED_ROWS = 256, 32
 
 
 @dataclass(frozen=True)
 class PowerChoice:
-    """A power and what it was chosen by.
+    """A power and the kurtosis that it was chosen by.
 
     Attributes
     ----------
     beta : float
     kurtosis : dict of float by float
-        κ after each power that was looked at; empty where a power was given and not chosen.
+        κ after each power that was tried; empty for a power that was not chosen.
     kind : str
         "signed-power" where that was better than what `auto` stands for.
     """

@@ -1,4 +1,4 @@
-"""Named parameter sets of GDC. Each states how it resolves what the paper leaves open.
+"""Named parameter sets of GDC. Each answers what the paper leaves open.
 
 `paper/…`    the equations as printed, with the tuned values of the paper's appendix F (30 rows)
 `authors/…`  what the authors' own script did, with the same values
@@ -10,10 +10,13 @@ A preset can also be a file (`save_preset`), as a search writes it: its paramete
 from __future__ import annotations
 
 import os
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fewcal._utils.atomic import read_json, write_json
 from fewcal._utils.names import nearest_names
@@ -25,54 +28,59 @@ from fewcal.errors import FileFormatError, InputError
 from fewcal.params import GDCParams
 
 
+class PaperRow(NamedTuple):
+    """A row of table 7 of the paper: dataset, shots, candidate 1 to 3, accuracy in per cent, parameters of GDC."""
+
+    dataset: str
+    shot: int
+    candidate: int
+    accuracy: float
+    plus_minus: float
+    m: float
+    k: int
+    alpha1: float
+    alpha2_ratio: float
+    beta: float
+
+    @property
+    def name(self) -> str:
+        """As presets have it, behind `paper/`."""
+        return f"{self.dataset}/{self.shot}shot" + (f".{self.candidate}" if self.candidate > 1 else "")
+
+    @property
+    def parameters(self) -> dict[str, float]:
+        """Its parameters, by field of `GDCParams`."""
+        return {name: getattr(self, name) for name in ("m", "k", "alpha1", "alpha2_ratio", "beta")}
+
+
+@cache
+def paper_rows() -> list[PaperRow]:
+    """The thirty rows of the paper's table of candidates (`paper_rows.toml`).
+
+    >>> paper_rows()[0].name, paper_rows()[0].accuracy, paper_rows()[0].k
+    ('mini/1shot', 73.0, 8)
+    """
+    text = files("fewcal").joinpath("paper_rows.toml").read_text(encoding="utf-8")
+    return [PaperRow(*row) for row in tomllib.loads(text)["rows"]]
+
+
 @dataclass(frozen=True)
 class Preset:
-    """A named set of parameters, a line on where it comes from, and the open questions it settles.
+    """A named set of parameters of GDC, with a line on its origin.
 
-    `provenance` tells how a search found it: features, protocol, seed, versions.
+    `provenance` is how a search found it: features, protocol, seed, versions.
     """
 
     name: str
     params: GDCParams
     summary: str
-    resolves: dict[str, str]
     provenance: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def resolves(self) -> dict[str, str]:
+        """What the paper leaves open, as the parameters answer it."""
+        return _answers(self.params)
 
-# The paper's appendix F: dataset, setting, reported accuracy, m, k, α1, α2/α1, β. n = 750 throughout.
-# For meta-tiered the text of appendix H prints α2 = 100 where this table has 100·α1; the table is taken.
-PAPER_ROWS: tuple[tuple[str, str, float, float, int, float, float, float], ...] = (
-    ("mini", "1shot", 73.00, 1.0, 8, 3000, 10, 0.5),
-    ("mini", "1shot.2", 72.80, 1.0, 8, 6000, 10, 0.5),
-    ("mini", "1shot.3", 72.30, 1.0, 8, 2000, 10, 0.5),
-    ("mini", "5shot", 87.22, 3.0, 30, 9000, 10, 0.5),
-    ("mini", "5shot.2", 86.91, 3.0, 30, 8000, 10, 0.5),
-    ("mini", "5shot.3", 86.82, 3.0, 30, 7000, 10, 0.5),
-    ("cub", "1shot", 84.57, 1.0, 4, 8000, 10, 0.5),
-    ("cub", "1shot.2", 84.49, 1.0, 6, 10000, 10, 0.5),
-    ("cub", "1shot.3", 84.22, 1.0, 4, 9000, 10, 0.5),
-    ("cub", "5shot", 93.46, 2.0, 4, 5000, 10, 0.5),
-    ("cub", "5shot.2", 93.16, 1.0, 10, 2000, 100, 0.5),
-    ("cub", "5shot.3", 93.15, 1.0, 16, 3000, 100, 0.5),
-    ("dogs", "1shot", 65.35, 1.5, 10, 400, 100, 1.0),
-    ("dogs", "1shot.2", 65.12, 1.75, 10, 500, 100, 1.0),
-    ("dogs", "1shot.3", 64.91, 1.5, 12, 500, 100, 1.0),
-    ("dogs", "5shot", 80.56, 1.5, 12, 300, 200, 1.0),
-    ("dogs", "5shot.2", 80.12, 1.25, 12, 300, 400, 1.0),
-    ("dogs", "5shot.3", 80.01, 1.25, 12, 100, 200, 1.0),
-    ("mini2cub", "1shot", 41.08, 0.5, 64, 400, 100, 0.5),
-    ("mini2cub", "1shot.2", 39.11, 0.5, 62, 500, 100, 0.5),
-    ("mini2cub", "1shot.3", 39.02, 2.5, 10, 400, 100, 0.5),
-    ("mini2cub", "5shot", 54.69, 0.5, 18, 100, 100, 0.5),
-    ("mini2cub", "5shot.2", 52.12, 0.5, 12, 100, 100, 0.5),
-    ("mini2cub", "5shot.3", 49.14, 1.5, 18, 100, 200, 0.5),
-    ("meta-tiered", "1shot", 43.51, 2.25, 8, 100, 100, 1.0),
-    ("meta-tiered", "1shot.2", 41.12, 2.0, 10, 100, 100, 1.0),
-    ("meta-tiered", "1shot.3", 40.01, 1.5, 12, 200, 100, 1.0),
-    ("meta-tiered", "5shot", 56.79, 2.0, 10, 100, 100, 1.0),
-    ("meta-tiered", "5shot.2", 53.13, 2.25, 12, 200, 100, 1.0),
-    ("meta-tiered", "5shot.3", 50.01, 1.25, 12, 100, 200, 1.0),
-)
 
 _PAPER = GDCParams()  # its defaults are the printed equations
 
@@ -101,8 +109,8 @@ _DC = GDCParams(
 )
 
 
-def _resolved(p: GDCParams) -> dict[str, str]:
-    """The open questions of the paper, answered from the parameters themselves."""
+def _answers(p: GDCParams) -> dict[str, str]:
+    """What the paper leaves open, answered from the parameters themselves."""
     distance = METRICS[p.metric].words.format(
         delta=p.delta,
         mahalanobis_ridge=p.mahalanobis_ridge,
@@ -115,59 +123,51 @@ def _resolved(p: GDCParams) -> dict[str, str]:
         "bases-only": "w/Σw, the support point holds no share",
         "average": "plain mean of the k covariances",
     }[p.cov_weights]
-    return {
-        "distance in the weight": distance
-        + (
-            f", in units of {p.distance_scale:g}" + "× the nearest-base distance" * (p.distance_scale_of == "bank")
-            if p.distance_scale
-            else ""
-        ),
+    unit = f", in units of {p.distance_scale:g}" + "× the nearest-base distance" * (p.distance_scale_of == "bank")
+    answers = {
+        "distance in the weight": distance + unit * bool(p.distance_scale),
         "weights of the mean": "(x̃ + Σ wᵢμᵢ)/(1+Σw)",
-        "weights of the covariance": "does not matter (pooled)" if p.cov == "pooled" else share,
+        "weights of the covariance": "no effect (pooled)" if p.cov == "pooled" else share,
         "cov(X')": covariance,
-        "base features Gaussianized": "yes, one space for all"
-        if p.transform_base
-        else "no: raw base, transformed support and query",
+        "base features Gaussianized": (
+            "yes, one space for all" if p.transform_base else "no: raw base, transformed support and query"
+        ),
         "query transformed": "yes",
         "after the power transform": ", ".join(["centre"] * p.center + ["L2"] * p.l2) or "nothing",
-        "σ2": "mean over D(D−1) entries" if p.off_diagonal == "pairs" else "mean over D² entries",
+        "σ2": f"mean over {'D(D−1)' if p.off_diagonal == 'pairs' else 'D²'} entries",
         "α2": f"{p.alpha2_ratio:g}·α1",
-        "not positive semi-definite": "analytic clip of α2σ2, with a warning"
-        if p.psd == "clip"
-        else "eigenvalues clipped at 0",
+        "not positive semi-definite": (
+            "analytic clip of α2σ2, with a warning" if p.psd == "clip" else "eigenvalues clipped at 0"
+        ),
         "n": "per support point" if p.n_per == "point" else "per class, shared among its shots",
         "Yeo-Johnson": "full formula",
         "Tukey or Yeo-Johnson": "decided once on base data (Tukey iff all ≥ 0)" if p.kind == "auto" else p.kind,
         "β = 0 and zeros": f"log(x + {p.eps:g})",
         "head": str(p.as_dict()["head"]),
     }
+    used = p.in_effect().keys()
+    fields_of = {"σ2": "off_diagonal", "α2": "alpha2_ratio", "not positive semi-definite": "psd", "n": "n"}
+    idle = {question for question, name in fields_of.items() if name not in used}
+    return {question: answer for question, answer in answers.items() if question not in idle}
 
 
-def _all() -> dict[str, Preset]:
-    out: dict[str, Preset] = {}
-
-    def add(name: str, params: GDCParams, summary: str) -> None:
-        out[name] = Preset(name, params, summary, _resolved(params))
-
-    add("paper", _PAPER, "the equations as printed, with the values of miniImageNet 5-way 1-shot")
-    add("authors", _AUTHORS, "the authors' script, with the values of miniImageNet 5-way 1-shot")
-    add(
-        "dc",
-        _DC,
-        "distribution calibration (Yang et al. 2021) in GDC's terms: the method `dc`, k = 2, α = 0.21",
+@cache
+def _presets() -> dict[str, Preset]:
+    families = {
+        "paper": (_PAPER, "the equations as printed, with the values of miniImageNet 5-way 1-shot"),
+        "authors": (_AUTHORS, "the authors' script, with the values of miniImageNet 5-way 1-shot"),
+    }
+    found = [Preset(name, params, summary) for name, (params, summary) in families.items()]
+    found.append(
+        Preset(
+            "dc", _DC, "distribution calibration (Yang et al. 2021) in GDC's terms: the method `dc`, k = 2, α = 0.21"
+        )
     )
-    for family, base in (("paper", _PAPER), ("authors", _AUTHORS)):
-        for dataset, setting, accuracy, m, k, alpha1, ratio, beta in PAPER_ROWS:
-            params = base.with_changes(m=m, k=k, alpha1=float(alpha1), alpha2_ratio=float(ratio), beta=beta)
-            add(
-                f"{family}/{dataset}/{setting}",
-                params,
-                f"appendix F; the paper reports {accuracy:.2f} on its own features",
-            )
-    return out
-
-
-_PRESETS = _all()
+    for family, (base, _) in families.items():
+        for row in paper_rows():
+            summary = f"appendix F; the paper reports {row.accuracy:.2f} on its own features"
+            found.append(Preset(f"{family}/{row.name}", base.with_changes(**row.parameters), summary))
+    return {preset.name: preset for preset in found}
 
 
 def list_presets() -> list[str]:
@@ -176,17 +176,17 @@ def list_presets() -> list[str]:
     >>> [name for name in list_presets() if "/" not in name]
     ['paper', 'authors', 'dc']
     """
-    return list(_PRESETS)
+    return list(_presets())
 
 
 def describe_preset(name: str | os.PathLike[str]) -> Preset:
-    """A preset with its summary and the questions it settles, by name or from a file."""
-    if isinstance(name, str) and name in _PRESETS:
-        return _PRESETS[name]
+    """A preset by name or from a file."""
+    if isinstance(name, str) and name in _presets():
+        return _presets()[name]
     file = Path(name)
     if file.suffix == ".json" or file.is_file():
         return load_preset(file)
-    hint = nearest_names(str(name), _PRESETS)
+    hint = nearest_names(str(name), _presets())
     raise InputError(f"preset {str(name)!r} is unknown{hint} (a preset file ends in .json)")
 
 
@@ -263,4 +263,4 @@ def load_preset(path: str | os.PathLike[str]) -> Preset:
         params = GDCParams().with_changes(**values)
     except InputError as error:
         raise FileFormatError(f"{file} holds parameters that GDC refuses: {one_line(error, 400)}") from error
-    return Preset(str(file), params, summary, _resolved(params), provenance)
+    return Preset(str(file), params, summary, provenance)

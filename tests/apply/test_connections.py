@@ -201,8 +201,8 @@ def test_a_service_among_silent_connections_answers_others() -> None:
         ({"token": "a b"}, "the token must be ASCII letters, digits and signs without spaces"),
         ({"token": ""}, "the token must be ASCII"),
         ({"token": "é"}, "the token must be ASCII"),
-        ({"behind_proxy": "hub"}, "'hub' is no origin of a proxy"),
-        ({"reject": 0.05}, "judged against base classes"),
+        ({"behind_proxy": "hub"}, "'hub' is no address of a page"),
+        ({"reject": 0.05}, "a bank or a class with two examples"),
     ],
 )
 def test_options_that_cannot_work_are_refused_before_the_service_starts(

@@ -92,7 +92,8 @@ def test_embeddings_as_json_and_npy_get_the_probabilities_of_the_library(picture
 
 def test_rows_beyond_the_level_are_none_of_these() -> None:
     model = row_model()
-    far, near = np.full(16, 0.5), model.classifier.support_[0][0]
+    near = model.classifier.support_[0][0]
+    far = near[::-1]
     with running(model) as client:
         answers = client.post("/predict/embeddings", json={"rows": [far.tolist(), near.tolist()]}).json()["predictions"]
     p_values = model.classifier.outlier_pvalue(np.array([far, near]))

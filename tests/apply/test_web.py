@@ -10,7 +10,7 @@ pytest.importorskip("starlette")
 
 from starlette.datastructures import Headers
 
-from fewcal.apply.web import announced_too_large, bound_socket, has_token, is_own_address, proxy_origin
+from fewcal.apply.web import Proxy, announced_too_large, bound_socket, has_token, is_own_address
 from fewcal.errors import InputError
 
 
@@ -28,10 +28,17 @@ def test_bound_socket_on_a_port_in_use_names_a_remedy() -> None:
             bound_socket("127.0.0.1", listening.getsockname()[1])
 
 
-@pytest.mark.parametrize("origin", ["hub", "ftp://hub", "https://", "https://hub/path", "https://hub?a", "http://[::1"])
-def test_proxy_origin_without_scheme_and_name_is_refused(origin: str) -> None:
-    with pytest.raises(InputError, match=r"is no origin of a proxy; give scheme and name, e\.g\."):
-        proxy_origin(origin)
+@pytest.mark.parametrize(
+    "address", ["hub", "ftp://hub", "https://", "https://hub/?a=b", "http://[::1", "https://u:p@hub"]
+)
+def test_proxy_that_is_no_address_is_refused(address: str) -> None:
+    with pytest.raises(InputError, match="is no address of a page; give one such as https://hub"):
+        Proxy.parse(address)
+
+
+def test_proxy_has_the_origin_that_browsers_send() -> None:
+    assert Proxy.parse("https://Hub.example.org/") == Proxy("https://hub.example.org")
+    assert Proxy.parse("http://[::1]:8000/a/b/") == Proxy("http://[::1]:8000", "/a/b")
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,13 @@
-"""BaseBank: building in any order and in any pieces, compression, spaces, whitening, files."""
+"""BaseBank: building in any order and in chunks, precision, spaces, files."""
 
 from __future__ import annotations
 
 import copy
 import itertools
 import json
-import os
 import pickle
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +22,7 @@ from conftest import SmallData, make_world
 from fewcal.bank import BaseBank, Moments
 from fewcal.bank.io import FORMAT_VERSION, fingerprint
 from fewcal.calibrate import Calibrator
-from fewcal.errors import FileFormatError, InputError
+from fewcal.errors import FewcalWarning, FileFormatError, InputError
 from fewcal.gaussianize import Gaussianization, fit_gaussianization
 from limits import largest_file
 
@@ -69,15 +69,6 @@ def test_moments_are_those_of_the_rows(world: SmallData) -> None:
     np.testing.assert_allclose(bank.class_covariances(), covariances, atol=1e-5 * covariances.max())
     factor = bank.pooled_factor()
     np.testing.assert_allclose(factor.T @ factor, pooled, atol=1e-5 * pooled.max())
-    assert bank.explained.tolist() == [1.0] * len(bank)
-
-
-def test_moments_far_from_the_origin_keep_their_precision() -> None:
-    x, y = toy()
-    near, far = BaseBank().fit(x, y), BaseBank()
-    for i in range(0, 40, 7):
-        far.partial_fit(x[i : i + 7] + 1000, y[i : i + 7])
-    torch.testing.assert_close(far.scatter, near.scatter, rtol=1e-2, atol=1e-2)
 
 
 def test_paired_rows_are_cut_to_the_smallest_class_or_less(world: SmallData) -> None:
@@ -95,50 +86,113 @@ def test_paired_rows_are_cut_to_the_smallest_class_or_less(world: SmallData) -> 
             bank.paired_rows(size)
 
 
-def test_repr_says_what_is_kept(relu_world: SmallData) -> None:
-    assert repr(BaseBank()) == "BaseBank(empty)"
-    assert "rows kept as float32, raw" in repr(relu_world.bank())
-    assert "rank 3" in repr(relu_world.bank(rank=3))
-    assert "moments only" in repr(relu_world.bank(rank=0))
-    assert "transformed" in repr(relu_world.bank().transformed(beta=0.5))
+# ---- building in chunks ---------------------------------------------------------------------------------------
 
 
-# ---- building in pieces ---------------------------------------------------------------------------------------
-
-
-@settings(deadline=None, max_examples=60)
-@given(st.integers(0, 10**6), st.lists(st.integers(1, 39), max_size=6, unique=True), st.sampled_from([None, 0, 5]))
-def test_any_chunks_equal_one_fit(seed: int, cuts: list[int], rank: int | None) -> None:
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 10**6), st.lists(st.integers(1, 39), max_size=6, unique=True), st.booleans())
+def test_chunks_and_merges_equal_one_fit(seed: int, cuts: list[int], keep_rows: bool) -> None:
     x, y = toy(seed)
-    whole = BaseBank(rank).fit(x, y)
+    whole = BaseBank(keep_rows).fit(x, y)
     edges = [0, *sorted(cuts), 40]
     chunks = [(x[i:j], y[i:j]) for i, j in itertools.pairwise(edges)]
-    grown = BaseBank(rank)
+    grown = BaseBank(keep_rows)
     for cx, cy in chunks:
         grown.partial_fit(cx, cy)
-    merged = BaseBank(rank).partial_fit(*chunks[0])
+    merged = BaseBank(keep_rows).partial_fit(*chunks[0])
     for cx, cy in chunks[1:]:
-        merged = merged.merge(BaseBank(rank).partial_fit(cx, cy))
+        merged = merged.merge(BaseBank(keep_rows).partial_fit(cx, cy))
     for bank in (grown, merged):
         assert bank.classes == whole.classes
-        assert_same(bank, whole, rows=rank is None)
-        if rank == 5:  # all directions of a five-dimensional covariance, so nothing is lost on the way
-            scale = float(whole.class_covariances().abs().max())
-            torch.testing.assert_close(
-                bank.class_covariances(), whole.class_covariances(), rtol=1e-4, atol=1e-4 * scale
-            )
+        assert_same(bank, whole, rows=keep_rows)
 
 
-@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
-def test_merge_in_any_order(order: tuple[int, ...]) -> None:
+def test_merge_is_associative_and_changes_neither_side() -> None:
     x, y = toy(3)
     parts = [BaseBank().partial_fit(x[i::3], y[i::3]) for i in range(3)]
     before = [p.counts.tolist() for p in parts]
-    merged = parts[order[0]].merge(parts[order[1]]).merge(parts[order[2]])
-    other = parts[order[0]].merge(parts[order[1]].merge(parts[order[2]]))
-    assert_same(merged, other)
-    assert_same(merged, BaseBank().fit(x, y), rows=False)
-    assert [p.counts.tolist() for p in parts] == before  # merging changes neither side
+    for a, b, c in itertools.permutations(parts):
+        merged = a.merge(b).merge(c)
+        assert_same(merged, a.merge(b.merge(c)))
+        assert_same(merged, BaseBank().fit(x, y), rows=False)
+    assert [p.counts.tolist() for p in parts] == before
+
+
+@pytest.mark.parametrize("keep_rows", [True, False])
+def test_copy_and_original_grow_apart(keep_rows: bool) -> None:
+    x, y = toy()
+    bank = BaseBank(keep_rows).fit(x, y)
+    twin = copy.copy(bank)
+    assert twin.pooled_eigen() is bank.pooled_eigen()  # what was derived is shared
+    stale = twin.fingerprint, twin.pooled_eigen()[0]
+    twin.partial_fit(x[:8] + 3, [*y[:4], "new", "new", "newer", "newer"])
+    assert (len(bank), bank.n_rows, len(twin), twin.n_rows) == (4, 40, 6, 48)
+    assert twin.fingerprint != stale[0]
+    assert not torch.equal(twin.pooled_eigen()[0], stale[1])
+    assert_same(bank, BaseBank(keep_rows).fit(x, y), rows=keep_rows)
+    assert_same(twin.fit(x, y), bank, rows=keep_rows)  # fit forgets what was there
+
+
+def test_moments_from_tensors_checks_shapes() -> None:
+    m = BaseBank().fit(*toy()).moments
+    again = Moments.from_tensors(m.tensors(), 4)
+    assert all(torch.equal(a, b) for a, b in zip(m.tensors().values(), again.tensors().values(), strict=True))
+    with pytest.raises(ValueError, match=r"counts has shape \(4,\), expected \(5,\)"):
+        Moments.from_tensors(m.tensors(), 5)
+    assert m.degrees_of_freedom == 36
+
+
+# ---- precision and order --------------------------------------------------------------------------------------
+
+
+def test_common_offset_in_double_precision_changes_nothing() -> None:
+    x, y = (v.astype(np.float64) if isinstance(v, np.ndarray) else v for v in toy())
+    near, far = BaseBank().fit(x, y), BaseBank()
+    for i in range(0, 40, 7):
+        far.partial_fit(x[i : i + 7] + 1e8, y[i : i + 7])
+    assert near.shift is None
+    assert far.shift is not None
+    torch.testing.assert_close(far.scatter, near.scatter, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(far.means.double() + far.shift - 1e8, near.means.double(), rtol=0, atol=1e-5)
+    spaces = [bank.transformed(center=True, l2=True) for bank in (near, far)]
+    torch.testing.assert_close(spaces[0].means, spaces[1].means, rtol=0, atol=1e-5)
+    first, second = (s.transform for s in spaces)
+    assert first is not None
+    assert second is not None
+    torch.testing.assert_close(second(torch.from_numpy(x + 1e8)), first(torch.from_numpy(x)).float(), rtol=0, atol=1e-5)
+    other = BaseBank().fit(x[::2] + 2e8, y[::2])
+    merged, expected = far.merge(other), BaseBank().fit(np.concatenate([x, x[::2] + 1e8]), [*y, *y[::2]])
+    torch.testing.assert_close(merged.scatter, expected.scatter, rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize(("dtype", "offset"), [(np.float32, 1e7), (np.float64, 1e15)])
+def test_lost_precision_is_warned_of(dtype: type, offset: float) -> None:
+    x, y = toy()
+    with pytest.warns(FewcalWarning, match="base X has a mean .* has lost precision; subtract the mean"):
+        BaseBank().fit((x.astype(np.float64) + offset).astype(dtype), y)
+
+
+def test_order_depends_on_values_alone() -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 4, (60, 8)).astype(np.float32), np.arange(60) % 3  # with many equal sums
+    bank, turned, columns = BaseBank().fit(x, y), rng.permutation(60), rng.permutation(8)
+    other = BaseBank().fit(x[turned][:, columns], y[turned])
+    classes, rows = bank.order()
+    classes_other, rows_other = other.order()
+    assert [bank.classes[c] for c in classes] == [other.classes[c] for c in classes_other]
+    for c, d in zip(classes, classes_other, strict=True):
+        assert torch.equal(bank.rows(c)[rows[c]][:, columns], other.rows(d)[rows_other[d]])
+    assert bank.power_choice().kurtosis == pytest.approx(other.power_choice().kurtosis)
+
+
+def test_eigen_of_few_rows_is_that_of_the_covariance() -> None:
+    rng = np.random.default_rng(0)
+    bank = BaseBank().fit(rng.normal(size=(12, 30)), np.arange(12) % 3)
+    values, vectors = bank.pooled_eigen()
+    torch.testing.assert_close((vectors * values) @ vectors.T, bank.pooled_covariance(), rtol=0, atol=1e-5)
+    torch.testing.assert_close(vectors.T @ vectors, torch.eye(30), rtol=0, atol=1e-5)
+    assert (values[:21] < 1e-6).all()
+    assert (values.diff() > -1e-6).all()
 
 
 def test_merge_of_disjoint_classes() -> None:
@@ -149,12 +203,7 @@ def test_merge_of_disjoint_classes() -> None:
     assert_same(merged, BaseBank().fit(x, y))
 
 
-def test_a_covariance_without_room_is_refused() -> None:
-    with pytest.raises(InputError, match=r"the covariance of 1000000 features takes 4e\+03 GB, .* by PCA"):
-        BaseBank().fit(np.zeros((4, 1_000_000), dtype=np.float32), [0, 0, 1, 1])
-
-
-def test_a_reused_buffer_does_not_change_the_bank() -> None:
+def test_reused_buffer_does_not_change_the_bank() -> None:
     x, y = np.random.default_rng(0).random((8, 3), dtype=np.float32), ["a"] * 4 + ["b"] * 4
     expected = BaseBank().fit(x.copy(), y)
     buffer = x.copy()
@@ -167,27 +216,8 @@ def test_a_reused_buffer_does_not_change_the_bank() -> None:
     assert_same(bank, expected)
 
 
-def test_fit_forgets() -> None:
-    x, y = toy()
-    bank = BaseBank().fit(x + 5, [f"old {v}" for v in y])
-    bank.means.sum()
-    bank.pooled_eigen()
-    assert_same(bank.fit(x, y), BaseBank().fit(x, y))
-    assert torch.equal(bank.pooled_eigen()[0], BaseBank().fit(x, y).pooled_eigen()[0])
-
-
-def test_partial_fit_refreshes_what_was_derived() -> None:
-    x, y = toy()
-    bank = BaseBank().fit(x[:30], y[:30])
-    stale = bank.fingerprint, bank.pooled_eigen()[0], bank.transformed(beta=0.5).n_rows
-    bank.partial_fit(x[30:], y[30:])
-    assert bank.fingerprint != stale[0]
-    assert not torch.equal(bank.pooled_eigen()[0], stale[1])
-    assert (stale[2], bank.transformed(beta=0.5).n_rows) == (30, 40)
-
-
 @pytest.mark.parametrize("label", ["text", 3, -1, True, 2.5, None, ("a", 1), (("x",), b"raw"), b"bytes"])
-def test_any_hashable_label(label: object, tmp_path: Path) -> None:
+def test_hashable_labels_are_kept_and_saved(label: object, tmp_path: Path) -> None:
     y = [label, "other"] * 4
     bank = BaseBank().fit(np.random.default_rng(0).random((8, 2)), y)
     assert bank.classes == [label, "other"]
@@ -196,62 +226,17 @@ def test_any_hashable_label(label: object, tmp_path: Path) -> None:
     assert type(again.classes[0]) is type(label)
 
 
-def test_labels_that_are_numpy_scalars_can_be_saved(tmp_path: Path) -> None:
-    y = [np.int64(4), (np.int64(1), np.float32(0.5))] * 3
-    bank = BaseBank().fit(np.random.default_rng(0).random((6, 2)), y)
-    assert BaseBank.load(bank.save(tmp_path / "bank")).classes == [4, (1, 0.5)]
-
-
-def test_a_label_without_a_text_form_is_refused_on_saving(tmp_path: Path) -> None:
+def test_label_without_a_text_form_is_refused_on_saving(tmp_path: Path) -> None:
     bank = BaseBank().fit(np.random.default_rng(0).random((4, 2)), [frozenset("a"), "b"] * 2)
     with pytest.raises(InputError, match=r"frozenset.*cannot be saved; use str, int or tuple"):
         bank.save(tmp_path / "bank")
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("rank", [None, 0, 3])
-def test_a_copy_and_its_original_grow_apart(rank: int | None) -> None:
-    x, y = toy()
-    bank = BaseBank(rank).fit(x, y)
-    twin = copy.copy(bank)
-    assert twin.pooled_eigen() is bank.pooled_eigen()  # what was derived is shared
-    twin.partial_fit(x[:8] + 3, [*y[:4], "new", "new", "newer", "newer"])
-    assert (len(bank), bank.n_rows, len(twin), twin.n_rows) == (4, 40, 6, 48)
-    same = BaseBank(rank).fit(x, y)
-    assert_same(bank, same, rows=rank is None)
-    if rank != 0:
-        assert torch.equal(bank.class_factors(), same.class_factors())
-    if rank is None:
-        assert [len(bank.rows(i)) for i in range(4)] == bank.counts.tolist()
+# ---- storage --------------------------------------------------------------------------------------------------
 
 
-def test_moments_know_their_own_shapes() -> None:
-    m = BaseBank().fit(*toy()).moments
-    again = Moments.from_tensors(m.tensors(), 4)
-    assert all(torch.equal(a, b) for a, b in zip(m.tensors().values(), again.tensors().values(), strict=True))
-    assert "spread" in m.tensors()  # as files written before have it
-    with pytest.raises(ValueError, match=r"counts has shape \(4,\), expected \(5,\)"):
-        Moments.from_tensors(m.tensors(), 5)
-    assert {t.dtype for t in m.mapped(lambda t: t.double()).tensors().values()} == {torch.float64}
-    assert m.degrees_of_freedom == 36
-
-
-def test_a_detached_bank_leaves_the_rows_behind() -> None:
-    x = np.random.default_rng(0).random((4000, 4), dtype=np.float32)
-    bank = BaseBank().fit(x, np.arange(4000) % 8).transformed(l2=True, whiten=1.0)
-    assert len(pickle.dumps(bank)) > x.nbytes > 4 * len(pickle.dumps(bank.detached()))
-    assert bank.detached().unwhitened is None
-    assert bank.detached() is bank.detached()
-    assert torch.equal(bank.detached().means, bank.means)
-    assert bank.unwhitened is not None
-    raw = bank.unwhitened
-    assert raw.detached() is raw
-
-
-# ---- storage and compression ----------------------------------------------------------------------------------
-
-
-def test_float16_storage(relu_world: SmallData, tmp_path: Path) -> None:
+def test_float16_rows_are_kept_in_half_the_size(relu_world: SmallData, tmp_path: Path) -> None:
     exact = relu_world.bank()
     for bank in (
         relu_world.bank(dtype="float16"),
@@ -270,38 +255,6 @@ def test_float16_storage(relu_world: SmallData, tmp_path: Path) -> None:
     assert widened.rows(0).dtype == torch.float32
 
 
-@pytest.mark.parametrize("rank", [1, 3, 8])
-def test_low_rank_is_the_best_of_its_rank(world: SmallData, rank: int) -> None:
-    bank = world.bank(rank=rank)
-    got = bank.class_covariances().double().numpy()
-    for i, rows in enumerate(world.base):
-        sigma = reference.covariance(rows.astype(np.float64))
-        values, vectors = np.linalg.eigh(sigma)
-        kept = values[-rank:]
-        best = vectors[:, -rank:] @ np.diag(kept) @ vectors[:, -rank:].T
-        np.testing.assert_allclose(got[i], best, atol=2e-4 * values[-1])
-        assert float(bank.explained[i]) == pytest.approx(kept.sum() / values.sum(), rel=1e-4)
-    assert bank.explained.max() <= 1
-    with pytest.raises(InputError, match="kept no rows"):
-        bank.rows(0)
-    with pytest.raises(InputError, match="joint covariance pairs rows"):
-        bank.paired_rows()
-
-
-def test_enough_rank_is_exact(world: SmallData) -> None:
-    bank, exact = world.bank(rank=64), world.bank()
-    assert bank.explained.tolist() == pytest.approx([1.0] * len(bank), rel=1e-5)
-    scale = float(exact.class_covariances().abs().max())
-    torch.testing.assert_close(bank.class_covariances(), exact.class_covariances(), rtol=0, atol=1e-5 * scale)
-
-
-def test_moments_only(relu_world: SmallData) -> None:
-    bank = relu_world.bank(rank=0)
-    assert bank.explained.tolist() == [0.0] * len(bank)
-    with pytest.raises(InputError, match=r"no class covariances \(rank=0\).*'pooled'"):
-        bank.class_factors()
-
-
 # ---- spaces ---------------------------------------------------------------------------------------------------
 
 SPACES = [
@@ -315,7 +268,7 @@ SPACES = [
 
 
 @pytest.mark.parametrize("space", SPACES, ids=str)
-def test_a_bank_seen_through_a_transform(world: SmallData, space: dict) -> None:
+def test_transformed_is_the_bank_of_transformed_rows(world: SmallData, space: dict) -> None:
     raw = world.bank()
     seen = raw.transformed(**space)
     g = fit_gaussianization(
@@ -330,105 +283,70 @@ def test_a_bank_seen_through_a_transform(world: SmallData, space: dict) -> None:
     assert built.transformed(**space) is built
 
 
-def test_another_space_than_the_banks_is_refused(relu_world: SmallData) -> None:
-    built = relu_world.bank(transform=fit_gaussianization(torch.from_numpy(relu_world.x), 0.5, l2=True))
-    with pytest.raises(InputError, match=r"another space.*beta=0.5.*l2=True.*ask for.*beta=1.0.*rebuild"):
-        built.transformed(beta=1.0, l2=True)
-    with pytest.raises(InputError, match="another space"):
-        built.transformed(beta=0.5)
-    with pytest.raises(InputError, match="another space"):
-        built.transformed(beta=0.5, l2=True, kind="yeo-johnson")
-
-
-def test_a_bank_without_rows_stays_where_it_is(relu_world: SmallData) -> None:
-    bank = relu_world.bank(rank=0)
+def test_bank_without_rows_has_one_space(relu_world: SmallData) -> None:
+    bank = relu_world.bank(keep_rows=False)
     identity = bank.transformed(beta=1.0).transform
     assert identity is not None
     x = torch.randn(2, bank.dim)
     assert torch.equal(identity(x), x)
-    with pytest.raises(InputError, match="kept no rows, so no transform"):
-        bank.transformed(beta=0.5)
-    with pytest.raises(InputError, match="kept no rows, so no transform"):
-        bank.transformed(max_spread=4.0)
+    for space in ({"beta": 0.5}, {"spread": 4.0}):
+        with pytest.raises(InputError, match="kept no rows, so no transform"):
+            bank.transformed(**space)
+    with pytest.raises(InputError, match=r"kept no rows; it has no class covariances.*'pooled'"):
+        bank.class_factors()
+    with pytest.raises(InputError, match="kept no rows; the joint covariance pairs rows"):
+        bank.paired_rows()
+    with pytest.raises(InputError, match="kept no rows; build it with keep_rows=True"):
+        bank.rows(0)
+    assert bank.power_choice().beta == 1
 
 
-@pytest.mark.parametrize("shrink", [0.1, 1.0, 3.0])
-def test_whitening_whitens(world: SmallData, shrink: float) -> None:
-    bank = world.bank()
-    w = bank.whitening(shrink).double()
-    pooled = bank.pooled_covariance().double()
-    d = bank.dim
-    shrunk = pooled + shrink * pooled.trace() / d * torch.eye(d)
-    torch.testing.assert_close(w.T @ shrunk @ w, torch.eye(d).double(), rtol=0, atol=1e-4)
+@pytest.mark.parametrize("space", [{"beta": 1.0, "l2": True}, {"beta": 0.5}, {"beta": 0.5, "l2": True, "kind": "none"}])
+def test_another_space_than_the_own_is_refused(relu_world: SmallData, space: dict) -> None:
+    built = relu_world.bank(transform=fit_gaussianization(torch.from_numpy(relu_world.x), 0.5, l2=True))
+    with pytest.raises(InputError, match=r"another space.*beta=0.5.*l2=True.*parameters need.*rebuild"):
+        built.transformed(**space)
 
 
-@pytest.mark.parametrize("rank", [None, 0, 4])
-def test_the_whitened_bank(world: SmallData, rank: int | None) -> None:
-    bank = world.bank(rank=rank)
-    white = bank.whitened(2.0)
-    assert white.is_whitened
-    assert not bank.is_whitened
-    rows = [r.astype(np.float64) for r in world.base]
-    w = reference.whitening(rows, 2.0)
-    means = reference.unit_rows(np.array([r.mean(axis=0) for r in rows]) @ w)
-    # The rotation is free; lengths and angles are not.
-    np.testing.assert_allclose(white.means @ white.means.T, means @ means.T, atol=1e-4)
-    variance = reference.whitened_variance(rows, w)
-    np.testing.assert_allclose(white.pooled_covariance(), variance * np.eye(bank.dim), rtol=1e-4, atol=1e-12)
-    assert white.transform is not None
-    torch.testing.assert_close(white.transform(bank.means), white.means)
-
-
-def test_whitening_is_derived_once_per_strength(relu_world: SmallData) -> None:
-    bank = relu_world.bank()
-    one = bank.transformed(center=True, l2=True, whiten=1.0)
-    assert bank.transformed(center=True, l2=True, whiten=1.0) is one
-    assert bank.transformed(center=True, l2=True, whiten=2.0) is not one
-    assert one.transform is not None
-    assert one.transform.settings()["whitened"]
-    with pytest.raises(InputError, match=r"whiten=-1.0 must be ≥ 0"):
-        bank.transformed(whiten=-1.0)
+def test_power_that_overflows_is_refused() -> None:
+    x = np.random.default_rng(0).random((8, 3)).astype(np.float32) * 1e6
+    with pytest.raises(InputError, match="beta=9 makes the base features overflow"):
+        BaseBank().fit(x, [0, 1] * 4).transformed(beta=9.0)
 
 
 # ---- files ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("make", "text"),
     [
-        lambda w: w.bank(),
-        lambda w: w.bank(dtype="float16"),
-        lambda w: w.bank(rank=3),
-        lambda w: w.bank(rank=3, dtype="float16"),
-        lambda w: w.bank(rank=0),
-        lambda w: w.bank().transformed(beta=0.5, center=True, l2=True),
-        lambda w: w.bank().transformed(beta=0.5, center=True, l2=True, whiten=2.0),
+        (lambda w: w.bank(), "rows kept as float32, raw"),
+        (lambda w: w.bank(dtype="float16"), "rows kept as float16, raw"),
+        (lambda w: w.bank(keep_rows=False), "moments only, raw"),
+        (lambda w: w.bank().transformed(beta=0.5, center=True, l2=True), "rows kept as float32, transformed"),
+        (lambda w: BaseBank().fit(w.x.astype(np.float64) + 1e8, w.y), "rows kept as float32, raw"),
     ],
-    ids=["rows", "rows float16", "rank", "rank float16", "moments", "transform", "whitened"],
+    ids=["rows", "rows float16", "moments", "transform", "shift"],
 )
-def test_round_trip(relu_world: SmallData, make: object, tmp_path: Path) -> None:
-    bank: BaseBank = make(relu_world)  # type: ignore[operator]
+def test_loaded_bank_is_the_saved_one(
+    relu_world: SmallData, make: Callable[[SmallData], BaseBank], text: str, tmp_path: Path
+) -> None:
+    bank = make(relu_world)
     bank.source = "a synthetic world"
-    path = bank.save(tmp_path / "new" / "bank.safetensors")
-    again = BaseBank.load(path)
-    assert (again.classes, again.rank, again.dtype, again.source) == (
-        bank.classes,
-        bank.rank,
-        bank.dtype,
-        "a synthetic world",
-    )
-    for name in ("counts", "means", "scatter", "within_scatter"):
-        assert torch.equal(getattr(again, name), getattr(bank, name))
-    assert again.fingerprint == bank.fingerprint == fingerprint(again.parts)
-    if bank.rank is None:
+    again = BaseBank.load(bank.save(tmp_path / "new" / "bank.safetensors"))
+    assert text in repr(bank)
+    assert repr(again) == repr(bank)
+    for name in ("classes", "keep_rows", "dtype", "source"):
+        assert getattr(again, name) == getattr(bank, name)
+    for name, tensor in bank.moments.tensors().items():
+        assert torch.equal(getattr(again, name), tensor)
+    assert again.fingerprint == bank.fingerprint == fingerprint(again)
+    assert (again.shift is None) == (bank.shift is None)
+    if bank.keep_rows:
         assert all(torch.equal(again.rows(i), bank.rows(i)) for i in range(len(bank)))
-    elif bank.rank:
-        torch.testing.assert_close(again.class_factors(), bank.class_factors(), rtol=2e-3, atol=2e-3)
     x = torch.from_numpy(relu_world.support[0])
-    if bank.transform is None:
-        assert again.transform is None
-    else:
-        assert again.transform is not None
+    assert (again.transform is None) == (bank.transform is None)
+    if bank.transform is not None and again.transform is not None:
         # Memory-mapped tensors may lie at other addresses, for which some processors sum in another order.
         torch.testing.assert_close(again.transform(x), bank.transform(x), rtol=1e-5, atol=1e-6)
         x = bank.transform(x)
@@ -436,8 +354,20 @@ def test_round_trip(relu_world: SmallData, make: object, tmp_path: Path) -> None
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
+def test_parts_can_be_saved_and_merged_and_grown_over_themselves(tmp_path: Path) -> None:
+    x, y = toy()
+    paths = [BaseBank().partial_fit(x[i : i + 4], y[i : i + 4]).save(tmp_path / str(i)) for i in range(0, 36, 4)]
+    merged = BaseBank.load(paths[0])
+    for path in paths[1:]:
+        merged = merged.merge(BaseBank.load(path))
+    merged.save(paths[0])
+    BaseBank.load(paths[0]).partial_fit(x[36:], y[36:]).save(paths[0])
+    assert_same(BaseBank.load(paths[0]).check(), BaseBank().fit(x, y))
+    assert paths[0].stat().st_mode & 0o077 == paths[1].stat().st_mode & 0o077
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
-def test_loaded_rows_are_memorymapped(tmp_path: Path) -> None:
+def test_loaded_rows_are_memory_mapped(tmp_path: Path) -> None:
     x = np.random.default_rng(0).random((2000, 64), dtype=np.float32)
     path = BaseBank().fit(x, np.arange(2000) % 4).save(tmp_path / "mapped.safetensors")
 
@@ -454,25 +384,8 @@ def test_loaded_rows_are_memorymapped(tmp_path: Path) -> None:
     assert not mapped()
 
 
-def test_a_loaded_bank_can_grow_and_be_saved_over_itself(tmp_path: Path) -> None:
-    x, y = toy()
-    path = BaseBank().fit(x[:30], y[:30]).save(tmp_path / "bank")
-    bank = BaseBank.load(path).partial_fit(x[30:], y[30:])
-    bank.save(path)
-    assert_same(BaseBank.load(path), BaseBank().fit(x, y))
-
-
-def test_a_part_with_a_single_row_can_be_saved_and_merged_later(tmp_path: Path) -> None:
-    x, y = toy()
-    paths = [BaseBank().partial_fit(x[i : i + 4], y[i : i + 4]).save(tmp_path / str(i)) for i in range(0, 40, 4)]
-    merged = BaseBank.load(paths[0])
-    for path in paths[1:]:
-        merged = merged.merge(BaseBank.load(path))
-    assert_same(merged.check(), BaseBank().fit(x, y))
-
-
 @pytest.mark.parametrize("exists", [False, True])
-def test_a_write_that_dies_leaves_nothing_under_the_name(
+def test_interrupted_save_leaves_nothing_under_the_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exists: bool
 ) -> None:
     x, y = toy()
@@ -499,26 +412,29 @@ def one_line(error: pytest.ExceptionInfo[BaseException], *words: str) -> None:
         assert word in text
 
 
-@pytest.mark.parametrize("keep", [0, 7, 100, 0.5, 0.99])
-def test_truncated_files(tmp_path: Path, keep: float) -> None:
-    x, y = toy()
-    path = BaseBank().fit(x, y).save(tmp_path / "bank")
-    whole = path.read_bytes()
-    path.write_bytes(whole[: keep if isinstance(keep, int) else int(keep * len(whole))])
-    with pytest.raises(FileFormatError) as error:
-        BaseBank.load(path)
-    one_line(error, str(path), "not a readable safetensors file")
-
-
 @pytest.mark.parametrize(
-    "content", [b"PK\x03\x04 a zip", b"\x80\x04 a pickle", b"text\n" * 50, b"{}" * 9, b"\xff" * 64]
+    "content",
+    [b"PK\x03\x04 a zip", b"\x80\x04 a pickle", b"text\n" * 50, b"\xff" * 64, 0, 7, 100, 0.5, 0.99],
 )
-def test_foreign_files(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "bank"
+def test_foreign_and_truncated_files_are_refused(tmp_path: Path, content: bytes | float) -> None:
+    path = BaseBank().fit(*toy()).save(tmp_path / "bank")
+    whole = path.read_bytes()
+    if not isinstance(content, bytes):
+        content = whole[: content if isinstance(content, int) else int(content * len(whole))]
     path.write_bytes(content)
-    with pytest.raises(FileFormatError) as error:
+    with pytest.raises(FileFormatError, match="not a readable safetensors file") as error:
         BaseBank.load(path)
     one_line(error, str(path))
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "weights.safetensors"
+    safetensors.torch.save_file({"layer.weight": torch.zeros(2, 2)}, str(path))
+    with pytest.raises(FileFormatError, match="not a fewcal bank"):
+        BaseBank.load(path)
+    for path in (tmp_path, tmp_path / "nothing"):
+        with pytest.raises(InputError, match="no bank at"):
+            BaseBank.load(path)
 
 
 def rewrite(path: Path, change: object) -> None:
@@ -541,8 +457,9 @@ def rewrite(path: Path, change: object) -> None:
         (lambda m, t: m.pop("classes"), "damaged"),
         (lambda m, t: m.update(classes=m["classes"][1:]), "damaged"),
         (lambda m, t: m.update(classes=5), "damaged"),
-        (lambda m, t: m.update(rank="two"), "damaged"),
-        (lambda m, t: m.update(rank=2), "damaged"),
+        (lambda m, t: m.update(keep_rows="two"), "damaged"),
+        (lambda m, t: m.update(keep_rows=False), "damaged"),
+        (lambda m, t: m.update(row_sums=m["row_sums"][1:]), "damaged"),
         (lambda m, t: m.update(transform={"kind": "tukey"}), "damaged"),
         (lambda m, t: m.update(transform=[1]), "damaged"),
         (lambda m, t: t.pop("means"), "damaged"),
@@ -551,30 +468,19 @@ def rewrite(path: Path, change: object) -> None:
         (lambda m, t: t.update(rows=t["rows"][:, 1:].clone()), "damaged"),
         (lambda m, t: t.update(means=t["means"][:, 1:].clone()), "damaged"),
         (lambda m, t: t.update(counts=t["counts"].float()), "damaged"),
-        (lambda m, t: t.update(spread=t["spread"][1:].clone()), "damaged"),
+        (lambda m, t: t.update(within_scatter=t["within_scatter"][1:].clone()), "damaged"),
         (lambda m, t: t.update(scatter=t["scatter"][0].clone()), "damaged"),
+        (lambda m, t: t.update(means=torch.full_like(t["means"], torch.inf)), "means has NaN or infinity"),
+        (lambda m, t: t.update(counts=torch.zeros_like(t["counts"])), "a class has no rows"),
     ],
 )
-def test_files_whose_parts_do_not_fit(tmp_path: Path, change: object, words: str) -> None:
+def test_files_whose_parts_do_not_fit_are_refused(tmp_path: Path, change: object, words: str) -> None:
     x, y = toy()
     path = BaseBank().fit(x, y).save(tmp_path / "bank")
     rewrite(path, change)
     with pytest.raises(FileFormatError) as error:
         BaseBank.load(path)
     one_line(error, str(path), words)
-
-
-def test_other_safetensors_files(tmp_path: Path) -> None:
-    path = tmp_path / "weights.safetensors"
-    safetensors.torch.save_file({"layer.weight": torch.zeros(2, 2)}, str(path))
-    with pytest.raises(FileFormatError, match="not a fewcal bank"):
-        BaseBank.load(path)
-
-
-def test_no_file(tmp_path: Path) -> None:
-    for path in (tmp_path, tmp_path / "nothing"):
-        with pytest.raises(InputError, match="no bank at"):
-            BaseBank.load(path)
 
 
 # ---- bad input ------------------------------------------------------------------------------------------------
@@ -591,48 +497,35 @@ def test_no_file(tmp_path: Path) -> None:
         (np.array([[{}, 1]], dtype=object), [0], "not numbers"),
         (np.zeros(4), [0] * 4, "expected 2-D"),
         (np.random.default_rng(0).random((3, 2)), ["one", "two", "two"], "single row: 'one'; a base class needs"),
+        (np.random.default_rng(0).random((20, 2)), list(range(20)), r"^20 base class\(es\) .{20,100}, …;"),
+        (np.zeros((4, 10_001), np.float32), [0, 0, 1, 1], "10001 features are too many .* by PCA"),
     ],
 )
-def test_bad_base_data(x: np.ndarray, y: list, words: str) -> None:
+def test_bad_base_data_are_refused(x: np.ndarray, y: list, words: str) -> None:
     with pytest.raises(InputError, match=words):
         BaseBank().fit(x, y)
 
 
-def test_wrong_dimension_in_a_later_chunk() -> None:
-    bank = BaseBank().fit(*toy())
+def test_bad_settings_and_partners_are_refused() -> None:
+    x, y = toy()
+    with pytest.raises(InputError, match="dtype='float64' must be"):
+        BaseBank(dtype="float64")
+    with pytest.raises(InputError, match="keep_rows must be a bool, got 3"):
+        BaseBank(3)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="the bank is empty; fit it"):
+        BaseBank().check()
+    bank = BaseBank().fit(x, y)
     with pytest.raises(InputError, match="base X has 3 features, but the bank has 5"):
         bank.partial_fit(np.zeros((2, 3)), [0, 0])
     assert bank.n_rows == 40
-
-
-@pytest.mark.parametrize("rank", [-1, 1.5, True, "two"])
-def test_bad_rank(rank: object) -> None:
-    with pytest.raises(InputError, match=r"rank=.*must be None"):
-        BaseBank(rank)  # type: ignore[arg-type]
-
-
-def test_other_refusals() -> None:
-    with pytest.raises(InputError, match="dtype='float64' must be"):
-        BaseBank(dtype="float64")
-    with pytest.raises(InputError, match="the bank is empty; fit it"):
-        BaseBank().check()
-    x, y = toy()
-    with pytest.raises(InputError, match="rank None and 2"):
-        BaseBank().fit(x, y).merge(BaseBank(2).fit(x, y))
+    with pytest.raises(InputError, match="keep_rows True and False"):
+        bank.merge(BaseBank(False).fit(x, y))
     with pytest.raises(InputError, match="5 and 4 features"):
-        BaseBank().fit(x, y).merge(BaseBank().fit(x[:, :4], y))
-    with pytest.raises(InputError, match="different transforms"):
-        BaseBank(transform=Gaussianization("tukey", 0.5)).fit(x, y).merge(
-            BaseBank(transform=Gaussianization("tukey", 0.4)).fit(x, y)
-        )
-    with pytest.raises(InputError, match="different transforms"):
-        BaseBank(transform=Gaussianization("tukey", 0.5)).fit(x, y).merge(BaseBank().fit(x, y))
-
-
-def test_many_thin_classes_are_listed_shortly() -> None:
-    with pytest.raises(InputError, match=r"20 base class\(es\) with a single row: .*, …;") as error:
-        BaseBank().fit(np.random.default_rng(0).random((20, 2)), list(range(20)))
-    assert len(str(error.value)) < 200
+        bank.merge(BaseBank().fit(x[:, :4], y))
+    powers = [BaseBank(transform=Gaussianization("tukey", beta)).fit(x, y) for beta in (0.5, 0.4)]
+    for a, b in (powers, (powers[0], bank)):
+        with pytest.raises(InputError, match="different transforms"):
+            a.merge(b)
 
 
 # ---- shipping -------------------------------------------------------------------------------------------------
@@ -653,17 +546,22 @@ def test_pickles_leave_derived_data_behind() -> None:
     assert_same(again, bank)
 
 
-@pytest.mark.parametrize("rank", [None, 50])
-def test_pickles_hold_every_row_once(rank: int | None) -> None:
+def test_pickles_hold_every_row_once() -> None:
     """Classes are views of one block: pickled one by one, each would bring all of it."""
     x = np.random.default_rng(0).random((600, 16), dtype=np.float32)
-    bank = BaseBank(rank).fit(x, np.repeat(np.arange(20), 30))
+    bank = BaseBank().fit(x, np.repeat(np.arange(20), 30))
     shipped = pickle.dumps(bank)
     assert len(shipped) < 1.5 * x.nbytes
     again = pickle.loads(shipped)
     assert again.fingerprint == bank.fingerprint
     assert torch.equal(again.class_factors(), bank.class_factors())
     assert again.partial_fit(x[:2], [0, 20]).n_rows == 602
+
+
+def test_mapped_bank_is_the_same() -> None:
+    bank = BaseBank().fit(*toy())
+    assert bank.to("cpu") is bank
+    assert_same(bank.mapped(lambda t: t.clone()), bank)
 
 
 def test_fingerprints_tell_banks_apart() -> None:
@@ -679,42 +577,7 @@ def test_fingerprints_tell_banks_apart() -> None:
     assert len({one.fingerprint, *(b.fingerprint for b in others)}) == 5
 
 
-def test_moving_to_the_same_device_is_free() -> None:
-    bank = BaseBank().fit(*toy())
-    assert bank.to("cpu") is bank
-    moved = bank.mapped(lambda t: t.clone())
-    assert_same(moved, bank)
-    white = bank.whitened(1.0)
-    moved = white.mapped(lambda t: t.clone())
-    assert_same(moved, white, rows=False)
-    assert moved.unwhitened is not None
-    assert_same(moved.unwhitened, bank)
-
-
-def test_whitening_without_shrinkage_needs_enough_rows() -> None:
-    x = np.random.default_rng(0).standard_normal((12, 20))
-    with pytest.raises(
-        InputError, match="whiten=0 needs an invertible within-class covariance, and 12 base rows of 20"
-    ):
-        BaseBank().fit(x, [0, 1, 2] * 4).whitened(0.0)
-
-
-def test_a_power_that_overflows_is_refused() -> None:
-    x = np.random.default_rng(0).random((8, 3)).astype(np.float32) * 1e6
-    with pytest.raises(InputError, match="beta=9 makes the base features overflow"):
-        BaseBank().fit(x, [0, 1] * 4).transformed(beta=9.0)
-
-
-def test_a_saved_bank_can_be_read_by_others(tmp_path: Path) -> None:
-    before = os.umask(0o022)
-    try:
-        path = BaseBank().fit(np.eye(4), [0, 0, 1, 1]).save(tmp_path / "bank.safetensors")
-    finally:
-        os.umask(before)
-    assert path.stat().st_mode & 0o777 == 0o644
-
-
-def test_a_space_of_moments_alone_is_that_of_the_rows() -> None:
+def test_space_of_moments_is_that_of_the_rows() -> None:
     bank = make_world(3).bank()
     small = bank.transformed(beta=0.5, center=True, l2=True, moments=True)
     whole = bank.transformed(beta=0.5, center=True, l2=True)
@@ -725,13 +588,6 @@ def test_a_space_of_moments_alone_is_that_of_the_rows() -> None:
         torch.testing.assert_close(getattr(small, name), getattr(whole, name))
     # Where rows are there already, nothing is derived again.
     assert bank.transformed(beta=0.5, center=True, l2=True, moments=True) is whole
-
-
-def test_classes_without_any_variation_cannot_be_whitened() -> None:
-    rows = np.repeat(np.eye(4, dtype=np.float32), 3, axis=0)
-    bank = BaseBank().fit(rows, np.repeat(np.arange(4), 3))
-    with pytest.raises(InputError, match="identical"):
-        bank.whitened(1.0)
 
 
 # ---- damaged files --------------------------------------------------------------------------------------------------
@@ -747,7 +603,7 @@ def flipped(path: Path, name: str | None, place: int = 0) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize("name", ["means", "scatter", "spread", "counts", "transform.mean", None])
+@pytest.mark.parametrize("name", ["means", "scatter", "within_scatter", "counts", "transform.mean", None])
 def test_damage_to_a_bank_is_found_when_it_is_loaded(relu_world: SmallData, tmp_path: Path, name: str | None) -> None:
     path = relu_world.bank(transform=fit_gaussianization(torch.from_numpy(relu_world.x), center=True)).save(
         tmp_path / "bank.safetensors"
@@ -757,16 +613,8 @@ def test_damage_to_a_bank_is_found_when_it_is_loaded(relu_world: SmallData, tmp_
         BaseBank.load(path)
 
 
-def test_damage_to_a_tensor_and_to_the_name_of_its_checksum_is_found(relu_world: SmallData, tmp_path: Path) -> None:
-    path = relu_world.bank().save(tmp_path / "bank.safetensors")
-    flipped(path, "means")
-    path.write_bytes(path.read_bytes().replace(b"tensor means", b"tensor meanz"))
-    with pytest.raises(FileFormatError, match=r"bank\.safetensors is damaged: its checksums are of other tensors"):
-        BaseBank.load(path)
-
-
 def test_damage_to_rows_is_found_when_they_are_used(relu_world: SmallData, tmp_path: Path) -> None:
-    path = relu_world.bank(rank=None).save(tmp_path / "bank.safetensors")
+    path = relu_world.bank().save(tmp_path / "bank.safetensors")
     flipped(path, "rows")
     bank = BaseBank.load(path)  # no row has been read yet
     bank.rows(1)
@@ -777,31 +625,7 @@ def test_damage_to_rows_is_found_when_they_are_used(relu_world: SmallData, tmp_p
         BaseBank.load(path).save(tmp_path / "copy.safetensors")
 
 
-def test_banks_without_checksums_are_read_if_they_are_finite(relu_world: SmallData, tmp_path: Path) -> None:
-    """As earlier versions wrote them."""
-    path = relu_world.bank(rank=None).save(tmp_path / "bank.safetensors")
-    with safetensors.safe_open(str(path), "pt") as f:
-        meta = json.loads(f.metadata()["fewcal"])
-        tensors = {k: f.get_tensor(k) for k in f.keys()}  # noqa: SIM118
-    del meta["row_sums"], meta["checksums"]
-
-    def written(**changes: torch.Tensor) -> Path:
-        safetensors.torch.save_file(tensors | changes, path, {"fewcal": json.dumps(meta)})
-        return path
-
-    assert torch.equal(BaseBank.load(written()).rows(2), torch.from_numpy(relu_world.base[2]))
-    bad = tensors["rows"].clone()
-    bad[0, 0] = torch.nan
-    with pytest.raises(FileFormatError, match="class number 0"):
-        BaseBank.load(written(rows=bad)).rows(0)
-    for name in ("means", "scatter", "spread"):
-        with pytest.raises(FileFormatError, match=f"{name} has NaN or infinity"):
-            BaseBank.load(written(**{name: torch.full_like(tensors[name], torch.inf)}))
-    with pytest.raises(FileFormatError, match="a class has no rows"):
-        BaseBank.load(written(counts=torch.zeros_like(tensors["counts"])))
-
-
-def test_a_full_disk_is_one_line(relu_world: SmallData, tmp_path: Path) -> None:
+def test_full_disk_is_one_line(relu_world: SmallData, tmp_path: Path) -> None:
     bank = relu_world.bank()
     with largest_file(100), pytest.raises(InputError, match=r"cannot write .*bank\.safetensors: .*make room"):
         bank.save(tmp_path / "bank.safetensors")

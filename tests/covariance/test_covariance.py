@@ -98,22 +98,6 @@ def test_joint_counts_the_covariance_between_classes() -> None:
     assert_near((joint.mT @ joint)[0, 0], one)
 
 
-@pytest.mark.parametrize("rank", [2, 64])
-def test_independent_from_a_low_rank_bank(signed_world: SmallData, rank: int) -> None:
-    bank = signed_world.bank(rank=rank)
-    found = found_in(signed_world, bank)
-    c = shares(found)
-    factor = CalibratedCovariance(bank, "independent", found.index, c).factor()
-    expected = expected_sigma(signed_world, "independent", found.index, c)
-    if rank == 64:
-        assert_near(factor.mT @ factor, expected)
-    else:
-        kept = torch.linalg.matrix_norm(factor).square().numpy()
-        assert (kept < np.trace(expected, axis1=-2, axis2=-1)).all()
-    with pytest.raises(InputError, match="joint covariance pairs rows"):
-        CalibratedCovariance(bank, "joint", found.index, c).factor()
-
-
 @pytest.mark.parametrize(
     ("mode", "off_diagonal", "psd", "ratio"),
     list(itertools.product(COVARIANCES, ["pairs", "all"], ["clip", "eigen"], [0.0, 0.5, 100.0])),

@@ -25,7 +25,8 @@ from fewcal import FewShotClassifier, GDCClassifier
 from fewcal.apply.saved import fit_model, load_model, predict_source
 from fewcal.cli import main
 from fewcal.errors import FileFormatError, InputError
-from fewcal.estimators.saved import classifier_facts, load_classifier
+from fewcal.estimators import load_classifier
+from fewcal.estimators.saved import classifier_facts
 from fewcal.features import FeatureSplit
 from fewcal.features.extractors import as_extractor
 from limits import PATIENCE

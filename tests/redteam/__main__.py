@@ -1,7 +1,7 @@
-"""`make redteam`: damaged files of every format and requests of every kind, kills, full disks, races and little memory;
-counts for each outcome.
+"""`make redteam`: damaged files of every format and requests of every kind; commands that are killed, interrupted, in
+folders and on clocks that misbehave, with full disks and little memory; many classes and fits. Counts for each outcome.
 
-python tests/redteam [--inputs 300] [--kills 11] [--no-limits] [--seed 0]
+python tests/redteam [--inputs 300] [--kills 20] [--no-limits] [--only WORD] [--seed 0]
 """
 
 from __future__ import annotations
@@ -11,10 +11,13 @@ import signal
 import sys
 import time
 
+import studio
 import torch
+from commands import DISTURBANCES, LINES, disturbed
 from formats import FORMATS
 from fuzz import BAD, fuzz
 from kills import COMMANDS, disturb, fill_disk, lose_workers, race, vanish
+from limits_of_size import MAX_GROWTH, leak, thousand_classes
 from memory import COMMANDS as LIMITED
 from memory import LIMITS, limited
 from service import REQUESTS, attack
@@ -27,7 +30,8 @@ def main() -> None:
     parser.add_argument(
         "--inputs", type=int, default=300, help="damaged files of each format, and requests of each kind"
     )
-    parser.add_argument("--kills", type=int, default=11, help="runs of each command that are killed twice")
+    parser.add_argument("--kills", type=int, default=20, help="runs of each command under each disturbance")
+    parser.add_argument("--only", default="", help="disturbances of commands whose row has this word")
     parser.add_argument(
         "--limits", action=argparse.BooleanOptionalAction, default=True, help="commands with little memory"
     )
@@ -39,9 +43,10 @@ def main() -> None:
     if chosen.inputs:
         bad += damaged_requests(chosen.inputs, chosen.seed)
     if chosen.kills:
-        bad += disturbed_commands(chosen.kills, chosen.seed)
+        bad += disturbed_commands(chosen.kills, chosen.seed, chosen.only)
     if chosen.limits:
         bad += limited_commands()
+        bad += sizes()
     print(f"\n{time.monotonic() - began:.0f} s")
     for example in bad[:40]:
         print(example, file=sys.stderr)
@@ -78,7 +83,7 @@ def damaged_requests(requests: int, seed: int) -> list[str]:
     return bad
 
 
-def disturbed_commands(runs: int, seed: int) -> list[str]:
+def disturbed_commands(runs: int, seed: int, only: str = "") -> list[str]:
     """Print counts by command and disturbance; those that did not end as an undisturbed run does."""
     bad = []
     print("\n| command | disturbance | runs | kills | identical | lost | errors |")
@@ -91,7 +96,19 @@ def disturbed_commands(runs: int, seed: int) -> list[str]:
     filled = [c for c in COMMANDS if "," not in c.name]
     rows += [(c.name, "full disk, continued", lambda c=c: fill_disk(c, runs, seed)) for c in filled]
     rows += [("evaluate", "two at once", lambda: race(runs))]
+    rows += [
+        (f"fewcal {name}", what, lambda n=name, d=disturb: disturbed(n, runs, seed, d))  # type: ignore[misc]
+        for what, disturb in DISTURBANCES.items()
+        for name in LINES
+    ]
+    rows += [
+        ("fewcal studio", "SIGKILL", lambda: studio.kill_server(runs, seed)),
+        ("fewcal studio", "Ctrl-C", lambda: studio.interrupt(runs, seed)),
+        ("fewcal studio", "two at once", lambda: studio.race(runs)),
+    ]
     for name, what, work in rows:
+        if only not in f"{name}, {what}":
+            continue
         found = work()
         cells = [found.runs, found.kills, found.identical, found.lost, found.errors]
         print(f"| {name} | {what} | {' | '.join(map(str, cells))} |", flush=True)
@@ -110,6 +127,15 @@ def limited_commands() -> list[str]:
         print(f"| {name} | {' | '.join(str(found.counts[outcome]) for outcome in outcomes)} |", flush=True)
         bad += found.examples
     return bad
+
+
+def sizes() -> list[str]:
+    """Print counts of a service with a thousand classes, and what 2,000 fits leave in memory."""
+    wrong, left = thousand_classes(200), leak(2000)
+    print("\n| size | trials | failures |\n|---|---:|---:|")
+    print(f"| 1,000 classes over HTTP | 200 | {wrong} |")
+    print(f"| fits in one process, {left / 1e6:.1f} MB left | 2000 | {int(left > MAX_GROWTH)} |", flush=True)
+    return [f"1,000 classes: {wrong} wrong"] * (wrong > 0) + [f"2,000 fits left {left} bytes"] * (left > MAX_GROWTH)
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ from fewcal.methods import make_method
 from fewcal.paper.budget import Budget
 from fewcal.paper.experiments import choose
 from fewcal.paper.run import run_experiments
+from fewcal.paper.sets import Features
 from fewcal.training import TrainSettings, train
 from fewcal.training.data import PixelSplit
 from fewcal.tuning import Search, tune
@@ -120,8 +121,8 @@ def _file(name: str) -> Callable[[Path], str]:
 
 
 def _paper(folder: Path) -> None:
-    budget = Budget(tasks=8, sampled=3, sgd=1, study=3, trials=2, trial_tasks=3)
-    run_experiments(choose(["candidates"]), {"cub": _PAPER}, folder, budget, resume=True)
+    budget = Budget(tasks=8, sampled=3, sgd=1, trials=2, trial_tasks=3)
+    run_experiments(choose(["table7"]), [Features("cub", "cub", _PAPER)], folder, budget, resume=True)
 
 
 def _records(folder: Path) -> list[object]:

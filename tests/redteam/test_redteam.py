@@ -7,9 +7,11 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from commands import DISTURBANCES, LINES, disturbed, interrupted
 from formats import FORMATS, Format
 from fuzz import BAD, _outcome, fuzz, mutated
 from kills import COMMANDS, Command, disturb, fill_disk, race
+from limits_of_size import MAX_GROWTH, leak, thousand_classes
 from memory import COMMANDS as LIMITED
 from memory import LIMITS, limited
 
@@ -95,3 +97,24 @@ def test_little_memory_is_enough_or_told_in_a_line(name: str) -> None:
 def test_two_at_once_have_one_winner() -> None:
     found = race(2)
     assert (found.identical, found.errors) == (2, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LINES)
+@pytest.mark.parametrize("what", DISTURBANCES)
+def test_disturbed_command_line_ends_with_the_undisturbed_result(what: str, name: str) -> None:
+    found = disturbed(name, 1, 1, DISTURBANCES[what])
+    assert (found.identical, found.errors) == (1, 0)
+
+
+def test_interrupted_command_line_continues_without_a_traceback() -> None:
+    found = disturbed("evaluate", 1, 1, interrupted)
+    assert (found.identical, found.errors) == (1, 0)
+
+
+def test_service_with_a_thousand_classes_answers_them_all() -> None:
+    assert thousand_classes(2) == 0
+
+
+def test_many_fits_leave_no_memory_behind() -> None:
+    assert leak(200) < MAX_GROWTH

@@ -15,7 +15,7 @@ from fewcal.errors import FewcalWarning, InputError
 
 
 def pick_device(device: str | torch.device | None = None) -> torch.device:
-    """The device asked for; `None` means CPU and "auto" means CUDA where there is one.
+    """The device of that name; `None` means CPU and "auto" means CUDA where there is one.
 
     >>> pick_device(None)
     device(type='cpu')
@@ -58,6 +58,8 @@ def as_features(
         if t.is_complex():
             raise InputError(f"{name} has dtype {t.dtype}; pass real numbers (float32 is best)")
     else:
+        if hasattr(x, "toarray"):
+            raise InputError(f"{name} is sparse; pass {name.split()[-1]}.toarray()")
         try:
             a = np.asarray(x)
         except ValueError as error:
@@ -96,7 +98,7 @@ def as_features(
 
 
 # Rounding error of features, as a share of their standard deviation, from which on precision counts as lost.
-ROUNDING_SHARE = 1e-4
+ROUNDING_SHARE = 1e-3
 # Rows by which that is judged, at most.
 SHIFT_ROWS = 1024
 
@@ -203,8 +205,9 @@ def encode_labels(y: Any, rows: int, name: str = "y") -> tuple[list[Hashable], n
     for i, value in enumerate(values):
         if isinstance(value, np.generic):
             value = value.item()
-        if isinstance(value, float) and value != value:
-            raise InputError(f"{name} has NaN as the label of row {i}; every row needs a class")
+        missing = value is None or (isinstance(value, float) and value != value)
+        if missing or type(value).__name__ in ("NAType", "NaTType"):
+            raise InputError(f"{name} has {value} as the label of row {i}; every row needs a class")
         try:
             codes[i] = position.setdefault(value, len(position))
         except TypeError as error:

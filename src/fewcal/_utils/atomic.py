@@ -16,7 +16,7 @@ from typing import Any
 from fewcal._utils.text import one_line
 from fewcal.errors import FileFormatError, InputError
 
-# `.NAME.HOST-PID.RANDOM.tmp`: whose it is can be told after a kill.
+# `.NAME.HOST-PID.RANDOM.tmp`: it names its owner after a kill.
 _TEMPORARY = re.compile(r"\..+\.([0-9a-f]{8})-([0-9]+)\.[0-9a-f]{8}\.tmp")
 # A temporary file of another machine is none that anybody still writes after so many seconds.
 MAX_WRITE_SECONDS = 24 * 3600
@@ -114,7 +114,7 @@ def _host() -> str:
 
 
 def _is_running(pid: int) -> bool:
-    """Whether a process of this machine runs; True where that cannot be asked without ending it (Windows)."""
+    """Whether a process of this machine runs; True where the query would end it (Windows)."""
     if os.name != "posix":
         return True
     try:

@@ -12,7 +12,7 @@ import os
 import torch
 from torch import Tensor
 
-# Numbers below which the saving is not worth a conversion, and results stay those of float32.
+# Numbers below which a conversion takes longer than it saves, and results stay those of float32.
 MIN_NUMBERS = 1 << 18
 
 

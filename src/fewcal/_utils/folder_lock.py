@@ -6,6 +6,7 @@ out. The text in the lock file only names the owner. The file goes when its owne
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import socket
@@ -25,7 +26,7 @@ LOCK_NAME = ".fewcal.lock"
 
 
 class OutputLock:
-    """A lock that is held; `check` tells whether what it protects is still there."""
+    """A lock that is held; `check` raises if what it protects is gone."""
 
     def __init__(self, file: Path, subject: Path) -> None:
         self.file, self.subject, self.identity = file, subject, _identity(file)
@@ -104,6 +105,7 @@ def _locked(file: Path, subject: Path, wait: float) -> Iterator[OutputLock]:
     except OSError as error:
         raise InputError(f"cannot write {subject}: {error.strerror or error}; choose another place") from error
     _write_owner(file)
+    _sweep(subject)
     held = OutputLock(file, subject)
     try:
         yield held
@@ -113,9 +115,31 @@ def _locked(file: Path, subject: Path, wait: float) -> Iterator[OutputLock]:
             with suppress(OSError):
                 file.unlink()
         lock.release()
-        if ours and os.name != "posix":  # where nobody can remove a file that another process has open
+        if ours and os.name != "posix":  # where a file that another process has open cannot be removed
             with suppress(OSError):
                 file.unlink()
+
+
+def _sweep(subject: Path) -> None:
+    """Remove what killed processes of this machine left half-written: temporary files of `atomic_path`."""
+    folder, name = (subject, "*") if subject.is_dir() else (subject.parent, glob.escape(subject.name))
+    for left in folder.glob(f".{name}.*.tmp"):
+        parts = left.name.split(".")
+        if len(parts) > 4 and parts[-3].isdecimal() and not _is_running(int(parts[-3])):
+            with suppress(OSError):
+                left.unlink()
+
+
+def _is_running(pid: int) -> bool:
+    if os.name != "posix":  # elsewhere the question would end the process
+        return True
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def _acquire(lock: FileLock, file: Path, wait: float) -> None:
@@ -139,7 +163,7 @@ def _identity(file: Path) -> tuple[int, int] | None:
 def _write_owner(file: Path) -> None:
     now = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
     owner = {"pid": os.getpid(), "host": socket.gethostname(), "since": now, "command": " ".join(sys.argv)[:200]}
-    with suppress(OSError):  # a full disk, a system where nobody may write to a locked file: it holds without a name
+    with suppress(OSError):  # a full disk, a system where locked files cannot be written: it holds without a name
         file.write_text(json.dumps(owner), encoding="utf-8")
 
 

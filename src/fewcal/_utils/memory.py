@@ -1,4 +1,4 @@
-"""How much memory there is to be had, where the system says so."""
+"""How much memory there is left, where the system has such figures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ try:
 except ImportError:  # Windows: no limit of this kind
     resource = None  # type: ignore[assignment]
 
-# With less, loading PyTorch, SciPy and their BLAS may abort or hang, which nobody can catch.
+# With less, loading PyTorch, SciPy and their BLAS may abort or hang, which cannot be caught.
 LEAST_ADDRESS_SPACE = 1_600_000_000
 _MEMINFO, _OWN = Path("/proc/meminfo"), Path("/proc/self/statm")
 # A container's limit and what it uses, in version 2 and 1 of control groups.
@@ -27,8 +27,8 @@ _GROUPS = tuple(
 
 
 def available_memory() -> int | None:
-    """Bytes that may still be taken without swapping, of the machine, the container or the process; None where nobody
-    tells.
+    """Bytes that may still be taken without swapping, of the machine, the container or the process; None where the
+    system has no such figures.
 
     >>> available_memory() != 0
     True

@@ -25,7 +25,7 @@ def nearest_names(name: str, known: Iterable[object]) -> str:
 
 
 def meant_path(path: Path) -> str:
-    """'; did you mean …?' for a path that does not exist, if something beside it is called alike.
+    """'; did you mean …?' for a path that does not exist, if something beside it has a similar name.
 
     >>> meant_path(Path("nowhere/at all"))
     '; check the path'

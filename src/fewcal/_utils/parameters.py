@@ -86,7 +86,7 @@ class Parameter:
         if self.choices and value not in self.choices:
             raise InputError(f"{name}={value!r} is unknown; use {self.accepts}")
         if self.flag and not isinstance(value, bool | np.bool_):
-            raise InputError(f"{name}={value!r} is no truth value; use {self.accepts}")
+            raise InputError(f"{name} must be a bool, got {value!r}")
         if self.flag:
             return bool(value)
         if self.low is None or any(type(value) is type(word) and value == word for word in self.also):

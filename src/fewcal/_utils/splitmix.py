@@ -1,4 +1,4 @@
-"""SplitMix64: unrelated 64-bit numbers from near ones, for seeds and for tasks that any machine draws alike."""
+"""SplitMix64: unrelated 64-bit numbers from near ones, for seeds and for tasks that are the same on any machine."""
 
 from __future__ import annotations
 

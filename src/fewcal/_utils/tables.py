@@ -27,7 +27,7 @@ def table(header: list[str] | None, rows: list[list[str]], sides: Sequence[str] 
 
 
 def html_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table for a notebook; cells after the first are aligned to the right.
+    """A table for a notebook; numbers are aligned to the right.
 
     >>> html_table(["name"], [["<b>"]])
     '<table><thead><tr><th>name</th></tr></thead><tbody><tr><td>&lt;b&gt;</td></tr></tbody></table>'
@@ -35,9 +35,13 @@ def html_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
     lines = []
     for first, *others in rows:
-        numbers = "".join(f'<td style="text-align: right">{escape(cell)}</td>' for cell in others)
-        lines.append(f"<tr><td>{escape(first)}</td>{numbers}</tr>")
+        cells = "".join(f'<td style="text-align: {_side(cell)}">{escape(cell)}</td>' for cell in others)
+        lines.append(f"<tr><td>{escape(first)}</td>{cells}</tr>")
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+
+
+def _side(cell: str) -> str:
+    return "right" if cell[:1].isdigit() or cell[:1] in "+-−–<" else "left"
 
 
 def print_markdown(text: str) -> None:

@@ -22,8 +22,8 @@ def in_parallel(function: Callable[[T], R], pieces: Iterable[T], threads: int | 
     """`function(piece)` for each piece, in order, `threads` at a time; None for as many as torch may use.
 
     torch computes every piece with one thread of its own. For small tensors that is faster than sharing each operation
-    among all cores, nobody waits for a core that is busy elsewhere, and results are the same bytes with any number of
-    threads. (With `threads=1` the caller computes, with what torch may use.) What a thread sets for itself, as
+    among all cores, no thread waits for a core that is busy elsewhere, and results are the same bytes with any number
+    of threads. (With `threads=1` the caller computes, with what torch may use.) What a thread sets for itself, as
     `torch.inference_mode`, must be set inside `function`, which several threads call at once, and which must not call
     `in_parallel` again.
 
@@ -73,7 +73,7 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 
 def _alone() -> None:
     torch.set_num_threads(1)
-    # A thread takes over the default at its first question, so it is asked now, while that is 1.
+    # A thread takes over the default at its first query, which is made now, while that is 1.
     assert torch.get_num_threads() == 1
 
 

@@ -26,8 +26,8 @@ FOLDS = 10
 # Rows count as near duplicates within this share of the median distance to the nearest other row. On photographs of
 # birds it finds copies at twice the size, brighter, mirrored or cropped by 3%, and no other pair.
 DUPLICATE_RATIO = 0.2
-# An example whose answer is more probable than its label by this much has a wrong label about every second time, and
-# three of four wrong labels are found so: benchmarks/accuracy/wrong_labels.py.
+# An example is marked where its answer is more probable than its label by this much. With one wrong label of twenty,
+# 40% of the marked labels are wrong, and half to two thirds of the wrong ones marked: accuracy/wrong_labels.py.
 LIKELY_MARGIN = 0.5
 MIN_DISTANCE = 1e-5  # of float32 cosines: where most rows are copies, their median distance is 0
 BLOCK = 1024  # rows whose distances to all are held at once
@@ -45,7 +45,7 @@ class Suspect:
 
     @property
     def likely(self) -> bool:
-        """Whether the label is wrong about as likely as not."""
+        """Whether the label is likely to be wrong."""
         return self.answer_probability - self.label_probability > LIKELY_MARGIN
 
     def to_dict(self) -> dict[str, JSON]:
@@ -54,7 +54,7 @@ class Suspect:
 
 @dataclass(frozen=True)
 class ClassCheck:
-    """One class: examples, how many of them were tested, how many of those answered correctly.
+    """One class: its examples, the tested ones, and those answered correctly.
 
     `confused` is the class that most of the others were answered with, or None.
     """
@@ -156,7 +156,7 @@ def check_examples(
     make : gives a classifier in the manner of scikit-learn, not fitted
     folds : how many fits are made
     seed : of the folds
-    progress : called with the fits that are done and all of them; what it raises ends the check
+    progress : called with the numbers of fits, done and in all; what it raises ends the check
 
     >>> from sklearn.neighbors import KNeighborsClassifier
     >>> x = np.array([[0, 1], [0.2, 1], [0.4, 1], [0.3, 1], [1, 0], [1, 0.2], [1, 0.4]])

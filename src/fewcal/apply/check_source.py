@@ -13,23 +13,15 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-
 from fewcal._utils.types import JSON, StrPath
 from fewcal.apply.check import FOLDS, ExampleCheck, check_examples
-from fewcal.apply.classify import check_none_lost, check_same_extractor, load_bank
-from fewcal.apply.contact_sheet import counted
+from fewcal.apply.classify import load_bank
+from fewcal.apply.contact_sheet import counted, percent, thumbnail
 from fewcal.apply.predict import make_classifier, model_settings
-from fewcal.apply.saved import Reading
+from fewcal.apply.saved import Reading, read_examples
 from fewcal.bank import BaseBank
 from fewcal.errors import FewcalWarning
-from fewcal.features import load_split
-from fewcal.features.extract import embed
-from fewcal.features.extractors import get_extractor
-from fewcal.features.sources.find import labelled_items
 from fewcal.features.sources.items import Items
-from fewcal.features.sources.kinds import default_extractor, kind_of
-from fewcal.features.sources.pictures import encoded
 from fewcal.features.sources.texts import Texts
 from fewcal.render.page import Cell, Page, Value
 
@@ -104,27 +96,13 @@ def check_source(
     how = reading or Reading()
     model_settings(settings, preset)  # refuses what is wrong before anything is read
     bank = load_bank(bank)
-    items: Items | None = None
-    if extractor is None and kind_of(support, how.columns[0]) == "features":
-        rows = load_split(support, labelled=True)
-        x, names = rows.float32(), np.array(rows.classes)[rows.require_labels()]
-    else:
-        model = get_extractor(extractor or default_extractor(support, how.columns[0]), how.device, how.allow_download)
-        if bank is not None:
-            check_same_extractor(bank, model)
-        found = labelled_items(support, model.kind, how.columns)
-        x, items = embed(
-            found, model, batch=how.batch, workers=how.workers, skip_bad=how.skip_bad, progress=how.progress
-        )
-        check_none_lost(found.classes, items)
-        names = np.array(items.labels)
-
+    examples = read_examples(support, extractor, bank, how)
     with warnings.catch_warnings():
         warnings.simplefilter("once", FewcalWarning)  # every fold is a fit
         make = partial(make_classifier, bank, preset, settings, how.device, seed)
-        check = check_examples(x, names, make, folds=folds, seed=seed)
+        check = check_examples(examples.x, examples.names, make, folds=folds, seed=seed)
     method = "no base classes" if bank is None else f"{len(bank)} base classes"
-    return SourceCheck(check, items, str(support), method)
+    return SourceCheck(check, examples.items, str(support), method)
 
 
 def check_page(found: SourceCheck) -> Page:
@@ -140,7 +118,7 @@ def check_page(found: SourceCheck) -> Page:
     page.table(
         ["class", "examples", "tested", "recall %", "mostly confused with"],
         [
-            [one.name, one.examples, one.tested, _percent(one.recall), one.confused]
+            [one.name, one.examples, one.tested, percent(one.recall), one.confused]
             for one in sorted(check.classes, key=lambda one: check.needs.index(one.name))
         ],
         "Classes",
@@ -148,7 +126,8 @@ def check_page(found: SourceCheck) -> Page:
     likely = [one for one in check.suspects if one.likely]
     page.heading("Labels to look at")
     page.text(
-        "Left out, these examples are surely answered otherwise: about every second one of such labels is wrong."
+        "Left out, these examples are surely answered otherwise. Where one label of twenty is wrong, about 40% of "
+        "these are wrong."
         if likely
         else "None: no example contradicts its label."
     )
@@ -165,8 +144,8 @@ def check_page(found: SourceCheck) -> Page:
             found.name(one.row),
             one.label,
             Cell(one.answer, mark="warn" if one.likely else ""),
-            _percent(one.answer_probability),
-            _percent(one.label_probability),
+            percent(one.answer_probability),
+            percent(one.label_probability),
         ]
         for one in check.suspects
     ]
@@ -187,7 +166,7 @@ def _gallery(page: Page, found: SourceCheck, rows: Sequence[tuple[int, str]]) ->
         return
     page.gallery(
         [
-            (_thumbnail(found.items, row), found.name(row), f"{caption}; {Path(found.name(row)).name}")
+            (thumbnail(found.items, row, THUMBNAIL), found.name(row), f"{caption}; {Path(found.name(row)).name}")
             for row, caption in rows[:SHOWN]
         ]
     )
@@ -195,13 +174,3 @@ def _gallery(page: Page, found: SourceCheck, rows: Sequence[tuple[int, str]]) ->
 
 def _label(found: SourceCheck, row: int) -> str:
     return "" if found.items is None else (found.items.labels or [])[row]
-
-
-def _thumbnail(items: Items, row: int) -> bytes:
-    picture = items.load(row, THUMBNAIL)
-    assert isinstance(picture, np.ndarray)
-    return encoded(picture, THUMBNAIL)
-
-
-def _percent(share: float | None) -> float | None:
-    return None if share is None else round(100 * share, 1)

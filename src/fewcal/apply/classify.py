@@ -65,6 +65,7 @@ class Answers:
         these" is an answer, there may be others among them than those of the support
     method : in words, what answered
     classifier : the fitted classifier, for more rows from the same extractor
+    alone : the accuracy to expect of items one by one, by their probabilities; None where these are the answers
     """
 
     table: dict[str, np.ndarray]
@@ -74,6 +75,7 @@ class Answers:
     method: str
     extractor: Extractor
     classifier: TaskClassifier
+    alone: float | None = None
 
     def __len__(self) -> int:
         return len(self.query)
@@ -102,8 +104,12 @@ class Answers:
         return rejected(self.table)
 
     def in_words(self) -> list[str]:
-        """How many answers are right, and how many items got none; a sentence each."""
-        return in_words(self.table, self.truth, self.support.classes)
+        """Sentences on the accuracy to expect, and on right answers and rejected items as far as the truth allows."""
+        lines = in_words(self.table, self.truth, self.support.classes)
+        if self.alone is not None:
+            expected = float(self.table["probability"].mean())
+            lines.insert(0, f"expected accuracy {expected:.0%} together, {self.alone:.0%} one by one (--each)")
+        return lines
 
     def counts(self) -> dict[str, int]:
         """Number of answers of each kind, in the order of the classes."""
@@ -152,6 +158,7 @@ def classify(
     preset: str | None = None,
     settings: Sequence[str] = (),
     reject: float | None = None,
+    each: bool = False,
     batch: int = 32,
     workers: int | None = None,
     device: str | None = None,
@@ -171,6 +178,8 @@ def classify(
         texts, whichever the support holds
     bank : base classes from the same extractor. Without them the examples alone classify.
     reject : answer "none of these" where the p-value of belonging to one of the classes is lower
+    each : classify the items one by one. By default they are classified together, where each helps with the others;
+        without base classes or with a preset of GDC one by one.
     columns : names of the columns or keys of text and class in files of texts
     """
 
@@ -202,10 +211,11 @@ def classify(
     check_none_lost(classes, examples)
     z, queries = features_of(queries, total - len(queries))
     classifier = make_classifier(loaded, preset, settings, device, seed).fit(x, np.array(examples.labels))
-    table = predict_features(classifier, z, reject)
-    table = named_rows(table, queries)
+    each = each or preset is not None or loaded is None
+    table = named_rows(predict_features(classifier, z, reject, together=not each), queries)
+    alone = None if each else float(classifier.predict_proba(z).max(axis=1).mean())
     truth = true_classes(queries.labels, classes, reject is not None)
-    return Answers(table, examples, queries, truth, _method_name(loaded, preset), model, classifier)
+    return Answers(table, examples, queries, truth, _method_name(loaded, preset), model, classifier, alone)
 
 
 def load_bank(bank: StrPath | BaseBank | None) -> BaseBank | None:

@@ -51,7 +51,7 @@ def _texts(page: Page, answers: Answers) -> None:
         truth: list[Value] = [] if answers.truth is None else [answers.truth[i]]
         wrong = bool(truth) and truth[0] != answer and answer != NONE_OF_THESE
         shown = Cell(answer, mark="wrong" if wrong else "warn" if p < DOUBTFUL else "")
-        rows.append([item, shown, _percent(p), second, _percent(q), *truth])
+        rows.append([item, shown, percent(p), second, percent(q), *truth])
     page.table([support.kind, *_COLUMNS, *truth_column], rows)
     page.heading("Examples")
     page.table([support.kind, "class"], [[str(support.load(i)), c] for i, c in enumerate(support.labels or [])])
@@ -68,18 +68,15 @@ def _pictures(page: Page, answers: Answers, counts: dict[str, int], examples: di
         if name in examples:
             with page.details(counted(examples[name], "example")):
                 own = [i for i, c in enumerate(support.labels or []) if c == name][:24]
-                page.gallery([(_thumbnail(support, i), support.names[i], Path(support.names[i]).name) for i in own])
+                page.gallery([(thumbnail(support, i), support.names[i], Path(support.names[i]).name) for i in own])
         if not mine:
             page.text("None.")
             continue
-        page.gallery([(_thumbnail(query, i), rows[i][0], _caption(answers, rows[i], i)) for i in mine])
+        page.gallery([(thumbnail(query, i), rows[i][0], _caption(answers, rows[i], i)) for i in mine])
     page.heading("Table")
     page.table(
         ["picture", *_COLUMNS],
-        [
-            [r[0], Cell(r[1], mark="warn" if r[2] < DOUBTFUL else ""), _percent(r[2]), r[3], _percent(r[4])]
-            for r in rows
-        ],
+        [[r[0], Cell(r[1], mark="warn" if r[2] < DOUBTFUL else ""), percent(r[2]), r[3], percent(r[4])] for r in rows],
     )
 
 
@@ -97,8 +94,9 @@ def counted(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def _percent(p: float) -> float:
-    return round(100 * p, 1)
+def percent(p: float | None) -> float | None:
+    """A share in per cent with one digit."""
+    return None if p is None else round(100 * p, 1)
 
 
 def _caption(answers: Answers, row: AnswerRow, i: int) -> str:
@@ -109,7 +107,8 @@ def _caption(answers: Answers, row: AnswerRow, i: int) -> str:
     return f"{warning}{is_other}{sure} {second} {100 * q:.0f}%; {Path(item).name}"
 
 
-def _thumbnail(items: Items, i: int) -> bytes:
-    picture = items.load(i, 320)
+def thumbnail(items: Items, i: int, pixels: int = 160) -> bytes:
+    """Picture i of the items as a JPEG with so many pixels on its longer side."""
+    picture = items.load(i, 2 * pixels)
     assert isinstance(picture, np.ndarray)
-    return encoded(picture)
+    return encoded(picture, pixels)

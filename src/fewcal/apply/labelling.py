@@ -1,6 +1,6 @@
 """Which item to label next, how doubtful an answer is, and the accuracy to expect. Pure functions over arrays.
 
-R items have features `x (R, D)`; some of them have labels.
+R items have features `x (R, D)`; some have labels.
 
 *Label next* is the item that covers most doubt that no label covers yet. s(i, j) is the cosine of centred features,
 where positive. An item is covered by its most similar labelled item, c_j = max_l s(l, j). Its doubt is
@@ -22,8 +22,8 @@ from itertools import groupby
 
 import numpy as np
 
-# An accuracy is given where at most this share of items may belong to a class without an example, and where its 95%
-# interval reaches no further than this to either side: benchmarks/accuracy/expected.py.
+# Limits of the share of items that may belong to a class without an example, and of half the width of the 95% interval,
+# beyond which no accuracy is given: benchmarks/accuracy/expected.py.
 MAX_UNSEEN, MAX_HALF_WIDTH = 0.1, 0.125
 
 
@@ -61,7 +61,7 @@ def label_next(
     Parameters
     ----------
     similar : (R, R) cosines, negative ones 0
-    covered : (R,) of them, the largest to a labelled item, or 0
+    covered : (R,) the largest cosine with a labelled item, or 0
     labelled : (R,) bool
     doubts : (R,) from `doubt`, ones before there are answers
     number : how many to choose

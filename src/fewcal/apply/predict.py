@@ -143,8 +143,12 @@ def by_doubt(rows: Sequence[AnswerRow]) -> list[AnswerRow]:
     return sorted(rows, key=lambda row: (math.isnan(row[2]), row[4] if math.isnan(row[2]) else row[2] - row[4]))
 
 
-def predict_features(classifier: Classifier, x: np.ndarray, reject: float | None = None) -> Columns:
+def predict_features(
+    classifier: Classifier, x: np.ndarray, reject: float | None = None, together: bool = False
+) -> Columns:
     """Predictions for rows `x (Q, D)`, as columns: row, prediction, probability, one probability for each class.
+
+    Rows are classified one by one, or `together`, where the others help (`FewShotClassifier.predict_together`).
 
     With `reject` there is also `outlier_pvalue`, small for rows that are unlike all classes; rows with a p-value below
     `reject` are answered "none of these".
@@ -152,7 +156,10 @@ def predict_features(classifier: Classifier, x: np.ndarray, reject: float | None
     from fewcal.estimators.few_shot import FewShotClassifier
 
     checked_reject(reject)
-    probabilities = classifier.predict_proba(x)
+    if together and not isinstance(classifier, FewShotClassifier):
+        raise InputError(f"{type(classifier).__name__} classifies one by one; that takes FewShotClassifier")
+    predict_proba = classifier.predict_proba_together if together else classifier.predict_proba  # type: ignore[attr-defined]
+    probabilities = predict_proba(x)
     best = probabilities.argmax(axis=1)
     answers = classifier.classes_[best].astype(object)
     table: Columns = {"row": np.arange(len(x)), "prediction": answers, "probability": probabilities.max(axis=1)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,8 +22,9 @@ from fewcal.apply.predict import (
 )
 from fewcal.bank import BaseBank
 from fewcal.errors import InputError
+from fewcal.estimators import load_classifier
 from fewcal.estimators.base import TaskClassifier
-from fewcal.estimators.saved import load_classifier, read_meta
+from fewcal.estimators.saved import read_meta
 from fewcal.features import FeatureSplit, load_split
 from fewcal.features.extract import embed
 from fewcal.features.extractors import Extractor, find_entry, get_extractor
@@ -56,25 +58,38 @@ def fit_model(
 ) -> TaskClassifier:
     """A classifier from labelled pictures, texts or features, with the stamp of its extractor in `extractor_`."""
     how = reading or Reading()
-    named = None if isinstance(support, Items) else support
-    features = extractor is None and named is not None and kind_of(named, how.columns[0]) == "features"
     model_settings(settings, preset)  # refuses what is wrong before anything is read
     bank = load_bank(bank)
     classifier = make_classifier(bank, preset, settings, how.device, seed)
-    if named is not None and features:
-        rows = load_split(named, labelled=True)
-        names = np.array(rows.classes if rows.named else [int(c) for c in rows.classes])[rows.require_labels()]
-        return classifier.fit(rows.float32(), names)
-    name = extractor or default_extractor(support, how.columns[0])
-    model = get_extractor(name, how.device, how.allow_download)
+    examples = read_examples(support, extractor, bank, how)
+    classifier.fit(examples.x, examples.names)
+    classifier.extractor_ = examples.stamp
+    return classifier
+
+
+class Examples(NamedTuple):
+    """Labelled examples: features `(R, D)`, class names `(R,)`; of pictures and texts the items and their extractor."""
+
+    x: np.ndarray
+    names: np.ndarray
+    items: Items | None = None
+    stamp: str | None = None
+
+
+def read_examples(support: StrPath | Items, extractor: str | None, bank: BaseBank | None, how: Reading) -> Examples:
+    """Read labelled pictures, texts or features; an extractor that is not that of the bank is refused."""
+    if extractor is None and not isinstance(support, Items) and kind_of(support, how.columns[0]) == "features":
+        rows = load_split(support, labelled=True)
+        # Labels that were integers in the file are integers in the answers.
+        classes = np.array(rows.classes if rows.named else [int(c) for c in rows.classes])
+        return Examples(rows.float32(), classes[rows.require_labels()])
+    model = get_extractor(extractor or default_extractor(support, how.columns[0]), how.device, how.allow_download)
     if bank is not None:
         check_same_extractor(bank, model)
     items = labelled_items(support, model.kind, how.columns)
     x, kept = embed(items, model, batch=how.batch, workers=how.workers, skip_bad=how.skip_bad, progress=how.progress)
     check_none_lost(items.classes, kept)
-    classifier.fit(x, np.array(kept.labels))
-    classifier.extractor_ = model.stamp
-    return classifier
+    return Examples(x, np.array(kept.labels), kept, model.stamp)
 
 
 def load_model(
@@ -95,9 +110,13 @@ def load_model(
 
 
 def predict_with_model(
-    model: StrPath, source: StrPath, reject: float | None = None, reading: Reading | None = None
+    model: StrPath,
+    source: StrPath,
+    reject: float | None = None,
+    reading: Reading | None = None,
+    together: bool = False,
 ) -> tuple[Columns, list[str]]:
-    """Answers of a saved classifier (`predict_source`), and in words how many are right, where classes are named.
+    """Answers of a saved classifier (`predict_features`), and in words how many are right, where classes are named.
 
     A wrong source is refused before the classifier is loaded.
     """
@@ -115,7 +134,7 @@ def predict_with_model(
         if not how.skip_bad:
             check_headers([query])
     classifier, extractor = load_model(model, how.device, how.allow_download)
-    table, kept = _answered(classifier, extractor, query, reject, how)
+    table, kept = _answered(classifier, extractor, query, reject, how, together)
     classes = [str(name) for name in classifier.classes_]
     truth = None if kept is None else true_classes(kept.labels, classes, reject is not None)
     return table, in_words(table, truth, classes)
@@ -129,6 +148,7 @@ def predict_files(
     preset: str | None = None,
     settings: Sequence[str] = (),
     reject: float | None = None,
+    together: bool = False,
     seed: int = 0,
     device: str | None = None,
 ) -> Columns:
@@ -137,7 +157,7 @@ def predict_files(
     rows = load_split(query)
     how = Reading(device=device)
     classifier = fit_model(support, bank=bank, preset=preset, settings=settings, seed=seed, reading=how)
-    return predict_source(classifier, None, rows, reject)
+    return _answered(classifier, None, rows, reject, how, together)[0]
 
 
 def predict_source(
@@ -157,6 +177,7 @@ def _answered(
     source: StrPath | Items | FeatureSplit,
     reject: float | None,
     how: Reading,
+    together: bool = False,
 ) -> tuple[Columns, Items | None]:
     """Answers, and the items that could be read; None where these are rows of features."""
     if not isinstance(source, Items | FeatureSplit) and (
@@ -167,10 +188,10 @@ def _answered(
         if source.dimension != classifier.n_features_in_:
             wanted = classifier.n_features_in_
             raise InputError(f"{source.source} has {source.dimension} features and the model takes {wanted}")
-        return predict_features(classifier, source.float32(), reject), None
+        return predict_features(classifier, source.float32(), reject, together), None
     assert extractor is not None
     items = source if isinstance(source, Items) else find_items(source, extractor.kind, False, *how.columns)
     x, kept = embed(
         items, extractor, batch=how.batch, workers=how.workers, skip_bad=how.skip_bad, progress=how.progress
     )
-    return named_rows(predict_features(classifier, x, reject), kept), kept
+    return named_rows(predict_features(classifier, x, reject, together), kept), kept

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hmac
+import re
 import socket
 from collections.abc import Mapping
-from urllib.parse import urlsplit
+from dataclasses import dataclass
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
@@ -24,6 +25,9 @@ SECURITY_HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cache-control": "no-store",
 }
+
+
+_ADDRESS = r"(https?://(?:[\w.\-]+|\[[\da-f:.]+\])(?::\d+)?)((?:/[\w.~@%+\-]+)*)/?"
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
@@ -53,19 +57,24 @@ def allowed_hosts(host: str, port: int) -> frozenset[str]:
     return frozenset(f"{name}:{port}" for name in {LOCAL, "localhost", "[::1]", own.lower()})
 
 
-def proxy_origin(origin: str) -> str:
-    """The origin of a proxy, as browsers send it.
+@dataclass(frozen=True)
+class Proxy:
+    """Where browsers find the page behind a proxy, which takes `path` away from what it passes on.
 
-    >>> proxy_origin("https://Hub.example.org/")
-    'https://hub.example.org'
+    >>> Proxy.parse("https://hub.example/user/me/proxy/8000/")
+    Proxy(origin='https://hub.example', path='/user/me/proxy/8000')
     """
-    try:
-        parts = urlsplit(origin)
-    except ValueError:
-        parts = urlsplit("")
-    if parts.scheme not in ("http", "https") or not parts.netloc or parts.path.strip("/") or parts.query:
-        raise InputError(f"{origin!r} is no origin of a proxy; give scheme and name, e.g. https://hub.example.org")
-    return f"{parts.scheme}://{parts.netloc.lower()}"
+
+    origin: str
+    path: str = ""
+
+    @classmethod
+    def parse(cls, address: str) -> Proxy:
+        found = re.fullmatch(_ADDRESS, address, re.ASCII | re.IGNORECASE)
+        if found is None:
+            example = "https://hub.example/user/me/proxy/8000"
+            raise InputError(f"--behind-proxy {address!r} is no address of a page; give one such as {example}")
+        return cls(found[1].lower(), found[2])
 
 
 def is_own_address(host: str, scope: Scope) -> bool:

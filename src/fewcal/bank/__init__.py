@@ -1,4 +1,4 @@
-"""The bank: what is known of the base classes."""
+"""The bank: statistics of the base classes."""
 
 from fewcal.bank.core import BaseBank
 from fewcal.bank.moments import Moments

@@ -158,6 +158,9 @@ def classify(
     html: Sheet = None,
     raw: Raw = False,
     reject: Reject = None,
+    each: Annotated[
+        bool, typer.Option("--each", help="Classify one by one. By default the items help with each other.")
+    ] = False,
     text_column: TextColumn = "text",
     label_column: LabelColumn = "label",
     preset: KnownPreset = None,
@@ -182,7 +185,7 @@ def classify(
     name = joined_extractors(extractor)
     examples, queries = find_pair(support, query, name, columns, skip_bad)
     reading = partial(run, batch=batch, workers=workers, skip_bad=skip_bad, columns=columns)
-    start = partial(reading, preset=preset, settings=set_ or [], reject=reject, seed=seed)
+    start = partial(reading, preset=preset, settings=set_ or [], reject=reject, each=each, seed=seed)
     with ProgressBar("items", quiet) as report:
         answers = start(
             examples, queries, name, bank=bank, device=device, allow_download=allow_download, progress=report

@@ -122,14 +122,14 @@ def presets_list(json_file: Json = None, quiet: Quiet = False) -> None:
 
 @presets.command("params")
 def presets_params(json_file: Json = None, quiet: Quiet = False) -> None:
-    """Parameters of gdc and its heads: defaults, meaning, what they accept."""
+    """Parameters of gdc and its heads: what they are for, what they accept, and their values in the preset paper."""
     from fewcal.heads import describe_heads
     from fewcal.params import describe_params
 
     params, heads = describe_params(), describe_heads()
     write_json(json_file, {"params": params, "heads": heads})
     if not quiet:
-        table(["parameter", "default", "what it is", "accepts"], [[a, cell(b), c, d] for a, b, c, d in params])
+        table(["parameter", "in preset paper", "what it is", "accepts"], [[a, cell(b), c, d] for a, b, c, d in params])
         table(["head", "what it is", "its own parameters"], [list(row) for row in heads])
 
 
@@ -137,13 +137,14 @@ def presets_params(json_file: Json = None, quiet: Quiet = False) -> None:
 def presets_show(
     name: Annotated[str, typer.Argument(autocompletion=complete_preset)], json_file: Json = None, quiet: Quiet = False
 ) -> None:
-    """Parameters of a preset and how it settles what the paper leaves open."""
+    """The parameters of a preset that have an effect, and how it answers what the paper leaves open."""
     from fewcal.presets import describe_preset
 
     preset = describe_preset(name)
-    values = preset.params.as_dict()
-    write_json(json_file, {"name": name, "summary": preset.summary, "params": values, "resolves": preset.resolves})
+    values = preset.params.in_effect()
+    shown = {"name": name, "method": "gdc", "summary": preset.summary, "params": values, "resolves": preset.resolves}
+    write_json(json_file, shown)
     if not quiet:
-        print(f"{name}: {preset.summary}\n")
-        table(["parameter", "value"], [[k, cell(v)] for k, v in values.items()])
+        print(f"{name}, a preset of gdc: {preset.summary}\n")
+        table(["parameter of gdc", "value"], [[k, cell(v)] for k, v in values.items()])
         table(["open question", f"{name} takes"], [[k, v] for k, v in preset.resolves.items()])

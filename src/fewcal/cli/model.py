@@ -104,7 +104,7 @@ def export(
 
     The input X are features of the classifier's extractor; the outputs are label and probabilities.
     """
-    from fewcal.estimators.saved import load_classifier
+    from fewcal.estimators import load_classifier
 
     load_classifier(file).to_onnx(out)
     if not quiet:

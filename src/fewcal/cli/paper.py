@@ -2,16 +2,13 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from fewcal.cli.options import Device, Json, Quiet, Resume, Seed
 from fewcal.cli.printing import table, write_json
 from fewcal.errors import InputError
-
-if TYPE_CHECKING:
-    from fewcal.paper.draw import Summary
 
 paper = typer.Typer(help="Tables and figures of the paper, with its figures beside yours.", no_args_is_help=True)
 
@@ -33,26 +30,21 @@ def list_(
 ) -> None:
     """Show every experiment and what the paper says; with --run, what ran as printed, where, and with what verdicts."""
     if run is not None:
-        from fewcal.paper.coverage import HEADER, coverage, coverage_rows, read_summary
-        from fewcal.paper.published import stand_ins
-        from fewcal.paper.run import read_config
+        from fewcal.paper.report import HEADER, coverage, coverage_rows, read_summary
 
         covered = coverage(read_summary(run)["experiments"])
         write_json(json_file, covered)
         if not quiet:
-            with stand_ins(read_config(run).get("classes", {})):
-                table(HEADER, coverage_rows(covered))
+            table(HEADER, coverage_rows(covered))
         return
     from fewcal.paper.experiments import describe
 
     rows = describe()
     write_json(json_file, rows)
     if not quiet:
-        header = ["name", "paper", "datasets", "as printed", "what the paper says", "two CPU cores"]
-        table(
-            header,
-            [[r["name"], r["source"], ", ".join(r["datasets"]), r["as_printed"], r["says"], r["cost"]] for r in rows],
-        )
+        keys = ("name", "source", "datasets", "variants", "claim", "cost")
+        header = ["name", "paper", "datasets", "variants", "what the paper says", "two CPU cores"]
+        table(header, [[v if isinstance(v := r[k], str) else ", ".join(v) for k in keys] for r in rows])
 
 
 @paper.command()
@@ -62,7 +54,7 @@ def report(
     quiet: Quiet = False,
 ) -> None:
     """Write a reproduction report for reviewers from a run: claims, setting, what agreed, what did not, cost."""
-    from fewcal.paper.reproduction import write_reproduction
+    from fewcal.paper.report import write_reproduction
 
     written = write_reproduction(out)
     write_json(json_file, {"files": [str(file) for file in written]})
@@ -75,25 +67,22 @@ def run(
     names: Annotated[
         list[str], typer.Argument(help="Experiments, or all.", metavar="NAME...", autocompletion=_complete)
     ],
-    out: Annotated[Path, typer.Option(help="Folder that keeps the results and the report.", metavar="DIR")],
+    out: Annotated[Path, typer.Option(help="Folder for the results and the report.", metavar="DIR")],
     features: Annotated[
         list[str] | None,
         typer.Option(
-            help="Folder of features, or of such folders; DATASET=DIR says which dataset it is. Repeatable.",
+            help="Folder of features, or of such folders; DATASET=DIR names the dataset. Repeatable.",
             metavar="DIR",
         ),
     ] = None,
-    tasks: Annotated[int | None, typer.Option(help="Novel tasks (1000; 200 with --quick).", min=1)] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer tasks and trials: minutes instead of an hour.")] = False,
-    sampled_tasks: Annotated[
-        int | None, typer.Option(help="Tasks of methods that train on sampled points (fewer on a CPU).", min=1)
+    tasks: Annotated[
+        int | None, typer.Option(help="Novel tasks of every method, the paper's SGD head too.", min=1)
     ] = None,
-    sgd_tasks: Annotated[int | None, typer.Option(help="Tasks of the paper's own SGD head.", min=1)] = None,
-    trials: Annotated[int | None, typer.Option(help="Settings tried where something is tuned.", min=1)] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer tasks and trials: minutes instead of hours.")] = False,
+    sgd_tasks: Annotated[int | None, typer.Option(help="Other number of tasks for the SGD head.", min=1)] = None,
+    trials: Annotated[int | None, typer.Option(help="Trials of a search, each on 200 tasks.", min=1)] = None,
     resume: Resume = False,
-    compute_only: Annotated[
-        bool, typer.Option("--compute-only", help="Compute and do not draw: needs torch and NumPy alone.")
-    ] = False,
+    compute_only: Annotated[bool, typer.Option("--compute-only", help="Compute and do not draw.")] = False,
     draw_only: Annotated[bool, typer.Option("--draw-only", help="Draw what is computed in --out.")] = False,
     seed: Seed = 0,
     device: Device = "cpu",
@@ -107,34 +96,27 @@ def run(
         raise InputError("--features is missing: the folder with your features, or --draw-only for what is there")
     from fewcal._utils.arrays import pick_device
     from fewcal.paper.budget import Budget
-    from fewcal.paper.draw import draw_report
     from fewcal.paper.experiments import choose
-    from fewcal.paper.run import find_features, run_experiments
+    from fewcal.paper.report import counts_text, draw_report
+    from fewcal.paper.run import run_experiments
+    from fewcal.paper.sets import find_folders
 
-    def say(line: str) -> None:
+    def log(line: str) -> None:
         if not quiet:
             print(line, file=sys.stderr, flush=True)
 
     experiments = choose(names)
     left_out: list[str] = []
     if features and not draw_only:
-        found = find_features(features)
-        where = str(pick_device(device))
-        budget = Budget.of(
-            tasks, quick=quick, device=where, seed=seed, sampled=sampled_tasks, sgd=sgd_tasks, trials=trials
-        )
-        left_out = run_experiments(experiments, found, out, budget, resume=resume, device=where, say=say)
+        found, where = find_folders(features), str(pick_device(device))
+        budget = Budget.make(tasks, sgd=sgd_tasks, trials=trials, quick=quick, device=where, seed=seed)
+        left_out = run_experiments(experiments, found, out, budget, resume=resume, device=where, log=log)
     if compute_only:
-        say(f"computed; draw with: fewcal paper run {' '.join(names)} --out {out} --draw-only")
+        log(f"computed; draw with: fewcal paper run {' '.join(names)} --out {out} --draw-only")
         return
-    summary = draw_report(out, left_out, say)
+    summary = draw_report(out, left_out, log)
     write_json(json_file, summary)
     if not quiet:
-        _print_verdicts(summary, out)
-
-
-def _print_verdicts(summary: "Summary", out: Path) -> None:
-    for group, counts in summary["groups"].items():
-        hold, fail, open_ = counts["holds"], counts["does_not_hold"], counts["cannot_tell"]
-        print(f"{group}: {hold + fail + open_} statements, {hold} hold, {fail} do not, {open_} cannot be told")
-    print(f"report: {out / 'report.html'}, summary: {out / 'summary.md'}")
+        for variant, counts in summary["variants"].items():
+            print(f"{variant}: {counts_text(counts)}")
+        print(f"report: {out / 'report.html'}, summary: {out / 'summary.md'}")

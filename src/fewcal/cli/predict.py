@@ -37,6 +37,7 @@ def predict(
     set_: Set = None,
     raw: Raw = False,
     reject: Reject = None,
+    together: Annotated[bool, typer.Option("--together", help="Let all rows help with each other.")] = False,
     text_column: TextColumn = "text",
     label_column: LabelColumn = "label",
     skip_bad: SkipBad = False,
@@ -59,13 +60,13 @@ def predict(
     if model is not None and source is not None:
         with ProgressBar("items", quiet) as report:
             reading = Reading((text_column, label_column), skip_bad=skip_bad, device=device, progress=report)
-            answers, notes = predict_with_model(model, source, reject, reading)
+            answers, notes = predict_with_model(model, source, reject, reading, together)
         if not quiet:
             print_answers("item", by_doubt(answer_rows(answers)), kept=out is not None)
     else:
         assert support is not None and query is not None  # noqa: PT018
         start = partial(predict_files, support, query, bank=bank, preset=preset, settings=set_ or [])
-        answers = start(reject=reject, seed=seed, device=device)
+        answers = start(reject=reject, together=together, seed=seed, device=device)
         notes = in_words(answers, None, [])
     if out is not None:
         write_predictions(answers, out, raw)

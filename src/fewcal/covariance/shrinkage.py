@@ -108,7 +108,7 @@ def shrink_covariance(
 ) -> ShrunkCovariance:
     """Shrink Σ' (eq. 9). `constant` is a number that is added to every entry, DC's α.
 
-    `psd="clip"` keeps Σ'ₛ positive semi-definite by the analytic clip of b; `"eigen"` leaves a and b as asked and
+    `psd="clip"` keeps Σ'ₛ positive semi-definite by the analytic clip of b; `"eigen"` leaves a and b as they are and
     clips eigenvalues when the distribution is built.
     """
     if psd not in PSD:

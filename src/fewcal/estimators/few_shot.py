@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Hashable, Mapping
-from typing import Self, TypeAlias
+from typing import Any, Self, TypeAlias
+from warnings import warn
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
+from torch import Tensor
 
 from fewcal._utils.arrays import common_shift
 from fewcal._utils.randomness import TaskRandom
 from fewcal.bank import BaseBank
-from fewcal.errors import InputError
+from fewcal.errors import FewcalWarning, InputError
 from fewcal.estimators.base import TaskClassifier, log_softmax
 from fewcal.estimators.explain import Explanation, no_bank_explanation
 from fewcal.estimators.inputs import (
+    as_tensor,
     check_fitted,
     check_priors,
     check_rows,
@@ -25,6 +28,7 @@ from fewcal.estimators.inputs import (
     map_rows,
     resolve_bank,
 )
+from fewcal.estimators.saved import prior_from_file, prior_to_file
 from fewcal.heads.base import TaskBatch
 from fewcal.heads.linear import LinearHead
 from fewcal.hgdc.prior import Prior
@@ -104,6 +108,7 @@ class FewShotClassifier(TaskClassifier):
     ['cat', 'cat', 'dog', 'dog']
     """
 
+    file_kind = "hgdc"
     prior_: Prior | None
     temperature_: float
     unlabelled_: np.ndarray | None = None
@@ -147,9 +152,7 @@ class FewShotClassifier(TaskClassifier):
             raise InputError(f"X has {X.shape[1]} features and the bank {bank.dim}; use the same extractor for both")
         return HGDC(**settings).prepare(bank)
 
-    def fit(
-        self, X: ArrayLike, y: ArrayLike, *, unlabelled: ArrayLike | None = None, priors: Priors = None
-    ) -> Self:
+    def fit(self, X: ArrayLike, y: ArrayLike, *, unlabelled: ArrayLike | None = None, priors: Priors = None) -> Self:
         """Fit on support rows, and on unlabelled rows beside them.
 
         Parameters
@@ -159,8 +162,9 @@ class FewShotClassifier(TaskClassifier):
         y : array-like of shape (S,)
             Their classes.
         unlabelled : array-like of shape (M, D) or None
-            Rows of these classes, some of them or others, whose class is not known (`fewcal.hgdc.transduction`). Later
-            examples are a fit with them, too. scikit-learn's `SelfTrainingClassifier` takes them in `X`.
+            Rows of these classes, some of them or others, whose class is not known (`fewcal.hgdc.transduction`); they
+            bring nothing without a bank. Later examples are a fit with them, too. scikit-learn's
+            `SelfTrainingClassifier` takes them in `X`.
         priors : array-like of shape (n_classes,), mapping or None
             Frequencies of the sorted classes, or by class; None: unknown.
         """
@@ -168,6 +172,8 @@ class FewShotClassifier(TaskClassifier):
         classes = class_codes(labels)[0].tolist()
         frequencies = None if priors is None else check_priors(priors, classes)
         extra = None if unlabelled is None else np.array(check_rows(self, unlabelled, reset=False))
+        if extra is not None and self.bank is None:
+            warn("unlabelled rows bring nothing without base classes; give a bank", FewcalWarning, stacklevel=2)
         before = self.unlabelled_, self.priors_
         self.unlabelled_, self.priors_ = extra, frequencies
         try:
@@ -178,7 +184,7 @@ class FewShotClassifier(TaskClassifier):
 
     def _fitted(self, method: Method, batch: TaskBatch) -> None:
         self.temperature_ = 1.0
-        if self.unlabelled_ is not None:
+        if self.unlabelled_ is not None and isinstance(method, HGDC):
             self.head_ = self._transduce(method, batch, self.unlabelled_).head.to("cpu")
         elif (frequencies := self._frequencies(batch)) is not None:
             assert isinstance(self.head_, LinearHead)
@@ -195,20 +201,22 @@ class FewShotClassifier(TaskClassifier):
         values = [self.priors_.get(c, sum(known) / len(known)) for c in self.classes_.tolist()]
         return torch.tensor(values, dtype=batch.support.dtype, device=batch.support.device)
 
-    def _transduce(self, method: Method, batch: TaskBatch, X: np.ndarray) -> Transduction:
-        assert isinstance(method, HGDC | SupportOnly)
+    def _transduce(self, method: HGDC, batch: TaskBatch, X: np.ndarray) -> Transduction:
         rows = map_rows(method.row_map, X, batch.support.device)[None]
         return method.transduce(batch, rows, self._frequencies(batch))
 
     def predict_log_proba_together(self, X: ArrayLike) -> np.ndarray:
         """Logarithms of the probabilities for query rows `X (Q, D)` that are classified together, `(Q, n_classes)`.
 
-        The other rows, and the unlabelled ones of `fit`, help with each. One row alone is answered as by `predict`.
+        The other rows, and the unlabelled ones of `fit`, help with each. One row alone is answered as by `predict`, and
+        so are all without base classes.
         """
         check_fitted(self)
         rows = check_rows(self, X, reset=False)
         every = rows if self.unlabelled_ is None else np.concatenate([rows, self.unlabelled_])
         _, method, batch = self._task(*self.support_)
+        if not isinstance(method, HGDC):
+            return self.predict_log_proba(X)
         scores = self._transduce(method, batch, every).scores[0, : len(rows)]
         return log_softmax(scores.cpu().numpy().astype(np.float64) / self.temperature_)
 
@@ -297,3 +305,33 @@ class FewShotClassifier(TaskClassifier):
     @property
     def _features(self) -> str:
         return self.row_map_.model.words if isinstance(self.row_map_, TwoViews) else "unit length"
+
+    # ---- files ------------------------------------------------------------------------------------------------------
+
+    def file_parts(self) -> tuple[dict[str, object], dict[str, Tensor]]:
+        """Return the values and tensors that a file holds beside the support."""
+        own, tensors = (None, {}) if self.prior_ is None else prior_to_file(self.prior_)
+        settings = {name: getattr(self, name) for name in HGDC.accepts}
+        frequencies = None if self.priors_ is None else [self.priors_[c] for c in self.classes_.tolist()]
+        if self.unlabelled_ is not None:
+            tensors["unlabelled"] = as_tensor(self.unlabelled_)
+        meta = {"settings": settings, "temperature": self.temperature_, "prior": own, "priors": frequencies}
+        return meta, tensors
+
+    @classmethod
+    def from_parts(cls, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Self:
+        """Make the classifier of a file, not fitted yet."""
+        prior = None if meta["prior"] is None else prior_from_file(meta["prior"], tensors)
+        if prior is not None and len(prior.origin) != tensors["support"].shape[1]:
+            raise ValueError(
+                f"the prior has {len(prior.origin)} features and the support {tensors['support'].shape[1]}"
+            )
+        return cls(prior, **meta["settings"])
+
+    def restore(self, X: np.ndarray, y: np.ndarray, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        """Fit as the file has it, on its support."""
+        if meta["priors"] is not None:
+            self.priors_ = check_priors(meta["priors"], np.unique(y).tolist())
+        if "unlabelled" in tensors:
+            self.unlabelled_ = check_rows(self, tensors["unlabelled"].numpy(), reset=False)
+        self.fit_rows(X, y).set_temperature(float(meta["temperature"]))

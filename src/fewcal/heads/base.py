@@ -19,8 +19,8 @@ T = TypeVar("T")
 class Shared:
     """What was computed on one batch of tasks, so that methods with the same settings compute it once.
 
-    `reused_seconds` is the time that entries took which were found ready: added to a method's own time it says what
-    the method takes alone, whoever came first.
+    `reused_seconds` is the time that entries took which were found ready: added to a method's own time it is what
+    the method takes alone, in any order.
 
     Examples
     --------
@@ -92,7 +92,7 @@ class Head(ABC):
         """Scores `(T, Q, N)` of rows `x (T, Q, D)`; their softmax are probabilities."""
 
     def outlier(self, x: Tensor) -> Tensor | None:
-        """How much rows `x (T, Q, D)` look like none of the classes, `(T, Q)`; None for a head that cannot tell."""
+        """How much rows `x (T, Q, D)` look like none of the classes, `(T, Q)`; None for a head without such scores."""
         return None
 
     @abstractmethod

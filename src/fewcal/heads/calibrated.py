@@ -1,4 +1,4 @@
-"""A batch of tasks after calibration, as heads are trained on it: parts that no head asks for are not computed."""
+"""A batch of tasks after calibration, as heads are trained on it; parts are computed when they are used."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ CACHE_NUMBERS = 1 << 21
 VARIANCE_POINTS = 250
 # A shorter step is none: rounding hides what is left to gain.
 MIN_STEP = 1e-12
-# ⟨s, y⟩ below which a pair says nothing about the Hessian.
+# ⟨s, y⟩ below which a pair is left out of the Hessian.
 MIN_CURVATURE = 1e-12
 # Iterations on rounded points, before those on the points as they are.
 BFLOAT16_ITERATIONS = 100
@@ -80,8 +80,8 @@ def lbfgs_head(
     metric : Tensor (D, D) or None
         Positive definite: about the inverse curvature of the loss, up to a factor. It changes the way, not the end.
     curvature : float
-        A step is taken when the slope at its end is at most this share of that at its start. On many sampled points,
-        which tend to be separable, longer steps are better than exact ones.
+        A step is taken when the slope at its end is no more than this share of that at its start. On many sampled
+        points, which tend to be separable, longer steps are better than exact ones.
 
     Examples
     --------
@@ -293,5 +293,5 @@ def _shared_direction(x: Tensor) -> Tensor:
     ones = x.sum(dim=-1).var(dim=1, correction=0) / d
     total = torch.linalg.vector_norm(x, dim=(1, 2)).square() / x.shape[1] - x.mean(dim=1).square().sum(dim=-1)
     other = (total - ones).clamp(min=0) / (d - 1)
-    # Never all of it, or points that vary along that direction alone could not be told apart.
+    # Never all of it, or points that vary along that direction alone could not be separated.
     return (1 - other / ones.clamp(min=1e-30)).clamp(0, 1 - 1e-4)[:, None, None]

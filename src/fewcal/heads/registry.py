@@ -2,7 +2,7 @@
 
 A head is one small dataclass in a file of its own: its fields are its parameters, declared with
 `fewcal._utils.parameters.parameter`, and `train` turns a calibrated batch into a `Head`. `register_head("name")` makes
-it known to parameters, presets, command line and searches; `fewcal/heads/__init__.py` imports its file.
+it available to parameters, presets, command line and searches; `fewcal/heads/__init__.py` imports its file.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ Trainer = TypeVar("Trainer", bound=type[HeadTrainer])
 
 
 def register_head(name: str) -> Callable[[Trainer], Trainer]:
-    """Make a trainer known by a name."""
+    """Register a trainer under a name."""
 
     def register(cls: Trainer) -> Trainer:
         cls.name = name
@@ -94,10 +94,11 @@ def make_trainer(head: object, settings: Mapping[str, object]) -> HeadTrainer | 
     own = {k: v for k, v in head.items() if k != "name"}
     cls = HEADS.get(str(head.get("name")))
     if cls is None:
-        names = ", ".join(HEADS)
-        raise InputError(f"head={head.get('name')!r} is unknown; use one of {names}, or a scikit-learn classifier")
-    known = [f.name for f in fields(cls)]
-    if wrong := [name for name in own if name not in known]:
-        has = f"has {', '.join(known)}" if known else "has none"
+        raise InputError(
+            f"head={head.get('name')!r} is unknown; use one of {', '.join(HEADS)}, or a scikit-learn classifier"
+        )
+    names = [f.name for f in fields(cls)]
+    if wrong := [name for name in own if name not in names]:
+        has = f"has {', '.join(names)}" if names else "has none"
         raise InputError(f"head {cls.name!r} has no parameter {wrong[0]!r}; it {has}")
-    return cls(**{k: v for k, v in settings.items() if k in known} | own)
+    return cls(**{k: v for k, v in settings.items() if k in names} | own)

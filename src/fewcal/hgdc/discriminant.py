@@ -11,8 +11,8 @@ never built: with S rows and D features everything is solved in the smaller of t
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -42,14 +42,11 @@ class Fitted(NamedTuple):
         γ.
     left_out : Tensor (T, S, N) or None
         Log-odds of each support row left out, where there are any.
-    noise : Tensor (T, N) or None
-        What the noise of means without a prior adds to μᵀPμ.
     """
 
     head: LinearHead
     gamma: Tensor | float
     left_out: Tensor | None = None
-    noise: Tensor | None = None
 
 
 class RowProducts(NamedTuple):
@@ -124,26 +121,28 @@ class Discriminant:
             gamma = fit_gamma(scores, self.labels, counts, gamma, self.width)
             left_out = gamma[:, None, None] * scores
         head = _linear(directions, found.mm if noise is None else found.mm - noise, gamma)
-        return Fitted(head, gamma, left_out, noise)
+        return Fitted(head, gamma, left_out)
 
-    def multiplication(self) -> Callable[[Tensor], Tensor]:
-        """The product of P with rows `(T, R, D)`, as a function."""
+    def multiply(self, rows: Tensor) -> Tensor:
+        """The product of P with rows `(T, R, D)`."""
+        root = self.metric.sqrt()
+        if self._solved is None:
+            return rows * self.metric
+        scaled = rows * root
+        return torch.baddbmm(scaled, scaled @ self._solved.mT, self._solved, alpha=-1) * root
+
+    @cached_property
+    def _solved(self) -> Tensor | None:
+        """L⁻¹R√V `(T, S, D)` with LLᵀ = RVRᵀ + νI, None with one shot."""
         shots = class_shots(self.labels, self.means.shape[1], self.means.dtype)
         if shots.most <= 1:
-            return lambda rows: rows * self.metric
+            return None
         own = shots.means(self.support).gather(1, self.labels[..., None].expand(self.support.shape))
-        root = self.metric.sqrt()
-        r = (self.support - own) * root
+        r = (self.support - own) * self.metric.sqrt()
         gram = r @ r.mT
         eye = torch.eye(gram.shape[1], dtype=gram.dtype, device=gram.device)
         lower = torch.linalg.cholesky(gram + self._nu(gram, shots) * eye)
-        inner = torch.linalg.solve_triangular(lower, r, upper=False)  # (T, S, D)
-
-        def multiply(rows: Tensor) -> Tensor:
-            scaled = rows * root
-            return torch.baddbmm(scaled, scaled @ inner.mT, inner, alpha=-1) * root
-
-        return multiply
+        return torch.linalg.solve_triangular(lower, r, upper=False)
 
     def _noise(self, nu: Tensor, found: RowProducts, shots: ClassShots) -> Tensor:
         """tr(PS)/K `(T, N)`, by which μᵀPμ is too large; S is judged by rows that P has not seen."""

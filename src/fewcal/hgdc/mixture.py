@@ -57,28 +57,14 @@ def fit_support_only(support: Tensor, labels: Tensor, n_classes: int, scatter: f
 
 def _cosine_head(means: Tensor) -> LinearHead:
     """Cosines with one example a class, `means (T, N, D)`, whose lengths tell nothing."""
-    weight = cosine_scale(means)[:, None, None] * l2_normalise(means)
-    return LinearHead(weight, weight.new_zeros(weight.shape[:2]))
-
-
-def cosine_scale(means: Tensor) -> Tensor:
-    """Scale `(T,)` of the cosines of rows with one example of each class, `means (T, N, D)`: 2γ over their length."""
     length = means.square().sum(dim=(1, 2)).div(means.shape[1]).clamp(min=MIN_VARIANCE).sqrt()
     directions = l2_normalise(means)
     gamma = one_shot_log_odds(cosine_variance(directions)) / squared_separation(directions)
-    return 2 * gamma / length
+    weight = (2 * gamma / length)[:, None, None] * directions
+    return LinearHead(weight, weight.new_zeros(weight.shape[:2]))
 
 
 def _discriminant(support: Tensor, labels: Tensor, means: Tensor, shots: ClassShots, scatter: float) -> LinearHead:
-    parts, guess, length = plain_discriminant(support, labels, means, shots, scatter)
-    head = parts.fit(guess, shots).head
-    return LinearHead(head.weight / length, head.bias)
-
-
-def plain_discriminant(
-    support: Tensor, labels: Tensor, means: Tensor, shots: ClassShots, scatter: float
-) -> tuple[Discriminant, Tensor, Tensor]:
-    """The discriminant of centred rows, the guess of its γ `(T,)`, and the length `(T, 1, 1)` by which it divides."""
     # The classifier does not depend on the scale, but rounding does.
     length = support.square().sum(dim=2).mean(dim=1).clamp(min=MIN_VARIANCE).sqrt()[:, None, None]
     support, means = support / length, means / length
@@ -86,7 +72,8 @@ def plain_discriminant(
     # The mean of K examples has up to √K times the cosine of one with its class.
     log_odds = (shots.average**0.5 * one_shot_log_odds(cosine_variance(means))).clamp(max=MAX_LOG_ODDS)
     parts = Discriminant(support, labels, means, one, 0 * one, scatter, unbiased=True)
-    return parts, log_odds / squared_separation(means), length
+    head = parts.fit(log_odds / squared_separation(means), shots).head
+    return LinearHead(head.weight / length, head.bias)
 
 
 def squared_separation(means: Tensor) -> Tensor:

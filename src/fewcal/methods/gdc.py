@@ -51,7 +51,7 @@ class GDC(Method):
 
     @property
     def settings(self) -> dict[str, JSON]:
-        return self.params.as_dict()
+        return self.params.in_effect()
 
     def prepare(self, bank: BaseBank | None) -> Method:
         super().prepare(bank)

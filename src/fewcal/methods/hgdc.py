@@ -26,7 +26,7 @@ from fewcal.hgdc.discriminant import Discriminant
 from fewcal.hgdc.mixture import MIN_RELIABILITY, fit_support_only, mean_reliability, mixture, unit_rows
 from fewcal.hgdc.prior import MIN_VARIANCE, Posterior, Prior, base_weight, fit_prior, pooled_eigen
 from fewcal.hgdc.temperature import STUDY_CLASSES, STUDY_ROWS, Study, cross_validate
-from fewcal.hgdc.transduction import Transduction, plain_view, prior_view, transduce
+from fewcal.hgdc.transduction import SoftPosterior, Transduction, transduce
 from fewcal.methods.base import Contributions, Method, RowMap, TaskBatch, typical_distance
 from fewcal.methods.registry import register_method
 
@@ -127,12 +127,8 @@ class HGDC(Method):
         with single_thread():
             self.prior = bank.memo.get(key, lambda: self._fit_prior(bank))
         self.set_space(self.prior.transform, bank, *key)
-        if self.prior.weight == 0:
-            warn(
-                "the base classes do not differ beyond chance and are not used; check their labels",
-                FewcalWarning,
-                stacklevel=2,
-            )
+        if self.prior.weight == 0:  # once for each bank: a cross-validation fits many times
+            bank.memo.get("warned of labels", _warn_of_labels)
         return self
 
     @classmethod
@@ -215,12 +211,10 @@ class HGDC(Method):
     def transduce(self, batch: TaskBatch, rows: Tensor, priors: Tensor | None = None) -> Transduction:
         """Infer the classes of unlabelled rows `(T, M, 2D)` together; `priors (N,)` are known frequencies."""
         with torch.inference_mode():
-            d, n, labels, weight = len(self.prior.origin), batch.n_classes, batch.labels, self.prior.weight
-            views = (
-                (weight, prior_view(self.prior, batch.support[..., :d], labels, n, rows[..., :d], self.scatter)),
-                (1 - weight, plain_view(batch.support[..., d:], labels, n, rows[..., d:], self.scatter)),
-            )
-            return transduce(views, priors)
+            d, n, support = len(self.prior.origin), batch.n_classes, batch.support
+            soft = SoftPosterior.make(self.prior, support[..., :d], batch.labels, n, rows[..., :d], self.scatter)
+            plain = fit_support_only(support[..., d:], batch.labels, n, self.scatter)
+            return transduce(soft, plain, rows[..., d:], self.prior.weight, priors)
 
     def contributions(self, batch: TaskBatch) -> Contributions:
         with torch.inference_mode():
@@ -251,6 +245,10 @@ class TransductiveHGDC(HGDC):
 
     def fit_predict(self, batch: TaskBatch, query: Tensor) -> Tensor:
         return self.transduce(batch, query).scores
+
+
+def _warn_of_labels() -> None:
+    warn("the base classes do not differ beyond chance and are not used; check their labels", FewcalWarning, 5)
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from fewcal._utils.parameters import Parameter
 from fewcal.gaussianize import Gaussianization
 from fewcal.heads.linear import LinearHead
 from fewcal.hgdc.mixture import fit_support_only
-from fewcal.hgdc.transduction import Transduction, plain_view, transduce
 from fewcal.methods.base import Method, RowMap, TaskBatch
 from fewcal.methods.hgdc import HGDC
 from fewcal.methods.registry import register_method
@@ -38,12 +36,6 @@ class SupportOnly(Method):
     @property
     def row_map(self) -> RowMap:
         return Gaussianization("none", l2=True, shift=self.shift)
-
-    def transduce(self, batch: TaskBatch, rows: Tensor, priors: Tensor | None = None) -> Transduction:
-        """Infer the classes of unlabelled rows `(T, M, D)` together; `priors (N,)` are known frequencies."""
-        with torch.inference_mode():
-            view = plain_view(batch.support, batch.labels, batch.n_classes, rows, self.scatter)
-            return transduce([(1.0, view)], priors)
 
     def fit(self, batch: TaskBatch) -> LinearHead:
         return fit_support_only(batch.support, batch.labels, batch.n_classes, self.scatter)

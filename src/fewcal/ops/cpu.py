@@ -193,7 +193,7 @@ def _line_search(
                 for k in range(ROWS):
                     first[k] += z[c, k] * step[k]
                     second[k] += z[c, k] * step[k] * step[k]
-            product = 1.0  # of at most ROWS numbers up to N, which float64 holds
+            product = 1.0  # of up to ROWS numbers up to N, which float64 holds
             for k in range(ROWS):
                 if at + k >= i:
                     value += top[k]

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# Points that a line search evaluates, at most.
+# Limit of the points that a line search evaluates.
 MAX_EVALUATIONS = 30
 # A slope below this share of 1 + loss is lost in rounding: the full step is taken, since a search would follow noise.
 ROUNDING = 1e-7
@@ -100,7 +100,8 @@ def line_search(logits: Tensor, along: Tensor, loss: Tensor, slopes: Tensor, cur
         At the start: the slope of the objective along the step; the share of the penalty in it; the penalty's second
         derivative.
     curvature : float
-        A step is taken when the slope at its end is at most this share of that at its start (strong Wolfe condition).
+        A step is taken when the slope at its end is no more than this share of that at its start (strong Wolfe
+        condition).
 
     Returns
     -------
@@ -113,7 +114,7 @@ def line_search(logits: Tensor, along: Tensor, loss: Tensor, slopes: Tensor, cur
     for evaluation in range(MAX_EVALUATIONS):
         value, change, bend = _cross_entropy(logits, along, t)
         rise = value - start + t * linear + 0.5 * t**2 * quadratic
-        downhill = rise <= 1e-5 * start + 1e-7  # as far as rounding can tell
+        downhill = rise <= 1e-5 * start + 1e-7  # up to rounding
         here = change + linear + t * quadratic
         flat = (np.abs(here) <= curvature * np.abs(slope)) | (np.abs(slope) <= ROUNDING * (1 + start))
         found = found | (downhill & flat)

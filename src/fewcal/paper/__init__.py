@@ -1,1 +1,1 @@
-"""The paper's tables and figures as experiments: what it says beside what we measure."""
+"""The paper's tables and figures on your features, with the paper's figures beside yours."""

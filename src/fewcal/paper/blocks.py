@@ -1,20 +1,27 @@
-"""What an experiment shows, before it is a page or a Markdown file: paragraphs, tables, pictures and verdicts."""
+"""What an experiment is and what it shows: paragraphs, tables, pictures and verdicts, as HTML or as Markdown.
+
+To add a table of the paper, give `fewcal.paper.experiments.EXPERIMENTS` one more `Experiment`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from fewcal.evaluation.stats import Paired
-from fewcal.paper.measured import Measured, beyond, gain_text, mean_accuracy, mean_text
-from fewcal.paper.settings import GROUPS, Group
+from fewcal.paper.control import CONTROL
+from fewcal.paper.published import DATASETS, Cited
+from fewcal.paper.settings import PRINTED, Variant
+from fewcal.paper.statements import Verdict, decided, gain_text
 from fewcal.render import Cell, Page
 from fewcal.render.page import MARKS, Value
 
 if TYPE_CHECKING:
     import matplotlib.figure
+
+    from fewcal.evaluation import Paired
+    from fewcal.paper.measure import Case, Runs
 
 
 @dataclass(frozen=True)
@@ -28,79 +35,11 @@ class Table:
 
 @dataclass(frozen=True)
 class Picture:
-    """A matplotlib figure under a file name, with words for those who do not see it."""
+    """A matplotlib figure under a file name, with a text in its place."""
 
     stem: str
     figure: matplotlib.figure.Figure
-    alt: str
-    caption: str = ""
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """A statement of the paper and what was found.
-
-    Attributes
-    ----------
-    claim, where, found : str
-    holds : bool or None
-        None where the interval has both signs.
-    group : str
-        Whether the paper's method ran as printed, was tuned or rescaled, or it is `default`.
-    control : str
-        The difference to the control for normalisation: the same transform, centring and L2 without calibration.
-    above_control : bool or None
-        None where that interval has both signs, or there is no control.
-    """
-
-    claim: str
-    where: str
-    found: str
-    holds: bool | None
-    group: Group
-    control: str = ""
-    above_control: bool | None = None
-
-    @property
-    def word(self) -> str:
-        """In one or two words."""
-        return _WORDS[self.holds]
-
-    @classmethod
-    def of(cls, claim: str, where: str, gain: Paired, group: Group, control: Paired | None = None) -> Verdict:
-        """The statement that a is above b, from their paired difference; `control` is a minus the control."""
-        extra = ("", None) if control is None else _judged(control)
-        return cls(claim, where, *_judged(gain), group, *extra)
-
-
-_WORDS = {True: "holds", False: "does not hold", None: "cannot tell"}
-
-
-def _judged(gain: Paired) -> tuple[str, bool | None]:
-    if gain.won + gain.lost == 0:
-        return f"no task changes ({gain.n} tasks)", None
-    return f"{gain_text(gain)} ({gain.n} tasks)", gain.difference > 0 if beyond(gain) else None
-
-
-class Counts(TypedDict):
-    """How many statements of a group hold, do not hold, and cannot be told."""
-
-    holds: int
-    does_not_hold: int
-    cannot_tell: int
-
-
-def count_by_group(verdicts: Sequence[Verdict]) -> dict[Group, Counts]:
-    """Verdicts counted for each group on its own.
-
-    >>> count_by_group([Verdict("x", "here", "+1", True, "HGDC")])["HGDC"]
-    {'holds': 1, 'does_not_hold': 0, 'cannot_tell': 0}
-    """
-    out: dict[Group, Counts] = {}
-    for group in GROUPS:
-        found = [v.holds for v in verdicts if v.group == group]
-        out[group] = {"holds": found.count(True), "does_not_hold": found.count(False), "cannot_tell": found.count(None)}
-    return out
+    caption: str
 
 
 Block: TypeAlias = str | Table | Picture
@@ -108,106 +47,158 @@ Block: TypeAlias = str | Table | Picture
 
 @dataclass
 class Section:
-    """Everything that one experiment has to say."""
+    """What one experiment shows."""
 
     blocks: list[Block] = field(default_factory=list)
     verdicts: list[Verdict] = field(default_factory=list)
 
 
-def cited(value: float | None, plus_minus: float | None = None, title: str = "") -> Cell:
+class Place(NamedTuple):
+    """What a record was computed on: name of the feature set, dataset of the paper, shots (0: any), title."""
+
+    name: str
+    dataset: str
+    shot: int
+    title: str
+
+
+Records: TypeAlias = Mapping[Place, Any]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A table or figure of the paper.
+
+    Attributes
+    ----------
+    name, title, source, claim : str
+        `claim` is what the paper says about it.
+    compute : callable(case) → record that JSON can hold
+    show : callable(records by place, runs) → Section
+    datasets : tuple of str
+        The paper's for it; () for any. Where none of them is given, `elsewhere` decides.
+    shots : tuple of int
+        0 for one record for a feature set.
+    needs, packages : tuple of str
+        Splits; packages beyond those that fewcal itself needs.
+    elsewhere : bool
+        Whether it is computed on the first feature set where none is the paper's.
+    others_only : bool
+        Whether it is computed on datasets that the paper does not have, and on no others.
+    variants : tuple of Variant
+        What is computed; () where no setting is in question.
+    control : str
+        What verdicts are compared with, or "none: " and the reason.
+    cost : str
+        About what it takes on two CPU cores with one feature set for each dataset of the paper.
+    """
+
+    name: str
+    title: str
+    source: str
+    claim: str
+    compute: Callable[[Case], Any]
+    show: Callable[[Records, Runs], Section]
+    datasets: tuple[str, ...] = ()
+    shots: tuple[int, ...] = (1, 5)
+    needs: tuple[str, ...] = ("base", "novel")
+    packages: tuple[str, ...] = ()
+    elsewhere: bool = False
+    others_only: bool = False
+    variants: tuple[Variant, ...] = (PRINTED,)
+    control: str = CONTROL
+    cost: str = ""
+
+    def on(self, given: Mapping[str, str]) -> list[str]:
+        """Those feature sets that it is computed on, of given ones by name with their datasets."""
+        if self.others_only:
+            return [name for name, dataset in given.items() if dataset not in DATASETS]
+        own = [name for name, dataset in given.items() if not self.datasets or dataset in self.datasets]
+        return own if own or not self.elsewhere else list(given)[:1]
+
+
+# ---- cells ----------------------------------------------------------------------------------------------------------
+
+
+def cited_cell(found: Cited | None) -> Cell:
     """A figure of the paper.
 
-    >>> cited(84.57, 0.48, "Table 1").text
+    >>> cited_cell((84.57, 0.48)).text
     '84.57 ± 0.48'
     """
-    if value is None:
+    if found is None:
         return Cell(None)
-    text = f"{value:.2f}" + (f" ± {plus_minus:.2f}" if plus_minus is not None else "")
-    return Cell(text, sort=value, mark="cited", title=f"the paper, {title}" if title else "the paper")
+    text = f"{found[0]:.2f}" + ("" if found[1] is None else f" ± {found[1]:.2f}")
+    return Cell(text, sort=found[0], mark="cited", title="the paper")
 
 
-def accuracy_cell(record: Measured, name: str, title: str = "", mark: str = "") -> Cell:
-    """The accuracy of a method with its half-width."""
-    return Cell(mean_text(record, name), sort=mean_accuracy(record, name), title=title, mark=mark)
-
-
-def gain_cell(gain: Paired | None) -> Cell:
+def gain_cell(gain: Paired) -> Cell:
     """A difference, marked where it lies beyond its interval."""
-    if gain is None:
-        return Cell(None)
-    mark = ("good" if gain.difference > 0 else "bad") if beyond(gain) else ""
-    return Cell(gain_text(gain), sort=gain.difference, mark=mark, title=f"{gain.n} tasks")
+    mark = {True: "good", False: "bad", None: ""}[decided(gain)]
+    return Cell(gain_text(gain).partition(" (")[0], sort=gain.difference, mark=mark, title=f"{gain.n} tasks")
 
 
 _MARKS = {True: "good", False: "bad", None: ""}
 
 
-def verdict_table(verdicts: Sequence[Verdict], caption: str, alike: bool = False) -> Table:
-    """Statements one by one, with a sign for what became of them; `alike` leaves out group and verdict."""
-    columns: list[tuple[str, list[Value]]] = [
-        ("the paper says", [v.claim for v in verdicts]),
-        ("features", [v.where for v in verdicts]),
-        ("found (gains in points)", [v.found for v in verdicts]),
+def verdict_table(verdicts: Sequence[Verdict], caption: str) -> Table:
+    """Statements one by one."""
+    rows: list[list[Value]] = [
+        [
+            v.claim,
+            v.where,
+            v.variant,
+            v.found,
+            Cell(v.word, mark=_MARKS[v.holds]),
+            Cell(v.control or None, mark=_MARKS[v.above_control]),
+        ]
+        for v in verdicts
     ]
-    if not alike:
-        columns.insert(2, ("group", [v.group for v in verdicts]))
-        columns.append(("verdict", [Cell(v.word, mark=_MARKS[v.holds]) for v in verdicts]))
-    if any(v.control for v in verdicts):
-        columns.append(("minus the control", [Cell(v.control or None, mark=_MARKS[v.above_control]) for v in verdicts]))
-    rows = list(zip(*(cells for _, cells in columns), strict=True))
-    return Table([header for header, _ in columns], rows, caption)
-
-
-def claims_table(verdicts: Sequence[Verdict], caption: str) -> Table:
-    """A row for each feature set, a column for each statement, followed by its control where there is one."""
-    header, rows = ["features"], []
-    claims = list(dict.fromkeys(v.claim for v in verdicts))
-    controlled = {c for c in claims if any(v.claim == c and v.control for v in verdicts)}
-    for claim in claims:
-        header += [claim, "minus the control"] if claim in controlled else [claim]
-    for where in dict.fromkeys(v.where for v in verdicts):
-        own = {v.claim: v for v in verdicts if v.where == where}
-        line: list[Value] = [where]
-        for claim in claims:
-            v = own.get(claim)
-            line.append(Cell(v.found, mark=_MARKS[v.holds], title=v.word) if v else None)
-            if claim in controlled:
-                line.append(Cell(v.control or None, mark=_MARKS[v.above_control]) if v else None)
-        rows.append(line)
+    header = ["the paper says", "features", "what ran", "found (gains in points)", "verdict", "minus the control"]
     return Table(header, rows, caption)
 
 
-# ---- writing --------------------------------------------------------------------------------------------------------
+# ---- one template for pages -----------------------------------------------------------------------------------------
+
+# A heading and what stands below it.
+Part: TypeAlias = tuple[str, Sequence[Block]]
 
 
-def to_page(page: Page, blocks: Sequence[Block]) -> None:
-    """Blocks on an HTML page."""
-    for block in blocks:
-        if isinstance(block, str):
-            page.text(block)
-        elif isinstance(block, Table):
-            page.table(block.header, block.rows, block.caption)
-        else:
-            page.figure(block.figure, block.alt, block.caption)
+def write_pages(folder: Path, stems: tuple[str, str], title: str, subtitle: str, parts: Sequence[Part]) -> list[Path]:
+    """The same parts as HTML and as Markdown, which has pictures as files in `figures/`."""
+    from fewcal._utils.atomic import atomic_path
+    from fewcal.render.figures import save
+
+    page = Page(title, subtitle)
+    lines = [f"# {title}", subtitle]
+    for heading, blocks in parts:
+        page.heading(heading)
+        lines.append(f"## {heading}")
+        for block in blocks:
+            if isinstance(block, str):
+                page.text(block)
+            elif isinstance(block, Table):
+                page.table(block.header, block.rows, block.caption)
+            else:
+                page.figure(block.figure, block.caption, block.caption)
+                save(block.figure, folder / "figures" / block.stem)
+            lines.append(to_markdown(block))
+    files = [folder / f"{stems[0]}.html", folder / f"{stems[1]}.md"]
+    page.write(files[0])
+    with atomic_path(files[1]) as temporary:
+        temporary.write_text("\n\n".join(lines) + "\n", encoding="utf-8", errors="backslashreplace")
+    return files
 
 
-def to_markdown(blocks: Sequence[Block], pictures: Path | None = None) -> str:
-    """Blocks as Markdown; pictures as links into the folder of that name."""
-    out = []
-    for block in blocks:
-        if isinstance(block, str):
-            out.append(block)
-        elif isinstance(block, Table):
-            head = [block.caption, ""] if block.caption else []
-            lines = [_line(block.header), _line(["---"] * len(block.header))]
-            out.append("\n".join([*head, *lines, *(_line([_plain(v) for v in row]) for row in block.rows)]))
-        elif pictures is not None:
-            out.append(f"![{block.alt}]({(pictures / block.stem).with_suffix('.svg').as_posix()})\n\n{block.caption}")
-    return "\n\n".join(out) + "\n"
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(c.replace("|", "\\|") for c in cells) + " |"
+def to_markdown(block: Block) -> str:
+    """A block as Markdown."""
+    if isinstance(block, str):
+        return block
+    if isinstance(block, Picture):
+        return f"![{block.caption}](figures/{block.stem}.svg)\n\n{block.caption}"
+    head = [block.caption, ""] if block.caption else []
+    lines = [block.header, ["---"] * len(block.header), *([_plain(v) for v in row] for row in block.rows)]
+    return "\n".join([*head, *("| " + " | ".join(c.replace("|", "\\|") for c in line) + " |" for line in lines)])
 
 
 def _plain(value: Value) -> str:

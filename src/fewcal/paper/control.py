@@ -1,4 +1,4 @@
-"""Controls of a verdict: what the same space gives without calibration, and what another draw of points gives."""
+"""The control: what the same space and kind of head give without calibration."""
 
 from __future__ import annotations
 
@@ -9,26 +9,23 @@ import torch
 from fewcal._utils.randomness import TaskRandom
 from fewcal._utils.types import JSON
 from fewcal.bank import BaseBank
-from fewcal.heads.lbfgs import lbfgs_head
-from fewcal.heads.linear import LinearHead
-from fewcal.heads.sgd import sgd_head
-from fewcal.methods.base import Head, Method, Shared, TaskBatch
+from fewcal.heads import Head, LinearHead, Shared, TaskBatch, lbfgs_head, sgd_head
+from fewcal.methods.base import Method
 from fewcal.methods.gdc import GDC
 from fewcal.methods.ncm import NearestCentroid
 from fewcal.params import GDCParams
 
-# What verdicts about accuracy are compared with, in words.
-CONTROL = "the support alone: the same transform, centring, L2 and kind of head without calibration"
+# What verdicts about accuracy are compared with.
+CONTROL = "the support alone: the same transform, scale and kind of head without calibration"
 
 
-class SupportOnly(NearestCentroid):
+class SupportAlone(NearestCentroid):
     """The support points alone, in the space of some parameters of GDC and with the same kind of head.
 
-    The transform, centring and L2 are those of the parameters, and nothing is calibrated: SGD and L-BFGS train on the
-    support points, and where GDC has the closed form the nearest centroid stands.
+    SGD and L-BFGS train on the support points. Where GDC has the closed form, the nearest centroid stands.
     """
 
-    name = "support-only"
+    name = "support-alone"
     needs_bank = True
 
     def __init__(self, params: GDCParams) -> None:
@@ -36,16 +33,14 @@ class SupportOnly(NearestCentroid):
 
     @property
     def settings(self) -> dict[str, JSON]:
-        p = self.params
-        head = str(p.head) if p.trainer.samples else "centroid"
-        own: dict[str, JSON] = p.space
-        return own | {"head": head} | ({"C": p.C} if head == "lbfgs" else {})
+        head = str(self.params.head) if self.params.trainer.samples else "centroid"
+        own: dict[str, JSON] = {**self.params.space, "head": head}
+        return own | ({"C": self.params.C} if head == "lbfgs" else {})
 
     def prepare(self, bank: BaseBank | None) -> Method:
         super().prepare(bank)
         assert bank is not None
-        seen = bank.transformed(**self.params.space, moments=True)
-        self.set_space(seen.transform, bank)
+        self.set_space(bank.transformed(**self.params.space, moments=True).transform, bank)
         return self
 
     def fit(self, batch: TaskBatch) -> LinearHead:
@@ -62,6 +57,8 @@ class SupportOnly(NearestCentroid):
 
 class Redrawn(GDC):
     """GDC with other random numbers on the same tasks: other points, other initial weights, other shuffles."""
+
+    name = "gdc, redrawn"
 
     def fit(self, batch: TaskBatch) -> Head:
         own = batch.random

@@ -138,7 +138,7 @@ class Page:
         kinds = [' class="num"' if n else "" for n in numeric]
         # What a row is about stands first, unless that is a number.
         tags = ["th" if i == 0 and not n else "td" for i, n in enumerate(numeric)]
-        head = "".join(f'<th scope="col"{k}>{_inline(h)}</th>' for h, k in zip(header, kinds, strict=True))
+        head = "".join(f'<th scope="col"{k}>{_breakable(h)}</th>' for h, k in zip(header, kinds, strict=True))
         body = "".join(
             f"<tr>{''.join(map(_cell, row, numeric, tags, kinds))}</tr>" for row in zip(*columns, strict=True)
         )
@@ -238,8 +238,7 @@ def _figure(image: Image, alt: str, caption: str = "") -> str:
     if not alt.strip():
         raise InputError("every picture needs an alternative text: what it shows")
     source = f'src="{image_uri(image)}" alt="{escape(alt)}"'
-    # Names of files have no other place to break at.
-    below = f"<figcaption>{_inline(caption).replace('_', '_<wbr>')}</figcaption>" if caption else ""
+    below = f"<figcaption>{_breakable(caption)}</figcaption>" if caption else ""
     if not _is_figure(image):
         return f"<figure><img {source}>{below}</figure>"
     # Letters of a chart are as large as those of tables where there is room; on a phone a wide one is moved sideways.
@@ -261,6 +260,15 @@ def _inline(text: str) -> str:
     'use <code>a &lt; b</code>'
     """
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(str(text), quote=False))
+
+
+def _breakable(text: str) -> str:
+    """`_inline` that may break after an underscore: names of classes and files have no other place for it.
+
+    >>> _breakable("Mangrove_Cuckoo")
+    'Mangrove_<wbr>Cuckoo'
+    """
+    return _inline(text).replace("_", "_<wbr>")
 
 
 def _shown(value: object) -> str:
@@ -290,7 +298,7 @@ def _cell(value: Value, numeric: bool, tag: str, kind: str) -> str:
     sort = "" if key is None else f' data-sort="{escape(str(key))}"'
     title = f' title="{escape(cell.title)}"' if cell.title else ""
     scope = ' scope="row"' if tag == "th" else ""
-    inside = _inline(_shown(cell.text))
+    inside = _breakable(_shown(cell.text))
     if cell.mark:
         sign, words = MARKS[cell.mark]
         inside = (

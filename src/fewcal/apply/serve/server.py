@@ -34,11 +34,11 @@ def serve_model(
         from fewcal.apply.connections import run_app
         from fewcal.apply.serve.app import make_app
         from fewcal.apply.serve.guard import Access
-        from fewcal.apply.web import allowed_hosts, bound_socket, proxy_origin, shown_address
+        from fewcal.apply.web import Proxy, allowed_hosts, bound_socket, shown_address
     except ImportError as error:
         raise InputError(f"the service needs {error.name}: pip install 'fewcal[serve]'") from error
 
-    origin = None if behind_proxy is None else proxy_origin(behind_proxy)
+    origin = None if behind_proxy is None else Proxy.parse(behind_proxy).origin
     classifier, extractor = load_model(model, device)
     if reject is not None:
         classifier.outlier_pvalue(classifier.support_[0][:1])  # without base classes it is refused here, not later

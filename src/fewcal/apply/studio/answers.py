@@ -53,14 +53,21 @@ def predict_items(
     names : their classes (n,)
     outliers : whether to compute p-values; without base classes a class needs two examples for them
     """
+    from fewcal.estimators.few_shot import FewShotClassifier
+
     if len(np.unique(names)) < 2:
         return None
     classifier = recipe.make().fit(x[labelled], names)
     comparable = recipe.bank is not None or len(np.unique(names)) < len(names)
     tested = outliers and comparable and recipe.preset is None
+    probabilities = classifier.predict_proba(x)
+    if isinstance(classifier, FewShotClassifier):  # with a bank, items without a label help with each other
+        others = np.delete(np.arange(len(x)), labelled)
+        if len(others):
+            probabilities[others] = classifier.predict_proba_together(x[others])
     return Prediction(
         classifier,
         [str(name) for name in classifier.classes_],
-        classifier.predict_proba(x),
+        probabilities,
         classifier.outlier_pvalue(x) if tested else None,
     )

@@ -13,7 +13,6 @@
 from __future__ import annotations
 
 import hmac
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import parse_qs
@@ -25,6 +24,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fewcal.apply.web import (
     SECURITY_HEADERS,
+    Proxy,
     announced_too_large,
     has_token,
     is_own_address,
@@ -32,7 +32,6 @@ from fewcal.apply.web import (
     refused,
     with_headers,
 )
-from fewcal.errors import InputError
 
 CONTENT_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src 'self'; "
@@ -42,26 +41,6 @@ _SAFE = ("GET", "HEAD", "OPTIONS")
 NO_TOKEN = "the token is missing; open the link that the server printed"
 # For a person. It refers to nothing, for nothing else is answered either, and holds nothing of the project.
 NO_TOKEN_PAGE = (Path(__file__).parent / "static" / "no-token.html").read_text(encoding="utf-8")
-
-
-@dataclass(frozen=True)
-class Proxy:
-    """Where browsers find the page behind a proxy, which takes `path` away from what it passes on.
-
-    >>> Proxy.parse("https://hub.example/user/me/proxy/8000/")
-    Proxy(origin='https://hub.example', path='/user/me/proxy/8000')
-    """
-
-    origin: str
-    path: str = ""
-
-    @classmethod
-    def parse(cls, address: str) -> Proxy:
-        found = re.fullmatch(r"(https?://[\w.\-\[\]:]+)((?:/[\w.~@%+\-]+)*)/?", address, re.ASCII | re.IGNORECASE)
-        if found is None:
-            example = "https://hub.example/user/me/proxy/8000"
-            raise InputError(f"--behind-proxy {address!r} is no address of a page; give one such as {example}")
-        return cls(found[1].lower(), found[2])
 
 
 @dataclass(frozen=True)

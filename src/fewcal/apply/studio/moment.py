@@ -14,7 +14,7 @@ from fewcal.apply.studio.embedder import Progress
 from fewcal.apply.studio.store import NONE_CLASS, Item
 
 SUGGESTIONS = 6
-# Gains of labels and distances of examples are over pairs: beyond this many items, an even sample of them is taken.
+# Gains of labels and distances of examples are over pairs: beyond this many items, an even sample is taken.
 MAX_PAIRED = 2000
 
 

@@ -30,8 +30,8 @@ def serve_studio(
     try:
         from fewcal.apply.connections import run_app
         from fewcal.apply.studio.app import make_app
-        from fewcal.apply.studio.guard import Access, Proxy
-        from fewcal.apply.web import allowed_hosts, bound_socket, shown_address
+        from fewcal.apply.studio.guard import Access
+        from fewcal.apply.web import Proxy, allowed_hosts, bound_socket, shown_address
     except ImportError as error:
         raise InputError(f"the studio needs {error.name}: pip install 'fewcal[studio]'") from error
 

@@ -33,7 +33,7 @@ function suspects(check, state, acts) {
   const hard = kept.filter((s) => !s.likely);
   return [
     ...(likely.length ? [el("h3", {}, `Labels to look at (${likely.length})`),
-      el("p", { class: "quiet" }, "Left out, these examples are surely answered otherwise: about every second one of such labels is wrong."), list(likely)] : []),
+      el("p", { class: "quiet" }, "Left out, these examples are surely answered otherwise. Where one label of twenty is wrong, about 40% of these are wrong."), list(likely)] : []),
     ...(hard.length ? [el("details", {}, el("summary", {}, `Hard examples (${hard.length}): answered otherwise, but not surely`), list(hard.slice(0, HARD)))] : [])];
 }
 
