@@ -14,6 +14,7 @@ from fewcal.apply.checks import check_reject
 from fewcal.apply.classify import check_none_lost, check_same_extractor, load_bank, named_rows
 from fewcal.apply.predict import (
     Columns,
+    fit_named,
     in_words,
     make_classifier,
     model_settings,
@@ -53,6 +54,7 @@ def fit_model(
     bank: StrPath | BaseBank | None = None,
     preset: str | None = None,
     settings: Sequence[str] = (),
+    names: bool = False,
     seed: int = 0,
     reading: Reading | None = None,
 ) -> TaskClassifier:
@@ -62,7 +64,7 @@ def fit_model(
     bank = load_bank(bank)
     classifier = make_classifier(bank, preset, settings, how.device, seed)
     examples = read_examples(support, extractor, bank, how)
-    classifier.fit(examples.x, examples.names)
+    fit_named(classifier, examples.x, examples.names, names)
     classifier.extractor_ = examples.stamp
     return classifier
 
