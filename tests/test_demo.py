@@ -102,14 +102,14 @@ def test_the_shown_task_is_the_one_that_was_evaluated(made: tuple[Path, str]) ->
 
     features = FeatureSet.load(made[0] / "features")
     protocol = Protocol(shot=1, tasks=6, seed=0)
-    results = evaluate("gdc", features, protocol)
-    number = demo.median_task(results.accuracy("gdc"))
+    results = evaluate("hgdc", features, protocol)
+    number = demo.median_task(results.accuracy("hgdc"))
     task = demo.solve_task(features, protocol, number)
     right = (task.answers == np.arange(5)[:, None]).sum(axis=1)
-    assert right.tolist() == results.correct["gdc"][number].tolist()
+    assert right.tolist() == results.correct["hgdc"][number].tolist()
     shown = (made[0] / "demo-report" / "index.html").read_text(encoding="utf-8")
-    assert f"number {number + 1} of 6, the first whose accuracy with gdc is the median" in shown
-    assert f"gdc answered {right.sum()} of 75 queries rightly" in shown
+    assert f"number {number + 1} of 6, the first whose accuracy with hgdc is the median" in shown
+    assert f"hgdc answered {right.sum()} of 75 queries rightly" in shown
     assert [str(c.label) for c in task.explanation.classes] == sorted(task.names)
 
 

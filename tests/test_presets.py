@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from sklearn.svm import SVC
 
 import reference
-from conftest import SmallData, single_shots
 from fewcal._utils.names import nearest_names
 from fewcal._utils.randomness import TaskRandom
 from fewcal.errors import FewcalWarning, FileFormatError, InputError
@@ -25,6 +24,7 @@ from fewcal.features.synthetic import make_features
 from fewcal.methods import GDC, TaskBatch, make_method
 from fewcal.params import GDCParams
 from fewcal.presets import PAPER_ROWS, describe_preset, get_preset, list_presets, save_preset
+from small_worlds import SmallData, single_shots
 
 
 def against_reference(world: SmallData, params: GDCParams, tasks: int) -> None:

@@ -18,13 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import reference
-from conftest import SmallData, make_world
 from fewcal.bank import BaseBank, Moments
 from fewcal.bank.io import FORMAT_VERSION, fingerprint
 from fewcal.calibrate import Calibrator
 from fewcal.errors import FewcalWarning, FileFormatError, InputError
 from fewcal.gaussianize import Gaussianization, fit_gaussianization
 from limits import largest_file
+from small_worlds import SmallData, make_world
 
 
 def toy(seed: int = 0, n: int = 40, d: int = 5, classes: int = 4) -> tuple[np.ndarray, list[str]]:

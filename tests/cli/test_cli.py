@@ -134,7 +134,7 @@ def test_features_info_shows_the_gaussianization_of_hgdc(fewcal, tmp_path: Path)
     facts = json.loads((tmp_path / "i.json").read_text())["gaussianization"]
     assert facts == {"power": choice.words, "scaled_features": 1}
     assert f"Gaussianization of HGDC: {choice.words}\n" in answer.out
-    assert "1 of 40 features spread far more than others" in answer.out
+    assert "1 of 40 features vary far more than others" in answer.out
 
 
 def test_features_info_warns_of_leaks(fewcal, tmp_path: Path) -> None:
@@ -152,7 +152,8 @@ def test_presets(fewcal, tmp_path: Path) -> None:
         assert re.search(rf"^ +{re.escape(name)} ", answer.out, re.MULTILINE), name
     answer = fewcal("presets", "show", "paper/cub/5shot", "--json", tmp_path / "s.json")
     shown = json.loads((tmp_path / "s.json").read_text())
-    assert shown["params"] == get_preset("paper/cub/5shot").as_dict()
+    assert shown["params"].items() <= get_preset("paper/cub/5shot").as_dict().items()
+    assert {"k", "m", "alpha1"} <= set(shown["params"])
     assert re.search(r"^ +alpha1 +5000 *$", answer.out, re.MULTILINE)
     for question in shown["resolves"]:
         assert question in answer.out
@@ -457,7 +458,7 @@ def test_warnings_are_one_line_on_stderr(fewcal, data: Path) -> None:
     assert answer.code == 0
     told = [line for line in answer.err.splitlines() if "tasks" not in line.split(",")[0]]
     assert len(told) == 1
-    assert told[0].startswith("warning: alpha2_ratio=10 asks for")
+    assert told[0].startswith("warning: alpha2_ratio=10 gives off-diagonal terms")
 
 
 # ---- the progress bar -----------------------------------------------------------------------------------------------
@@ -546,7 +547,7 @@ def test_interrupted_and_resumed(fewcal, data: Path, tmp_path: Path) -> None:
         ("fewcal evaluate data --methods sim", ["simpleshot"]),
         ("fewcal evaluate data --methods ncm,co", ["ncm,cosine"]),
         ("fewcal presets show paper/cub/5", ["paper/cub/5shot", "paper/cub/5shot.2", "paper/cub/5shot.3"]),
-        ("fewcal evaluate data --preset auth", ["authors"]),
+        ("fewcal evaluate data --preset d", ["dc"]),
     ],
 )
 def test_completion(line: str, expected: list[str], monkeypatch: pytest.MonkeyPatch, capsys) -> None:
@@ -646,4 +647,4 @@ def test_the_help_of_tune_lists_the_registered_spaces_and_protocols(fewcal) -> N
 
 def test_the_help_of_evaluate_lists_the_registered_methods(fewcal) -> None:
     shown = in_one_line(fewcal("evaluate", "--help").out)
-    assert ", ".join(METHODS) in shown
+    assert [name for name in METHODS if f" {name}," not in shown] == []

@@ -11,9 +11,9 @@ import scipy.sparse
 import torch
 from sklearn.base import clone
 
-from conftest import SmallData
 from fewcal import BaseBank, FewShotClassifier, GDCClassifier
 from fewcal.errors import FewcalWarning
+from small_worlds import SmallData
 
 
 @pytest.fixture

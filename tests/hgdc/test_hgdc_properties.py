@@ -10,11 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conftest import make_world
 from fewcal import BaseBank, FewShotClassifier
 from fewcal.gaussianize import Gaussianization, fit_gaussianization
 from fewcal.hgdc.prior import Prior, base_weight, between_ratio, task_offset
 from fewcal.hgdc.temperature import calibrated_gamma, fit_gamma
+from small_worlds import make_world
 
 SIZES = st.integers(2, 6)
 

@@ -15,7 +15,6 @@ import torch
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.svm import SVC
 
-from conftest import SmallData, make_world
 from fewcal import BaseBank, GDCClassifier, GDCParams
 from fewcal._utils.parameters import Parameter, check_parameters, parameter, parameters_of
 from fewcal._utils.randomness import TaskRandom
@@ -31,6 +30,7 @@ from fewcal.methods import HGDC, METHODS, Method, make_method
 from fewcal.params import describe_params
 from fewcal.presets import get_preset, save_preset
 from fewcal.tuning.spaces import suggest_gdc
+from small_worlds import SmallData, make_world
 
 PLAIN = GDCParams(
     beta=0.5, l2=True, k=3, m=1.0, distance_scale=1.0, alpha1=0.5, alpha2_ratio=0.1, n=40, head="closed_form"

@@ -11,7 +11,6 @@ from sklearn.neighbors import KNeighborsClassifier
 from sklearn.svm import SVC, LinearSVC
 
 import reference
-from conftest import SmallData, make_world
 from fewcal._utils.randomness import TaskRandom
 from fewcal.calibrate import Calibrator
 from fewcal.covariance import CalibratedCovariance, shares, shrink_covariance
@@ -20,6 +19,7 @@ from fewcal.heads.calibrated import augment, points_per_support
 from fewcal.heads.linear import LinearHead
 from fewcal.methods import TaskBatch, make_method
 from methods.test_contracts import PLAIN, accuracy, run
+from small_worlds import SmallData, make_world
 
 # ---- DC ---------------------------------------------------------------------------------------------------------
 

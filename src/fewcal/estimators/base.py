@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from pathlib import Path
-from typing import Any, ClassVar, Self, cast
+from typing import ClassVar, Self, cast
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from fewcal._utils.types import StrPath
 from fewcal.errors import InputError
 from fewcal.estimators.explain import Explanation, explain_contributions
 from fewcal.estimators.inputs import check_fitted, check_rows, check_support, class_codes, join_labels, map_rows
-from fewcal.estimators.saved import read_classifier, write_classifier
+from fewcal.estimators.saved import FileMeta, FileTensors, read_classifier, write_classifier
 from fewcal.heads.base import Head, TaskBatch
 from fewcal.methods.base import Contributions, Method, RowMap
 
@@ -197,11 +197,11 @@ class TaskClassifier(ClassifierMixin, BaseEstimator):
 
     @classmethod
     @abstractmethod
-    def from_parts(cls, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Self:
+    def from_parts(cls, meta: FileMeta, tensors: FileTensors) -> Self:
         """The classifier of a file, not fitted yet."""
 
     @abstractmethod
-    def restore(self, X: np.ndarray, y: np.ndarray, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    def restore(self, X: np.ndarray, y: np.ndarray, meta: FileMeta, tensors: FileTensors) -> None:
         """Fit as the file has it, on its support."""
 
     def save(self, path: StrPath, *, extractor: str | None = None) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Hashable, Mapping
 from functools import lru_cache
-from typing import Any, Self, TypeAlias
+from typing import Self, TypeAlias
 from warnings import warn
 
 import numpy as np
@@ -29,7 +29,7 @@ from fewcal.estimators.inputs import (
     map_rows,
     resolve_bank,
 )
-from fewcal.estimators.saved import prior_from_file, prior_to_file
+from fewcal.estimators.saved import FileMeta, FileTensors, prior_from_file, prior_to_file
 from fewcal.heads.base import TaskBatch
 from fewcal.heads.linear import LinearHead
 from fewcal.hgdc.names import name_scores
@@ -362,7 +362,7 @@ class FewShotClassifier(TaskClassifier):
         return meta, tensors
 
     @classmethod
-    def from_parts(cls, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Self:
+    def from_parts(cls, meta: FileMeta, tensors: FileTensors) -> Self:
         """Make the classifier of a file, not fitted yet."""
         prior = None if meta["prior"] is None else prior_from_file(meta["prior"], tensors)
         if prior is not None and len(prior.origin) != tensors["support"].shape[1]:
@@ -371,7 +371,7 @@ class FewShotClassifier(TaskClassifier):
             )
         return cls(prior, **meta["settings"])
 
-    def restore(self, X: np.ndarray, y: np.ndarray, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    def restore(self, X: np.ndarray, y: np.ndarray, meta: FileMeta, tensors: FileTensors) -> None:
         """Fit as the file has it, on its support."""
         if meta["priors"] is not None:
             self.priors_ = check_priors(meta["priors"], np.unique(y).tolist())

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -16,7 +15,7 @@ from fewcal.bank import BaseBank
 from fewcal.errors import InputError
 from fewcal.estimators.base import TaskClassifier
 from fewcal.estimators.inputs import cap_k, given_params, resolve_bank, resolve_params, seed_from
-from fewcal.estimators.saved import head_from_file, transform_from_file
+from fewcal.estimators.saved import FileMeta, FileTensors, head_from_file, transform_from_file
 from fewcal.gaussianize import Gaussianization
 from fewcal.heads.linear import LinearHead
 from fewcal.methods.base import Method
@@ -165,14 +164,14 @@ class GDCClassifier(TaskClassifier):
         return meta, {"weight": head.weight, "bias": head.bias, **parts}
 
     @classmethod
-    def from_parts(cls, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Self:
+    def from_parts(cls, meta: FileMeta, tensors: FileTensors) -> Self:
         """Make the classifier of a file, not fitted yet."""
         params = GDCParams().with_changes(**meta["settings"])
         made = cls(preset=params, random_state=int(meta["seed"]))
         made.params_, made.had_bank_ = params, bool(meta["bank"])
         return made
 
-    def restore(self, X: np.ndarray, y: np.ndarray, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    def restore(self, X: np.ndarray, y: np.ndarray, meta: FileMeta, tensors: FileTensors) -> None:
         """Take the head of the file."""
         self.support_, self.classes_ = (X, y), np.unique(y)
         self.row_map_ = transform_from_file(meta["transform"], tensors)

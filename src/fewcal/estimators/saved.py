@@ -11,7 +11,7 @@ import platform
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 FORMAT, FORMAT_VERSION = "fewcal-classifier", 1
 KINDS = {"hgdc": "FewShotClassifier", "gdc": "GDCClassifier"}
 Classifier = TypeVar("Classifier", bound="TaskClassifier")
+# The values that a file has, as JSON holds them, and its tensors.
+FileMeta: TypeAlias = Mapping[str, Any]
+FileTensors: TypeAlias = Mapping[str, Tensor]
 
 
 def write_classifier(classifier: TaskClassifier, target: Path, extractor: str | None) -> Path:
@@ -129,7 +132,7 @@ def prior_to_file(prior: Prior) -> tuple[dict[str, object], dict[str, Tensor]]:
     return meta, tensors | {f"transform.{name}": t for name, t in prior.transform.tensors().items()}
 
 
-def prior_from_file(meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Prior:
+def prior_from_file(meta: FileMeta, tensors: FileTensors) -> Prior:
     """What `prior_to_file` wrote; parts that do not fit together raise `KeyError`, `TypeError` or `ValueError`."""
     classes = tuple(label_from_json(c) for c in meta["classes"])
     sizes = {"C": len(classes), "D": tensors["origin"].shape[-1]}
@@ -147,12 +150,12 @@ def prior_from_file(meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> P
     return Prior(transform, **own, classes=classes)
 
 
-def transform_from_file(s: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Gaussianization:
+def transform_from_file(s: FileMeta, tensors: FileTensors) -> Gaussianization:
     """The map of features with settings `s`."""
     return Gaussianization.from_settings(s, tensors)
 
 
-def _support(meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tuple[np.ndarray, np.ndarray]:
+def _support(meta: FileMeta, tensors: FileTensors) -> tuple[np.ndarray, np.ndarray]:
     support, codes = tensors["support"], tensors["labels"]
     classes = [label_from_json(c) for c in meta["classes"]]
     if support.ndim != 2 or codes.shape != support.shape[:1] or not len(codes) or codes.dtype != torch.int64:
