@@ -43,7 +43,7 @@ LONGEST = (
         "render/test_page.py",
         "training/test_training.py",
     ),
-    *("tuning/test_tuning.py", "paper/test_report.py", "features/test_extractors.py", "report/test_report.py"),
+    *("tuning/test_tuning.py", "paper/test_paper_report.py", "features/test_extractors.py", "report/test_report.py"),
     *("features/test_glyphs.py", "heads/test_heads.py", "estimators/test_saved.py", "test_api.py", "test_imports.py"),
     *("test_ops.py", "paper/test_measure.py", "test_presets.py"),
 )

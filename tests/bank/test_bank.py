@@ -216,7 +216,7 @@ def test_reused_buffer_does_not_change_the_bank() -> None:
     assert_same(bank, expected)
 
 
-@pytest.mark.parametrize("label", ["text", 3, -1, True, 2.5, None, ("a", 1), (("x",), b"raw"), b"bytes"])
+@pytest.mark.parametrize("label", ["text", 3, -1, True, 2.5, ("a", 1), (("x",), b"raw"), b"bytes"])
 def test_hashable_labels_are_kept_and_saved(label: object, tmp_path: Path) -> None:
     y = [label, "other"] * 4
     bank = BaseBank().fit(np.random.default_rng(0).random((8, 2)), y)
