@@ -176,4 +176,3 @@ class GDCClassifier(TaskClassifier):
         self.support_, self.classes_ = (X, y), np.unique(y)
         self.row_map_ = transform_from_file(meta["transform"], tensors)
         self.head_ = head_from_file(tensors, len(self.classes_), X.shape[1])
-        self.contributions_ = None
