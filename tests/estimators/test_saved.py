@@ -85,7 +85,7 @@ def test_a_loaded_classifier_has_temperature_outliers_and_explanation(tmp_path: 
     np.testing.assert_allclose(loaded.outlier_pvalue(Q), made.outlier_pvalue(Q), atol=1e-6)
     assert str(loaded.explain()) == str(made.explain())
     gdc = GDCClassifier.load(GDCClassifier(WORLD.bank(), **CLOSED).fit(X, Y).save(tmp_path / "b"))
-    with pytest.raises(InputError, match="no base classes to fit again with"):
+    with pytest.raises(InputError, match="no base classes to explain answers by"):
         gdc.explain()
 
 

@@ -21,7 +21,7 @@ from fewcal.estimators.explain import Explanation, explain_contributions, no_ban
 from fewcal.estimators.inputs import check_fitted, check_rows, check_support, class_codes, join_labels, map_rows
 from fewcal.estimators.saved import FileMeta, FileTensors, read_classifier, write_classifier
 from fewcal.heads.base import Head, TaskBatch
-from fewcal.methods.base import Method, RowMap
+from fewcal.methods.base import Contributions, Method, RowMap
 
 
 class TaskClassifier(ClassifierMixin, BaseEstimator):
@@ -118,13 +118,16 @@ class TaskClassifier(ClassifierMixin, BaseEstimator):
     def explain(self) -> Explanation:
         """Explain what base classes contributed to each class, and when to doubt the answers."""
         check_fitted(self)
-        method = self._fitted_method()
-        contributions = method.contributions(self._batch(method, *self.support_))
+        contributions = self._contributions()
         if contributions is None:
             return no_bank_explanation()
         names = self.classes_.tolist()
         shots = [int((self.support_[1] == name).sum()) for name in names]
         return explain_contributions(contributions, names, shots, self._features)
+
+    def _contributions(self) -> Contributions | None:
+        method = self._fitted_method()
+        return method.contributions(self._batch(method, *self.support_))
 
     @property
     def _features(self) -> str:
