@@ -21,10 +21,11 @@ from fewcal.methods.registry import register_method
 
 @register_method
 class BDCSPN(UnitRows, NearestCentroid):
-    """Cosine to m′_n = Σ w_n(x) x / Σ w_n(x) with w_n(x) = exp(ε cos(x, m_n)), over examples and confident queries.
+    """Cosine to m′_n = Σ w_n(x) x / Σ w_n(x) with w_n(x) = exp(ε cos(x, m_n)), over examples and queries nearest to m_n.
 
-    All queries are shifted first by mean(support) − mean(queries). The paper has ε = 10 and takes the 8 queries of a
-    class with the highest cosine.
+    Queries are shifted by mean(support) − mean(queries) before they are given to classes. `confident` restricts them to
+    those of a class with the highest cosine, as in the paper. Public implementations take all, with ε = 1, and classify
+    queries as they were before the shift; so does this.
     """
 
     name = "bd-cspn"
@@ -36,16 +37,16 @@ class BDCSPN(UnitRows, NearestCentroid):
     scale: float
     confident: int | str
 
-    def __init__(self, scale: float = 10.0, confident: int | str = 8) -> None:
+    def __init__(self, scale: float = 1.0, confident: int | str = "all") -> None:
         self.set_parameters(scale=scale, confident=confident)
 
     def fit_predict(self, batch: TaskBatch, query: Tensor) -> Tensor:
-        query, means = rectify(batch, query, self.scale, None if isinstance(self.confident, str) else self.confident)
-        return self.scale * cosines(query, means)
+        confident = None if isinstance(self.confident, str) else self.confident
+        return cosines(query, rectified_means(batch, query, self.scale, confident))
 
 
-def rectify(batch: TaskBatch, query: Tensor, scale: float, confident: int | None) -> tuple[Tensor, Tensor]:
-    """Shifted queries `(T, Q, D)` and rectified prototypes `(T, N, D)`; `confident` None takes all queries."""
+def rectified_means(batch: TaskBatch, query: Tensor, scale: float = 1.0, confident: int | None = None) -> Tensor:
+    """Rectified prototypes `(T, N, D)`; `confident` None takes all queries `(T, Q, D)`."""
     query = query + (batch.support.mean(dim=1, keepdim=True) - query.mean(dim=1, keepdim=True))
     means = class_means(batch.support, batch.labels, batch.n_classes)
     cosine = cosines(query, means)
@@ -56,8 +57,8 @@ def rectify(batch: TaskBatch, query: Tensor, scale: float, confident: int | None
         chosen = chosen * (rank < confident)
     rows = torch.cat([batch.support, query], dim=1)
     member = torch.cat([membership(batch.labels, batch.n_classes, query.dtype), chosen], dim=1)
-    weight = member * (scale * (torch.cat([cosines(batch.support, means), cosine], dim=1))).exp()
-    return query, (weight.mT @ rows) / weight.sum(dim=1)[..., None]
+    weight = member * (scale * torch.cat([cosines(batch.support, means), cosine], dim=1)).exp()
+    return (weight.mT @ rows) / weight.sum(dim=1)[..., None]
 
 
 def cosines(x: Tensor, means: Tensor) -> Tensor:

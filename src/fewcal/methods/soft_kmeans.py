@@ -23,8 +23,8 @@ from fewcal.methods.registry import register_method
 class SoftKMeans(UnitRows, NearestCentroid):
     """m_n ← (Σ x_s [y_s = n] + Σ x_q z_qn) / (Σ [y_s = n] + Σ z_qn) with z_qn ∝ exp(−κ ‖x_q − m_n‖²).
 
-    The paper takes one step. Its network is trained for distances as they are (κ = 1); unit rows need a larger κ, and
-    10 is that of BD-CSPN.
+    The paper takes one step. Its network is trained for distances as they are (κ = 1); rows of unit length need a
+    larger κ.
     """
 
     name = "soft-kmeans"
