@@ -8,15 +8,10 @@ export PYTHONDONTWRITEBYTECODE :=
 
 # Tests that compare what kernels give, and examples that print it: run once more as on a processor without wide
 # registers, where sums are taken in another order. What files, commands and messages do depends on no processor.
-NUMERIC := $(addprefix tests/,bank covariance heads methods test_calibrate.py test_domain_match.py test_factor_gaussian.py \
-	test_gaussianize.py test_learnt_classes.py test_ops.py test_presets.py test_rejection.py test_speed_paths.py \
-	estimators/test_estimators.py estimators/test_estimator_checks.py estimators/test_sampler.py \
-	features/test_backbones.py features/test_extractors.py \
-	$(addprefix evaluation/test_evaluation.py::,test_batch_size_does_not_change_a_task \
-	test_methods_alone_or_in_another_order_give_the_same) \
-	$(addprefix training/test_training.py::,test_training_learns_and_writes_all_its_files \
-	test_features_at_several_sizes_are_their_mean) test_docs.py::test_the_readme_prints_what_it_says) \
-	$(wildcard src/fewcal/*.py) $(addprefix src/fewcal/,bank covariance estimators evaluation heads methods)
+NUMERIC := $(addprefix tests/,golden hgdc methods heads covariance test_calibrate.py test_factor_gaussian.py test_ops.py \
+	test_presets.py test_speed_paths.py estimators/test_classifiers.py features/test_backbones.py \
+	test_docs.py::test_the_readme_prints_what_it_says) $(wildcard src/fewcal/*.py) \
+	$(addprefix src/fewcal/,bank covariance estimators heads hgdc methods)
 OTHER_PROCESSOR := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
 
 # One process more than the two cores of a small machine: some tests wait for a server, a page or a command. What the

@@ -164,7 +164,7 @@ def shown(table: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
 def show_table(table: dict[str, Any]) -> str:
     columns, rows = shown(table)
     part = f" {len(rows)} of {len(table['rows'])} rows." if len(rows) < len(table["rows"]) else ""
-    source = f"{table['date']}, {table['machine']}, commit {table['commit']}: `{table['command']}`"
+    source = f"{table['date']}, {table['machine']}, commit {table['commit']}: `{table['command']}`."
     lines = [
         f"**{table['title']}.**{part} {source}",
         "",

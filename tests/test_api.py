@@ -68,13 +68,13 @@ CLIENT = """
 import numpy as np
 
 import fewcal
-from fewcal import BaseBank, FeatureSet, GDCClassifier, GDCParams, Protocol, evaluate
+from fewcal import BaseBank, FeatureSet, FewShotClassifier, GDCParams, Protocol, evaluate
 
 x, y = np.zeros((4, 3), np.float32), np.array([0, 0, 1, 1])
 bank = BaseBank().fit(x, y)
-model = GDCClassifier(bank=bank).fit(x, y)
+model = FewShotClassifier(bank).fit(x, y)
 features = FeatureSet.load("features")
-results = evaluate({"gdc": fewcal.make_method("gdc", beta=0.5)}, features, Protocol(way=5, shot=1))
+results = evaluate({"gdc": fewcal.make_method("hgdc", ridge=0.5)}, features, Protocol(way=5, shot=1))
 reveal_type(bank)
 reveal_type(model)
 reveal_type(model.predict_proba(x))
@@ -82,18 +82,20 @@ reveal_type(features.split("novel"))
 reveal_type(results)
 reveal_type(results.accuracy("gdc"))
 reveal_type(fewcal.load_run("run"))
-reveal_type(fewcal.get_preset("default"))
-reveal_type(fewcal.get_preset("default").with_changes(k=3))
+reveal_type(fewcal.get_preset("paper"))
+reveal_type(fewcal.get_preset("paper").with_changes(k=3))
 reveal_type(fewcal.list_presets())
 reveal_type(fewcal.make_method("ncm"))
 reveal_type(fewcal.classify("support", "query"))
 reveal_type(fewcal.Gaussianizer().fit(x).transform(x))
+reveal_type(fewcal.GDCClassifier(bank, "paper/cub/1shot", k=3).fit(x, y).explain())
 reveal_type(fewcal.GDCSampler())
 reveal_type(fewcal.tune(features, fewcal.Search(shot=1), out="study"))
 parameters: GDCParams = fewcal.get_preset("paper")
 Protocol(shots=1)  # the parameter is `shot`
 evaluate(3, features)  # not a method
 fewcal.nothing
+fewcal.GDCClassifier(bank, whiten=2)  # a parameter of another model
 """
 
 
@@ -123,7 +125,8 @@ def test_a_users_mypy_sees_types(tmp_path: Path) -> None:
     assert [t for t in revealed if t == "Any" or t.endswith("-> Any")] == []
     assert revealed[0].endswith(".BaseBank")
     errors = re.findall(r"error: .*", done.stdout)
-    assert len(errors) == 3, done.stdout
+    assert len(errors) == 4, done.stdout
     assert 'Unexpected keyword argument "shots"' in errors[0]
     assert 'has incompatible type "int"' in errors[1]
     assert 'Module has no attribute "nothing"' in errors[2]
+    assert 'Unexpected keyword argument "whiten"' in errors[3]

@@ -160,19 +160,19 @@ def test_a_method(tmp_path: Path) -> None:
 def test_a_head(tmp_path: Path) -> None:
     from fewcal._utils.parameters import parameter
     from fewcal.heads import Calibrated, HeadTrainer, LinearHead, register_head
-    from fewcal.heads.linear import nearest_mean_head
+    from fewcal.heads.linear import class_means, nearest_mean_head
 
     @register_head("toy")
     @dataclass(frozen=True)
     class Toy(HeadTrainer):
-        """The nearest calibrated prototype."""
+        """The nearest calibrated class mean."""
 
         samples: ClassVar[bool] = False
         width: float = parameter(1.0, "width of a class", low=1e-6)
 
         def train(self, task: Calibrated) -> LinearHead:
-            prototypes = task.prototypes
-            return nearest_mean_head(prototypes, torch.full((len(prototypes), 1, 1), self.width))
+            means = class_means(task.mean, task.batch.labels, task.batch.n_classes)
+            return nearest_mean_head(means, torch.full((len(means), 1, 1), self.width))
 
     features = feature_set()
     results = evaluate({"toy": make_method("gdc", "paper", head="toy", k=3)}, features, FEW)

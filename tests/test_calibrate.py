@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import reference
-from conftest import SmallData, make_world
 from fewcal.bank import BaseBank
 from fewcal.calibrate import (
     METRICS,
@@ -29,6 +28,7 @@ from fewcal.errors import FewcalWarning, InputError
 from fewcal.methods.gdc import GDC
 from fewcal.params import GDCParams
 from fewcal.presets import describe_preset, save_preset
+from small_worlds import SmallData, make_world
 
 
 def cloud(mean: np.ndarray | list[float], offset: float = 1.0) -> np.ndarray:

@@ -27,7 +27,7 @@ def found(house, folder: Path, text: str) -> list[str]:
     ("text", "what"),
     [
         ("x = 1\n" * 451, "the module has 451 lines"),
-        ("def f():\n" + "    x = 1\n" * 60, "f has 61 lines"),
+        ("def f():\n" + "    x = 1\n" * 61, "f has a body of 61 lines"),
         ("from typing import Any\n" + "x: Any = 1\n" * 151, "Any is used 151 times"),
         ("from fewcal.bank import _cached\n", "imports the private name _cached of fewcal.bank"),
         ("def f(bank):\n    return bank._cached\n", "uses the private name bank._cached"),

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from sklearn.svm import SVC
 
 import reference
-from conftest import SmallData, single_shots
 from fewcal._utils.names import nearest_names
 from fewcal._utils.randomness import TaskRandom
 from fewcal.errors import FewcalWarning, FileFormatError, InputError
@@ -24,7 +23,8 @@ from fewcal.evaluation import Protocol, evaluate
 from fewcal.features.synthetic import make_features
 from fewcal.methods import GDC, TaskBatch, make_method
 from fewcal.params import GDCParams
-from fewcal.presets import PAPER_ROWS, describe_preset, get_preset, list_presets, save_preset
+from fewcal.presets import describe_preset, get_preset, list_presets, paper_rows, save_preset
+from small_worlds import SmallData, single_shots
 
 
 def against_reference(world: SmallData, params: GDCParams, tasks: int) -> None:
@@ -112,8 +112,7 @@ def test_every_choice_is_the_reference(changes: dict, world: SmallData) -> None:
 
 def test_all_thirty_rows_of_the_paper_twice() -> None:
     names = list_presets()
-    assert len(PAPER_ROWS) == 30
-    assert len({row[:2] for row in PAPER_ROWS}) == 30
+    assert len({row.name for row in paper_rows()}) == len(paper_rows()) == 30
     for family in ("paper", "authors"):
         assert sum(name.startswith(f"{family}/") for name in names) == 30
     for name in ("paper", "authors", "dc"):

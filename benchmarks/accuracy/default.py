@@ -93,7 +93,7 @@ def summary(results: Sequence[CellResult]) -> str:
         f"calibration error: mean {sum(r.ece for r in results) / len(results):.3f}, "
         f"largest {unsure.ece:.3f} ({unsure.features} {unsure.cell})",
     ]
-    return "\n".join(f"- {line}" for line in lines)
+    return "\n".join(f"- {line}." for line in lines)
 
 
 def main() -> None:

@@ -126,7 +126,7 @@ def main() -> None:
     lines = []
     for kind, gaps in found.items():
         worst, where = min(gaps, key=lambda g: g[0].mean)
-        lines.append(f"- {kind}: {average(g for g, _ in gaps)} in {len(gaps)} cells, worst {worst} ({where})")
+        lines.append(f"- {kind}: {average(g for g, _ in gaps)} in {len(gaps)} cells, worst {worst} ({where}).")
     table.keep(options.record, notes="\n".join(lines))
     print("\n" + "\n".join(lines))
 

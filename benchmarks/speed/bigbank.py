@@ -1,6 +1,6 @@
 """A bank of 20,000 base classes, built from a stream in bounded memory, and what one few-shot problem then costs.
 
-    python benchmarks/speed/bigbank.py                    20,000 classes × 100 rows × 1024 features, rank 16, float16
+    python benchmarks/speed/bigbank.py                    20,000 classes × 100 rows × 1024 features, float16
     python benchmarks/speed/bigbank.py --classes 2000     a tenth of it
     python benchmarks/speed/bigbank.py --order shuffled   rows of all classes mixed, as a crawl brings them
     python benchmarks/speed/bigbank.py --device cuda      the same code on a GPU

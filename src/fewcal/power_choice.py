@@ -1,7 +1,7 @@
 r"""The power β of a data set: the gentlest that makes features Gaussian within their class.
 
-Calibration models every class as a Gaussian, and the power transform (eq. 1-3) makes it one. The measure is the kurtosis
-of the deviations r from the class mean,
+Calibration models every class as a Gaussian, and the power transform (eq. 1-3) makes it one. The measure is the
+kurtosis of the deviations r from the class mean,
 
     κ = median over features of  E[r⁴] / E[r²]²     (a normal distribution has 3),
 

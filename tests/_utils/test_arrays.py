@@ -151,7 +151,7 @@ def test_labels_of_any_container(y: object) -> None:
     ("y", "rows", "words"),
     [
         ([0, 1], 3, "2 labels for 3 rows"),
-        ([0, float("nan")], 2, "NaN as the label of row 1"),
+        ([0, float("nan")], 2, "nan as the label of row 1"),
         ([0, [1]], 2, r"\[1\] of row 1 is not hashable"),
         (np.zeros((2, 1)), 2, r"shape \(2, 1\); expected one label per row"),
         (np.array(1), 1, "expected one label per row"),

@@ -138,3 +138,21 @@ def test_a_folder_without_permission(not_root: None) -> None:
         folder.mkdir(mode=0o500)
         with pytest.raises(InputError, match=r"cannot write .*run.*: Permission denied"):
             folder_lock(folder).__enter__()
+
+
+def test_folder_lock_sweeps_what_killed_processes_left(tmp_path: Path) -> None:
+    dead = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True, check=True
+    )
+    left = tmp_path / f".a.json.{int(dead.stdout)}.0011aabb.tmp"
+    kept = [tmp_path / f".a.json.{os.getpid()}.0011aabb.tmp", tmp_path / ".mine.tmp", tmp_path / "a.json"]
+    for file in (left, *kept):
+        file.touch()
+    with folder_lock(tmp_path):
+        assert not left.exists()
+        assert all(file.exists() for file in kept)
+    left.touch()
+    with file_lock(tmp_path / "b.json"):
+        assert left.exists()
+    with file_lock(tmp_path / "a.json"):
+        assert not left.exists()

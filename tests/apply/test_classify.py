@@ -81,14 +81,14 @@ def test_none_of_these_is_counted_and_is_no_wrong_answer(album: Path, bank: Path
     other.mkdir()
     for i in range(4):
         picture((200, 160, 220), 500 + i).save(other / f"{i}.png")
-    whole = classify(album / "photos", album / "new", colours(), bank=bank)
+    whole = classify(album / "photos", album / "new", colours(), bank=bank, each=True)
     assert whole.truth is None  # some are of no class of the support, and all get one
     assert whole.rejected is None
     assert whole.in_words() == []
-    answers = classify(album / "photos", album / "new", colours(), bank=bank, reject=0.5)
+    answers = classify(album / "photos", album / "new", colours(), bank=bank, each=True, reject=0.5)
     others = answers.table["outlier_pvalue"]
     limit = float(np.median(others))
-    answers = classify(album / "photos", album / "new", colours(), bank=bank, reject=limit)
+    answers = classify(album / "photos", album / "new", colours(), bank=bank, each=True, reject=limit)
     given, truth = answers.table["prediction"], np.array(answers.truth, object)
     away = given == "none of these"
     assert 0 < away.sum() < len(answers) == 22

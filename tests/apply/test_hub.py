@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from conftest import SmallData
 from fewcal import BaseBank, FewShotClassifier, from_hub, push_to_hub
 from fewcal.apply.hub import BEGIN, END
 from fewcal.cli import main
 from fewcal.errors import FileFormatError, InputError
+from small_worlds import SmallData
 
 pytest.importorskip("huggingface_hub")
 from huggingface_hub import constants

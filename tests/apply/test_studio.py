@@ -808,6 +808,26 @@ class TestTwoPagesAtOnce:
         studio.close()
 
 
+class TestNoneOfThese:
+    def test_items_unlike_all_classes_are_set_aside_without_base_classes(
+        self, tmp_path: Path, open_studio: Open
+    ) -> None:
+        folder = colour_folder(tmp_path / "photos")
+        write_picture(folder / "yellow.png", (250, 240, 20), 7)
+        studio = open_studio(folder)
+        label_each(studio)
+        studio.set_reject(0.05)
+        assert "none of these" not in answers_by_name(studio).values()  # single examples cannot tell
+        for name, number in {name: n for n, name in studio.store.classes().items()}.items():
+            assign(studio, ids(studio, name)[:3], number)
+        assert answers_by_name(studio)["yellow.png"] == "none of these"
+        studio.set_reject(None)
+        assert answers_by_name(studio)["yellow.png"] != "none of these"
+        for level in (0.0, 1.0):
+            with pytest.raises(InputError, match="must lie between 0 and 1"):
+                studio.set_reject(level)
+
+
 class TestExports:
     def test_names_are_data_in_every_export(self, tmp_path: Path, open_studio: Open) -> None:
         folder = tmp_path / "photos"

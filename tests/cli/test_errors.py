@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fewcal import BaseBank, GDCClassifier
+from fewcal import BaseBank, FewShotClassifier
 from fewcal._utils.safetensors_io import read_tensors, write_tensors
 from fewcal.cli import main
 from fewcal.evaluation import Protocol, evaluate
@@ -77,13 +77,14 @@ ERRORS = {
     "tune features --out x --novel --space paper/nothing --head sgd": "is unknown",
     # names
     "presets show autors": "preset 'autors' is unknown; did you mean 'authors'",
-    f"{EVALUATE} gcd": "method 'gcd' is unknown; did you mean 'gdc'?",
-    f"{EVALUATE} gdc:defualt": "preset 'defualt' is unknown; did you mean 'default'?",
+    f"{EVALUATE} gcd": "method 'gcd' is unknown; did you mean 'gdc'",
+    f"{EVALUATE} gdc:papr": "preset 'papr' is unknown; did you mean 'paper'",
     f"{EVALUATE} gdc --set aplha1=3": "GDC has no parameter 'aplha1'; did you mean 'alpha1'",
     f"{EVALUATE} ncm --set qda.k=1": "--set names method 'qda'",
-    f"{PREDICT} --set kk=1": "gdc has no parameter 'kk'; did you mean 'k'",
-    f"{PREDICT} --set random_state=1": "gdc has no parameter 'random_state'",
-    f"{PREDICT} --set dc.k=1": "only parameters of gdc can be set here",
+    f"{PREDICT} --set rigde=1": "method 'hgdc' has no parameter 'rigde'; did you mean 'ridge'",
+    f"{PREDICT} --preset paper --set kk=1": "GDC has no parameter 'kk'; did you mean 'k'",
+    f"{PREDICT} --preset paper --set random_state=1": "GDC has no parameter 'random_state'",
+    f"{PREDICT} --set dc.k=1": "only parameters of hgdc can be set here",
     "presets show nope": "preset 'nope' is unknown",
     f"{EVALUATE} nope": "method 'nope' is unknown",
     f"{EVALUATE} gdc:nope": "preset 'nope' is unknown",
@@ -107,11 +108,11 @@ ERRORS = {
     "bank build features --out x.safetensors --preset nope": "preset 'nope' is unknown",
     "bank build features --out x.safetensors --dtype int8": "dtype='int8'",
     f"{PREDICT} --preset nope": "preset 'nope' is unknown",
-    f"{PREDICT} --set nope=1": "gdc has no parameter 'nope'",
+    f"{PREDICT} --set nope=1": "method 'hgdc' has no parameter 'nope'",
     "explain --support support.npz --bank bank.safetensors --preset nope": "preset 'nope' is unknown",
     f"{CLASSIFY} -e nope": "extractor 'nope' is unknown",
     f"{CLASSIFY} --preset nope": "preset 'nope' is unknown",
-    f"{CLASSIFY} --set nope=1": "gdc has no parameter 'nope'",
+    f"{CLASSIFY} --set nope=1": "method 'hgdc' has no parameter 'nope'",
     f"{CLASSIFY} --device nope": "device='nope' is not a device",
     "fit --support photos --out x.fewcal -e nope": "extractor 'nope' is unknown",
     "fit --support photos --out x.fewcal --preset nope": "preset 'nope' is unknown",
@@ -146,17 +147,17 @@ ERRORS = {
     "evaluate features --methods ncm --tasks many": "Invalid value for '--tasks'",
     "evaluate features --methods ncm --seed -1": "seed is -1",
     "evaluate features --methods gdc --split base": "tasks are drawn from the base split itself",
-    f"{EVALUATE} dc --set dc.k=many": "method 'dc': k='many' must be a whole number",
+    f"{EVALUATE} dc --set dc.k=many": "method 'dc': k='many' is out of range; use a number ≥ 1",
     f"{EVALUATE} gdc --preset paper --scheduler local:none": "neither an address nor local:N",
     "evaluate features --methods ncm --n-jobs 0": "n_jobs=0",
     "tune features --out x --way 99": "99 ways need as many classes",
     "tune features --out x --trials 0": "trials=0",
     "tune features --out x --workers 0": "workers=0",
-    f"{PREDICT} --set k=0": "k=0 is out of range",
+    f"{PREDICT} --set scatter=0": "scatter=0 is out of range",
     f"{PREDICT} --reject 0.1 --preset paper": "leave out --preset or --reject",
     f"{PREDICT} --reject 1.5": "--reject 1.5 must lie between 0 and 1",
     "predict --support support.npz --query support.npz --out p.txt": "predictions are written as .parquet or .csv",
-    f"{CLASSIFY} --set k=0": "k=0 is out of range",
+    f"{CLASSIFY} --preset paper --set k=0": "k=0 is out of range",
     f"{CLASSIFY} --reject 2": "--reject 2.0 must lie between 0 and 1",
     f"{CLASSIFY} --batch 0": "--batch",
     f"{CLASSIFY} --out x.txt": "predictions are written as .parquet or .csv",
@@ -225,8 +226,8 @@ def make_files(place: Path) -> None:
     np.savez(place / "narrow.npz", features=x[:, :3])
     shortened(place / "support.npz", place / "short.npz")
     BaseBank().fit(features.base.features, features.base.labels).save(place / "bank.safetensors")
-    GDCClassifier().fit(x, names).save(place / "model.fewcal")
-    GDCClassifier().fit(x, names).save(place / "pictures.fewcal", extractor="efficientnet-lite0@0")
+    FewShotClassifier().fit(x, names).save(place / "model.fewcal")
+    FewShotClassifier().fit(x, names).save(place / "pictures.fewcal", extractor="efficientnet-lite0@0")
     for name in ("bank.safetensors", "model.fewcal"):
         suffix = Path(name).suffix
         shortened(place / name, place / f"short{suffix}")

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import reference
-from conftest import SmallData, make_world
 from fewcal._utils.randomness import TaskRandom
 from fewcal.bank import BaseBank
 from fewcal.calibrate import Calibration, Calibrator
@@ -18,6 +17,7 @@ from fewcal.covariance import COVARIANCES, SHARES, CalibratedCovariance, base, s
 from fewcal.covariance.independent import Independent
 from fewcal.errors import FewcalWarning, InputError
 from fewcal.factor_gaussian import root
+from small_worlds import SmallData, make_world
 
 
 def found_in(world: SmallData, bank: BaseBank, k: int = 4) -> Calibration:

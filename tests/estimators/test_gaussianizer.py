@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 import torch
 
-from conftest import make_world
 from fewcal import Gaussianizer
 from fewcal.errors import InputError
 from fewcal.gaussianize import fit_gaussianization
+from small_worlds import make_world
 
 X = make_world(1, signed=True, tasks=1, ways=4, shots=3).support[0]
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
 
-from conftest import SmallData
 from fewcal import FewShotClassifier, GDCClassifier
 from fewcal.cli import main
 from fewcal.errors import InputError
 from fewcal.estimators.base import TaskClassifier
+from small_worlds import SmallData
 
 runtime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnx")

@@ -20,15 +20,16 @@ import torch
 from safetensors.torch import load_file, save_file
 from sklearn.linear_model import LogisticRegression
 
-from conftest import make_world
 from fewcal import FewShotClassifier, GDCClassifier
 from fewcal.apply.saved import fit_model, load_model, predict_source
 from fewcal.cli import main
 from fewcal.errors import FileFormatError, InputError
-from fewcal.estimators.saved import classifier_facts, load_classifier
+from fewcal.estimators import load_classifier
+from fewcal.estimators.saved import classifier_facts
 from fewcal.features import FeatureSplit
 from fewcal.features.extractors import as_extractor
 from limits import PATIENCE
+from small_worlds import make_world
 from studio_project import COLOURS, colour_extractor, write_picture
 
 WORLD = make_world(2, signed=True, dim=20, rows=(8, 12), shots=3, tasks=1)

@@ -429,9 +429,9 @@ def test_settings_of_methods_are_checked_by_name_and_kind() -> None:
     assert make_method("dc", k=4, alpha=1).settings["alpha"] == 1
     for settings, message in [
         ({"kk": 1}, "method 'dc' has no parameter 'kk'; did you mean 'k'"),
-        ({"k": "two"}, "method 'dc': k='two' must be a whole number"),
+        ({"k": "two"}, "method 'dc': k='two' is out of range; use a number ≥ 1"),
         ({"k": 2.5}, "method 'dc': k=2.5 must be a whole number"),
-        ({"alpha": True}, "method 'dc': alpha=True must be a number"),
+        ({"alpha": True}, "method 'dc': alpha=True is out of range; use a number ≥ 0"),
     ]:
         with pytest.raises(InputError, match=message):
             make_method("dc", **settings)

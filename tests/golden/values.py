@@ -1,10 +1,10 @@
 """Golden logits: what presets and methods give in the worlds of `golden.worlds`, by name, and the file that keeps them.
 
-Names are `preset/NAME@1shot` for every preset and `method/NAME@1shot` for every registered method, at 1, 3 and 5 shots.
-A value is `(worlds, T, Q, N)`. With PYTHONPATH=tests:
+Names are `preset/NAME@1shot` for every preset of GDC and `method/NAME@1shot` for other methods, at 1, 3 and 5 shots. A
+value is `(worlds, T, Q, N)`. With PYTHONPATH=tests:
 
     python -m golden.values                                what differs from the file; exit status 1 if anything does
-    python -m golden.values --update 'preset/default@*'    rewrite these names and no other
+    python -m golden.values --update 'method/hgdc@*'    rewrite these names and no other
 
 An update is refused where a name that it does not match differs too. Names that there are no more drop out of the file.
 """
@@ -43,15 +43,8 @@ ALPHA1_UNIT, ALPHA2_UNIT = 1000, 500
 # The largest difference between two processors, in units of the largest logit of a task, or of 1.
 TOLERANCE = 1e-5
 # L-BFGS stops where the gradient is small, at a point that rounding moves: least determined is logistic regression on
-# raw features, 2.5e-5 apart. The default, which has it as a part, was 1.4e-5 apart with few base classes.
-TOLERANCES = {
-    "method/lr@*": 1e-4,
-    "method/lr[-_]*": 3e-5,
-    "method/bankless@*": 3e-5,
-    "method/gdc@*": 3e-5,
-    "method/hgdc@*": 3e-5,
-    "preset/default@*": 3e-5,
-}
+# raw features, 2.5e-5 apart. The study of HGDC stops at a confidence that single precision rounds.
+TOLERANCES = {"method/lr@*": 1e-4, "method/lr[-_]*": 3e-5, "method/hgdc*": 3e-5}
 # With these a processor takes other kernels.
 _SURROUNDINGS = ("FEWCAL_FLOAT32", "FEWCAL_OPS", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
 
@@ -60,8 +53,8 @@ _SURROUNDINGS = ("FEWCAL_FLOAT32", "FEWCAL_OPS", "MKL_CBWR", "MKL_ENABLE_INSTRUC
 
 
 def golden_names() -> list[str]:
-    """Every preset and every method, at all shots."""
-    of = [*(f"preset/{name}" for name in list_presets()), *(f"method/{name}" for name in METHODS)]
+    """Every preset of GDC and every other method, at all shots."""
+    of = [*(f"preset/{name}" for name in list_presets()), *(f"method/{name}" for name in METHODS if name != "gdc")]
     return [f"{name}@{shots}shot" for name in of for shots in SHOTS]
 
 

@@ -12,7 +12,6 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.linear_model import LogisticRegression
 
 import reference
-from conftest import SmallData, make_world
 from fewcal import ops
 from fewcal._utils.randomness import TaskRandom
 from fewcal.calibrate import Calibrator
@@ -25,6 +24,7 @@ from fewcal.heads.closed_form import conjugate_gradients
 from fewcal.heads.lbfgs import InverseHessian, Preconditioner
 from fewcal.heads.linear import LinearHead, class_means, nearest_mean_head
 from fewcal.heads.sgd import shuffles
+from small_worlds import SmallData, make_world
 
 
 def points(

@@ -10,11 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conftest import make_world
 from fewcal import BaseBank, FewShotClassifier
 from fewcal.gaussianize import Gaussianization, fit_gaussianization
 from fewcal.hgdc.prior import Prior, base_weight, between_ratio, task_offset
 from fewcal.hgdc.temperature import calibrated_gamma, fit_gamma
+from small_worlds import make_world
 
 SIZES = st.integers(2, 6)
 
@@ -44,7 +44,7 @@ def test_features_in_another_unit_give_the_same_answers(signed: bool, scale: flo
 def test_a_bank_of_moments_has_the_limit_of_gamma_and_the_weight_of_its_classes() -> None:
     world = make_world(5, signed=True, classes=18, ways=4, shots=2, tasks=1)
     move = fit_gaussianization(torch.from_numpy(world.x), 1.0, center=True, l2=True)
-    bank = BaseBank(False, transform=move).fit(world.x, world.y)
+    bank = BaseBank(keep_rows=False, transform=move).fit(world.x, world.y)
     clf = FewShotClassifier(bank, ridge=1.0, confidence=2.0, classes=18.0).fit(world.support[0], world.labels[0])
     assert clf.prior_ is not None
     assert clf.prior_.gamma == pytest.approx(2 * clf.prior_.gaussian_gamma)
@@ -55,7 +55,7 @@ def test_a_bank_of_moments_has_the_limit_of_gamma_and_the_weight_of_its_classes(
 def test_base_classes_that_weigh_nothing_leave_the_support_only_classifier() -> None:
     world = make_world(5, signed=True, classes=18, ways=4, shots=2, tasks=1)
     move = fit_gaussianization(torch.from_numpy(world.x), 1.0, center=True, l2=True)
-    bank = BaseBank(False, transform=move).fit(world.x, world.y)
+    bank = BaseBank(keep_rows=False, transform=move).fit(world.x, world.y)
     support = world.support[0], world.labels[0]
     found = FewShotClassifier(bank, classes=1e12).fit(*support).predict_proba(world.query[0])
     np.testing.assert_allclose(found, FewShotClassifier().fit(*support).predict_proba(world.query[0]), atol=1e-5)

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 import reference
-from conftest import SmallData, make_world
 from fewcal import power_choice
 from fewcal._utils.randomness import TaskRandom
 from fewcal.hgdc import mixture, temperature
 from fewcal.methods import TaskBatch, make_method
 from fewcal.methods.hgdc import HGDC
+from small_worlds import SmallData, make_world
 
 CONSTANTS = SimpleNamespace(**(vars(temperature) | vars(mixture) | vars(power_choice)))
 WORLDS = {

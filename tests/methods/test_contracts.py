@@ -1,47 +1,226 @@
-"""What methods and heads agree on: registries, declared parameters, shared work, and names on their way out."""
+"""What every method promises, one class for all of them, and what methods and heads share."""
 
 from __future__ import annotations
 
-import json
-import pickle
-import sys
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+import optuna
 import pytest
 import torch
-from fewcal.heads.composite import FallbackHead, QueryCalibratedHead
+from sklearn.neighbors import KNeighborsClassifier
+from sklearn.svm import SVC
 
-from conftest import make_world
 from fewcal import BaseBank, GDCClassifier, GDCParams
 from fewcal._utils.parameters import Parameter, check_parameters, parameter, parameters_of
 from fewcal._utils.randomness import TaskRandom
-from fewcal.apply.predict import gdc_settings
+from fewcal.apply.predict import model_settings
 from fewcal.cli import main
 from fewcal.errors import FewcalWarning, InputError
-from fewcal.estimators import explain as explain_module
-from fewcal.estimators.sampler import GDCSampler
+from fewcal.gaussianize import fit_gaussianization
 from fewcal.heads import HEADS, Calibrated, HeadTrainer, LinearHead, Shared, TaskBatch, register_head
 from fewcal.heads import calibrated as calibrated_module
-from fewcal.heads.linear import nearest_mean_head
+from fewcal.heads.linear import class_means, class_shots, nearest_mean_head
 from fewcal.heads.sgd import SGD
-from fewcal.methods import GDC, METHODS, make_method
-from fewcal.params import RENAMED, describe_params
-from fewcal.presets import get_preset, load_preset, save_preset
-from fewcal.rejection import OutlierTest
-from fewcal.tuning.spaces import default_space, field_axes, make_space
+from fewcal.methods import HGDC, METHODS, Method, make_method
+from fewcal.params import describe_params
+from fewcal.presets import get_preset, save_preset
+from fewcal.tuning.spaces import suggest_gdc
+from small_worlds import SmallData, make_world
 
-WORLD = make_world(1, signed=True, tasks=1, ways=4, shots=3)
-sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+PLAIN = GDCParams(
+    beta=0.5, l2=True, k=3, m=1.0, distance_scale=1.0, alpha1=0.5, alpha2_ratio=0.1, n=40, head="closed_form"
+)
+# Every method, GDC with every kind of head.
+CASES: dict[str, dict[str, Any]] = {
+    **{name: {} for name in METHODS if name not in ("gdc", "dc")},
+    "dc": {"n": 60},
+    **{f"gdc {head}": {"preset": PLAIN, "head": head} for head in ("closed_form", "lbfgs", "sgd")},
+    "gdc svc": {"preset": PLAIN, "head": SVC()},
+    "gdc knn": {"preset": PLAIN, "head": KNeighborsClassifier(3)},
+    "gdc authors": {"preset": "authors", "k": 3, "n": 60, "alpha1": 1.0, "head": "lbfgs"},
+}
+# Points are drawn in the order of support rows.
+DRAWN = [name for name in CASES if name == "dc" or (name.startswith("gdc") and "closed_form" not in name)]
 
 
-def one_task(method: GDC) -> TaskBatch:
-    support, labels, _ = WORLD.tensors
-    return TaskBatch(method.transform(support[0])[None], labels, WORLD.ways, TaskRandom(0))
+def make(name: str, **more: Any) -> Method:
+    return make_method(name.split()[0], **(CASES[name] | more))
+
+
+def run(
+    method: Method, world: SmallData, seed: int = 0, tasks: slice = slice(None), shared: Shared | None = None
+) -> torch.Tensor:
+    """Logits `(T, Q, N)` of the chosen tasks of a world."""
+    method.prepare(world.bank() if method.needs_bank else None)
+    return fitted(method, world, seed, tasks, shared)
+
+
+def fitted(
+    method: Method, world: SmallData, seed: int = 0, tasks: slice = slice(None), shared: Shared | None = None
+) -> torch.Tensor:
+    support, labels, query = world.tensors
+    names = list(range(len(support)))[tasks]
+    xs = torch.stack([method.transform(t, "support") for t in support[tasks]])
+    qs = torch.stack([method.transform(t, "query") for t in query[tasks]])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FewcalWarning)
+        batch = TaskBatch(
+            xs, labels[tasks], world.ways, TaskRandom(seed, names), Shared() if shared is None else shared
+        )
+        return method.fit(batch).logits(qs) if not method.transductive else method.fit_predict(batch, qs)
+
+
+def one_task(method: Method, world: SmallData) -> TaskBatch:
+    support, labels, _ = world.tensors
+    return TaskBatch(method.transform(support[0])[None], labels[:1], world.ways, TaskRandom(0))
+
+
+def accuracy(logits: torch.Tensor, world: SmallData) -> float:
+    return float((logits.argmax(-1) == torch.from_numpy(world.query_labels)).float().mean())
+
+
+def probabilities(logits: torch.Tensor) -> np.ndarray:
+    out: np.ndarray = logits.double().softmax(dim=-1).numpy()
+    return out
+
+
+@pytest.mark.parametrize("name", CASES)
+class TestMethod:
+    """Holds for every method."""
+
+    @pytest.mark.parametrize("signed", [False, True], ids=["relu", "signed"])
+    @pytest.mark.parametrize("shots", [1, 3])
+    def test_answers_are_finite_and_far_above_chance(self, name: str, shots: int, signed: bool) -> None:
+        world = make_world(7, signed=signed, ways=4, shots=shots, tasks=4, queries=10, spread=0.4)
+        logits = run(make(name), world)
+        assert (logits.shape, logits.dtype) == ((4, 40, 4), torch.float32)
+        assert torch.isfinite(logits).all()
+        assert accuracy(logits, world) > (0.75 if shots > 1 else 0.6)
+
+    def test_a_task_alone_gets_what_it_gets_in_a_batch(self, name: str) -> None:
+        world, method = make_world(8, tasks=5, shots=2), make(name)
+        whole = run(method, world)
+        assert torch.equal(fitted(method, world), whole)
+        # SGD and L-BFGS add in another order, step after step.
+        close = 2e-3 if name in DRAWN or name.startswith("lr") else 1e-5
+        for size in (1, 2):
+            parts = torch.cat([fitted(method, world, tasks=slice(i, i + size)) for i in range(0, 5, size)])
+            scale = max(float(whole.abs().max()), 1)
+            torch.testing.assert_close(parts, whole, rtol=0, atol=close * scale)
+
+    def test_classes_with_other_numbers_get_the_same(self, name: str) -> None:
+        if name in DRAWN:
+            pytest.skip("draws other points")
+        world, order = make_world(8, tasks=2, ways=4, shots=2), np.array([2, 0, 3, 1])
+        found = probabilities(run(make(name), replace(world, labels=order[world.labels])))
+        np.testing.assert_allclose(found[..., order], probabilities(run(make(name), world)), atol=1e-4)
+
+    def test_rows_in_another_order_get_the_same(self, name: str) -> None:
+        world = make_world(8, tasks=2, ways=4, shots=2)
+        rng = np.random.default_rng(0)
+        s, q = rng.permutation(world.support.shape[1]), rng.permutation(world.query.shape[1])
+        base = [rows[rng.permutation(len(rows))] for rows in world.base]
+        moved = replace(world, query=world.query[:, q])
+        if name not in DRAWN:
+            joint = name == "gdc closed_form"  # base rows are paired by their index
+            moved = replace(
+                moved, support=world.support[:, s], labels=world.labels[:, s], base=world.base if joint else base
+            )
+        expected = probabilities(run(make(name), world))[:, q]
+        np.testing.assert_allclose(probabilities(run(make(name), moved)), expected, atol=1e-4)
+
+    def test_unequal_shots(self, name: str) -> None:
+        world = make_world(9, shots=4, tasks=1, queries=15)
+        keep = [0, 4, 5, 8, 9, 10, 11]  # one, two and four shots
+        logits = run(make(name), replace(world, support=world.support[:, keep], labels=world.labels[:, keep]))
+        assert torch.isfinite(logits).all()
+        assert accuracy(logits, world) > 0.55
+
+    def test_two_classes(self, name: str) -> None:
+        world = make_world(11, ways=2, tasks=2)
+        logits = run(make(name), world)
+        assert logits.shape == (2, 16, 2)
+        assert accuracy(logits, world) > 0.7
+
+    def test_base_classes_are_needed_or_not(self, name: str) -> None:
+        method, world = make(name), make_world(8)
+        if method.needs_bank:
+            with pytest.raises(InputError, match=r"method '.*' needs base classes; give a bank"):
+                method.prepare(None)
+        else:
+            with_bank, without = make(name).prepare(world.bank()), make(name).prepare(None)
+            if with_bank.space == without.space:  # lr_l2 centres rows where there is a bank
+                assert torch.equal(fitted(with_bank, world), fitted(without, world))
+
+    def test_a_thin_base_class_is_refused_before_any_task(self, name: str) -> None:
+        if name in ("gdc authors", "simpleshot", "lr-gauss") or not make(name).needs_bank:
+            pytest.skip("takes no covariance of classes")
+        bank = make_world(1).bank().partial_fit(np.ones((1, 12)), ["lonely"])
+        with pytest.raises(InputError, match="single row: 'lonely'"):
+            make(name).prepare(bank)
+
+    def test_settings_make_the_same_method(self, name: str) -> None:
+        method = make(name)
+        if method.name != "gdc":
+            assert make_method(method.name, **method.settings).settings == method.settings
+            with pytest.raises(InputError, match="has no parameter 'nonsense'"):
+                make_method(method.name, nonsense=1)
+        for key, declared in method.accepts.items():
+            assert declared.help
+            assert declared.checked(key, method.settings[key]) == method.settings[key]
+
+    def test_memory_grows_with_the_task(self, name: str) -> None:
+        method = make(name).prepare(make_world(8).bank())
+        assert method.task_bytes(20, 10, 12) > method.task_bytes(10, 5, 12) > 0
+        hash(method.space)
+
+    def test_a_head_that_stays_is_itself(self, name: str) -> None:
+        world = make_world(8)
+        method = make(name).prepare(world.bank())
+        head = method.fit(one_task(method, world))
+        assert head.to("cpu").to("cpu") is head.to("cpu")
+
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+    def test_a_device_changes_rounding_alone(self, name: str) -> None:
+        world = make_world(8)
+        method = make(name).prepare(world.bank().to("cuda"))
+        batch = one_task(method, world)
+        x = method.transform(torch.from_numpy(world.query[0]).cuda())[None]
+        found = method.fit(replace(batch, support=batch.support.cuda(), labels=batch.labels.cuda())).logits(x)
+        np.testing.assert_allclose(
+            probabilities(found.cpu()), probabilities(run(make(name), world, tasks=slice(1))), atol=1e-3
+        )
+
+
+def test_other_seeds_give_other_points() -> None:
+    world = make_world(8)
+    for name in ("gdc lbfgs", "gdc sgd", "dc"):
+        assert not torch.equal(run(make(name), world, seed=0), run(make(name), world, seed=1))
+
+
+def test_methods_are_listed_under_their_names_in_the_order_of_their_import() -> None:
+    assert list(METHODS)[:2] == ["ncm", "simpleshot"]
+    assert [name for name in METHODS if METHODS[name].transductive] == ["hgdc-transductive"]
+    assert all(cls.name == name for name, cls in METHODS.items())
+
+
+def test_methods_that_map_rows_alike_have_one_space() -> None:
+    bank = make_world(8).bank()
+    spaces = {name: make(name).prepare(bank).space for name in CASES}
+    same = [("ncm", "lr"), ("cosine", "support-only", "lr_l2"), ("gdc closed_form", "gdc sgd"), ("dc", "lr-gauss")]
+    x = torch.from_numpy(make_world(8).query[0])
+    for group in same[2:]:
+        assert len({spaces[name] for name in group}) == 1
+    for a in CASES:
+        for b in CASES:
+            if spaces[a] == spaces[b]:
+                torch.testing.assert_close(make(a).prepare(bank).transform(x), make(b).prepare(bank).transform(x))
+    assert make("hgdc", ridge=1.0).prepare(bank).space != spaces["hgdc"]
 
 
 # ---- shared work ----------------------------------------------------------------------------------------------------
@@ -58,34 +237,52 @@ def test_what_is_shared_is_made_once_and_its_time_is_charged_to_all() -> None:
     assert "a" not in shared
     assert (shared.get("a", slow), shared.reused_seconds) == ("made", 0.0)
     assert (shared.get("a", slow), shared.reused_seconds, now[0]) == ("made", 2.0, 2.0)
-    assert "a" in shared  # asking changes nothing
+    assert "a" in shared
     assert (len(shared), shared.reused_seconds) == (1, 2.0)
-
-
-def test_a_failed_entry_is_not_kept() -> None:
-    shared = Shared()
     with pytest.raises(ZeroDivisionError):
-        shared.get("a", lambda: 1 // 0)
-    assert "a" not in shared
+        shared.get("b", lambda: 1 // 0)
+    assert "b" not in shared  # a failed entry is not kept
+
+
+def test_shared_stages_are_computed_once_and_change_nothing() -> None:
+    world, heads = make_world(8), ("closed_form", "lbfgs", "sgd")
+    alone = [run(make(f"gdc {head}"), world) for head in heads]
+    bank, shared = world.bank(), Shared()
+    together = [fitted(make(f"gdc {head}").prepare(bank), world, shared=shared) for head in heads]
+    for a, b in zip(alone, together, strict=True):
+        assert torch.equal(a, b)
+    assert len(shared) == 3  # one calibration, one covariance, one set of points
+
+
+def test_the_closed_form_draws_no_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: object) -> None:
+        raise AssertionError("drew points")
+
+    monkeypatch.setattr(calibrated_module, "augment", never)
+    world = make_world(8)
+    assert torch.isfinite(run(make("gdc closed_form"), world)).all()
+    with pytest.raises(AssertionError, match="drew points"):
+        run(make("gdc sgd"), world)
+
+
+@pytest.mark.parametrize("shots", [1, 5])
+@pytest.mark.parametrize(
+    "name", ["dc", "joint lbfgs", "joint closed_form", "independent closed_form", "pooled closed_form"]
+)
+def test_batches_take_nothing_more_from_a_bank_that_was_prepared_for_them(name: str, shots: int) -> None:
+    world = make_world(0, dim=16, tasks=3, ways=4, shots=shots)
+    chosen = dict(zip(("cov", "head"), name.split(), strict=False)) if name != "dc" else {}
+    method: Any = make_method("gdc" if chosen else "dc", "paper/mini/1shot" if chosen else None, **chosen)
+    method.prepare(world.bank())
+    method.prepare_batches(3, 4, shots)
+    ready = set(method.bank.memo)
+    fitted(method, world)
+    small = {"centred", "fingerprint", "roots of sums"}  # the means; what the engine has asked for before
+    assert set(method.bank.memo) - ready <= small
+    assert ready
 
 
 # ---- heads ----------------------------------------------------------------------------------------------------------
-
-
-def test_the_closed_form_draws_no_sample_and_the_default_asks_for_no_covariance(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def never(*_: object) -> None:
-        raise AssertionError("nobody asked for this")
-
-    monkeypatch.setattr(calibrated_module, "augment", never)
-    closed = make_method("gdc", "paper", head="closed_form", l2=True, k=3, alpha2_ratio=0.0).prepare(WORLD.bank())
-    assert isinstance(closed.fit(one_task(closed)), LinearHead)
-    monkeypatch.setattr(GDC, "shrunk", never)
-    default = make_method("gdc", k=3).prepare(WORLD.bank())
-    default.fit(one_task(default))
-    with pytest.raises(AssertionError, match="nobody asked"):
-        closed.fit(one_task(closed))
 
 
 @pytest.fixture
@@ -102,7 +299,8 @@ def toy() -> Iterator[type[HeadTrainer]]:
         width: float = parameter(1.0, "variance of a class", low=0.1, high=10)
 
         def train(self, task: Calibrated) -> LinearHead:
-            return nearest_mean_head(task.prototypes, self.width)
+            means = class_means(task.mean, task.batch.labels, task.batch.n_classes)
+            return nearest_mean_head(means, torch.full((len(means), 1, 1), self.width))
 
     yield Toy
     del HEADS["toy"]
@@ -111,17 +309,19 @@ def toy() -> Iterator[type[HeadTrainer]]:
 def test_a_new_head_is_known_wherever_heads_are_named(
     toy: type[HeadTrainer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    X, y = WORLD.support[0], WORLD.labels[0]
-    fitted = GDCClassifier(WORLD.bank(), head="toy").fit(X, y)
-    assert fitted.params_ is not None
+    world = make_world(1, signed=True, tasks=1, ways=4, shots=3)
+    X, y = world.support[0], world.labels[0]
+    fitted = GDCClassifier(world.bank(), head="toy").fit(X, y)
     assert fitted.params_.trainer == toy()
-    wide = GDCClassifier(WORLD.bank(), head={"name": "toy", "width": 4.0}, query_strength=0.0, trust=1.0).fit(X, y)
-    narrow = GDCClassifier(WORLD.bank(), head="toy", query_strength=0.0, trust=1.0).fit(X, y)
-    np.testing.assert_allclose(4 * wide.decision_function(X), narrow.decision_function(X), rtol=1e-4, atol=1e-3)
-    assert "alpha1" in [axis.name for axis in make_space("whitened", 9, ["toy"]).axes({"cov": "pooled"})]
+    wide = GDCClassifier(world.bank(), head={"name": "toy", "width": 4.0}).fit(X, y)
+    np.testing.assert_allclose(4 * wide.decision_function(X), fitted.decision_function(X), rtol=1e-4, atol=1e-3)
+    trial = optuna.trial.FixedTrial(
+        {**get_preset("paper").as_dict(), "center": True, "l2": True, "distance_scale": 1.0}
+    )
+    assert suggest_gdc(trial, 9, ["toy"]).params.trainer == toy()
     save_preset(tmp_path / "toy.json", GDCParams(head={"name": "toy", "width": 4.0}), "a toy")
     assert get_preset(tmp_path / "toy.json").trainer == toy(width=4.0)
-    assert gdc_settings(['head={"name": "toy", "width": 2.0}']) == {"head": {"name": "toy", "width": 2.0}}
+    assert model_settings(['head={"name": "toy", "width": 2.0}'], "paper") == {"head": {"name": "toy", "width": 2.0}}
     with pytest.raises(SystemExit):
         main(["presets", "params"])
     assert "The nearest calibrated mean" in capsys.readouterr().out
@@ -152,41 +352,35 @@ def test_a_head_with_parameters_is_the_head_and_goes_through_files() -> None:
     assert GDCParams(head="lbfgs", C=3.0).trainer.C == 3.0  # type: ignore[attr-defined]
 
 
-def test_heads_move_and_stay() -> None:
-    method = make_method("gdc", k=3).prepare(WORLD.bank())
-    head = method.fit(one_task(method))
-    inner = head.head if isinstance(head, FallbackHead) else head
-    assert isinstance(inner, QueryCalibratedHead)
-    moved = head.to("cpu")
-    assert moved.to("cpu") is moved
-    x = method.transform(torch.from_numpy(WORLD.query[0]))[None]
-    assert torch.equal(moved.logits(x), head.logits(x))
-    kept = moved.head if isinstance(moved, FallbackHead) else moved
-    assert isinstance(kept, QueryCalibratedHead)
-    assert kept.calibrator.bank.unwhitened is None  # the base rows stay behind
+def test_shots_of_classes_are_counted_and_averaged() -> None:
+    x = torch.randn(2, 4, 6)[..., :3]
+    one = class_shots(torch.tensor([[2, 0, 3, 1], [0, 1, 2, 3]]), 4, x.dtype)
+    assert (one.least, one.most, one.even, one.each) == (1, 1, True, 1.0)
+    assert torch.equal(one.means(x)[0, 2], x[0, 0])
+    labels = torch.tensor([[2, 0, 0, 2]])
+    some = class_shots(labels, 3, x.dtype)
+    assert (some.least, some.most, some.even, some.counts.tolist()) == (0, 2, False, [[2, 0, 2]])
+    torch.testing.assert_close(some.means(x[:1]), class_means(x[:1], labels, 3))
 
 
 # ---- declared parameters --------------------------------------------------------------------------------------------
 
 
-def test_every_field_says_what_it_is_for_and_its_default_is_accepted() -> None:
+def test_every_field_has_a_help_and_a_default_that_is_accepted() -> None:
     declared = parameters_of(GDCParams)
-    assert list(declared) == [f.name for f in fields(GDCParams)]
+    assert [row[0] for row in describe_params()] == list(declared) == [f.name for f in fields(GDCParams)]
     assert all(p.help for p in declared.values())
     check_parameters(GDCParams())
-    assert [row[0] for row in describe_params()] == list(declared)
 
 
-@pytest.mark.parametrize("name", [n for n, p in parameters_of(GDCParams).items() if p.search is not None])
-def test_a_usual_range_lies_within_what_is_accepted(name: str) -> None:
-    [axis] = field_axes(name)
-    for value in (axis.low, axis.high):
-        parameters_of(GDCParams)[name].checked(name, int(value) if axis.integer else value)
-
-
-def test_a_parameter_without_a_usual_range() -> None:
-    with pytest.raises(InputError, match="'eps' has no usual range"):
-        field_axes("eps")
+@pytest.mark.parametrize("declared", [parameters_of(GDCParams), HGDC.accepts], ids=["gdc", "hgdc"])
+def test_a_search_range_lies_within_what_is_accepted(declared: dict[str, Parameter]) -> None:
+    searched = {name: p for name, p in declared.items() if p.search is not None}
+    assert searched
+    for name, p in searched.items():
+        assert p.search is not None
+        for value in (p.search.low, p.search.high):
+            p.checked(name, int(value) if p.integer else value)
 
 
 def test_false_is_not_zero() -> None:
@@ -198,137 +392,32 @@ def test_false_is_not_zero() -> None:
             declared.checked("x", value)
 
 
-# ---- old names ------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("name", "settings", "words"),
+    [
+        ("zzzz", {}, "method 'zzzz' is unknown; known: ncm, simpleshot, lr"),
+        ("gcd", {}, "method 'gcd' is unknown; did you mean 'gdc'"),
+        ("dc", {"beat": 1}, "method 'dc' has no parameter 'beat'; did you mean 'beta'"),
+        ("dc", {"k": "two"}, "method 'dc': k='two' is out of range"),
+        ("hgdc", {"k": 1}, "method 'hgdc' has no parameter 'k'; known: ridge"),
+        ("gdc", {"alpa1": 1}, "GDC has no parameter 'alpa1'; did you mean 'alpha1'"),
+        ("gdc", {"preset": "papr"}, "preset 'papr' is unknown; did you mean 'paper'"),
+        ("gdc", {"m": -1}, "m=-1 is out of range"),
+        ("ncm", {"preset": "paper"}, "presets are for gdc; method 'ncm'"),
+        ("ncm", {"k": 1}, "method 'ncm' has no parameter 'k'; it has none"),
+    ],
+)
+def test_a_wrong_name_or_value_is_refused(name: str, settings: dict, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        make_method(name, **settings)
 
 
-@pytest.mark.parametrize(("old", "new"), RENAMED.items())
-def test_old_names_work_for_one_release_and_name_the_new_one(old: str, new: str, tmp_path: Path) -> None:
-    value = {"unit": 0.5, "unit_of": "one", "query_pull": 0.1}[old]
-    default = get_preset("default")
-    now = default.with_changes(**{new: value})
-    says = pytest.warns(FewcalWarning, match=f"{old} is now called {new}")
-    with says:
-        assert default.with_changes(**{old: value}) == now
-    rest = {k: v for k, v in now.as_dict().items() if k != new}
-    with says:
-        assert GDCParams(**rest, **{old: value}) == now
-    with says:
-        assert getattr(now, old) == value
-    with says:
-        assert make_method("gdc", **{old: value}).settings[new] == value
-    with says:
-        assert gdc_settings([f"{old}={value}"]) == {new: value}
-    with says:
-        fitted = GDCClassifier(WORLD.bank(), **{old: value}).fit(WORLD.support[0], WORLD.labels[0])
-    assert getattr(fitted.params_, new) == value
-    save_preset(tmp_path / "old.json", now, "before")
-    content = json.loads((tmp_path / "old.json").read_text())
-    content["params"][old] = content["params"].pop(new)
-    (tmp_path / "old.json").write_text(json.dumps(content))
-    with says:
-        assert load_preset(tmp_path / "old.json").params == now
-    with pytest.raises(InputError, match=f"{old} and {new} are the same parameter"):
-        default.with_changes(**{old: value, new: value})
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        _ = now.nothing  # type: ignore[attr-defined]
-
-
-def test_trials_of_an_old_study_are_read() -> None:
-    space = default_space(20)
-    values = space.values(get_preset("whitened").with_changes(whiten=3.0))
-    assert values is not None
-    before = {{v: k for k, v in RENAMED.items()}.get(k, k): v for k, v in values.items()}
-    assert set(RENAMED) <= set(before)
-    with pytest.warns(FewcalWarning, match="is now called"):
-        assert space.params(before) == space.params(values)
-
-
-def test_the_sampler_takes_its_old_name() -> None:
-    x, y = WORLD.x, WORLD.y
-    keep = np.ones(len(y), bool)
-    keep[1 : int((y == y[0]).sum())] = False
-    with pytest.warns(FewcalWarning, match="unit is now called distance_scale"):
-        old = GDCSampler(random_state=0, unit=2.0).fit_resample(x[keep], y[keep])[0]
-    np.testing.assert_array_equal(old, GDCSampler(random_state=0, distance_scale=2.0).fit_resample(x[keep], y[keep])[0])
-
-
-def test_auto_is_default_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.warns(FewcalWarning, match="self-tuning was removed"):
-        assert get_preset("auto") == get_preset("default")
-    X, y = WORLD.support[0], WORLD.labels[0]
-    with pytest.warns(FewcalWarning, match="'auto' is now the same as 'default'"):
-        fitted = GDCClassifier(WORLD.bank(), "auto").fit(X, y)
-    assert fitted.params_ == GDCClassifier(WORLD.bank()).fit(X, y).params_
-    with pytest.raises(SystemExit) as ended:
-        main(["tune", str(tmp_path), "--on", "base", "--out", str(tmp_path / "s")])
-    assert ended.value.code == 0
-    assert "self-tuning was removed" in capsys.readouterr().err
-    assert get_preset(tmp_path / "s" / "preset.json") == get_preset("default")
-
-
-def test_the_old_name_of_the_outlier_pvalue() -> None:
-    fitted = GDCClassifier(WORLD.bank(), "whitened").fit(WORLD.support[0], WORLD.labels[0])
-    with pytest.warns(FewcalWarning, match="other_class_share is now called outlier_pvalue"):
-        old = fitted.other_class_share(WORLD.query[0])
-    np.testing.assert_array_equal(old, fitted.outlier_pvalue(WORLD.query[0]))
-
-
-# ---- the classifier computes what is asked for ----------------------------------------------------------------------
-
-
-def test_explanation_and_outliers_are_computed_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[str] = []
-    for owner, name in ((explain_module, "explain_calibration"), (OutlierTest, "from_bank")):
-        true = getattr(owner, name)
-        monkeypatch.setattr(owner, name, lambda *a, _n=name, _t=true: (calls.append(_n), _t(*a))[1])
-    fitted = GDCClassifier(WORLD.bank(), "whitened").fit(WORLD.support[0], WORLD.labels[0])
-    fitted.predict(WORLD.query[0])
-    assert calls == []
-    assert fitted.explain() is fitted.explain()
-    assert calls == ["explain_calibration"]
-    first = fitted.outlier_pvalue(WORLD.query[0])
-    assert calls == ["explain_calibration", "from_bank"]
-    again = pickle.loads(pickle.dumps(fitted))
-    assert again.explain() == fitted.explain()
-    np.testing.assert_array_equal(again.outlier_pvalue(WORLD.query[0]), first)
-    assert len(calls) == 2
-
-
-def test_growing_the_bank_afterwards_changes_no_explanation() -> None:
-    bank = WORLD.bank()
-    plain = GDCParams(beta=1.0, k=3, alpha1=1.0, alpha2_ratio=0.0, head="closed_form")
-    early, late = (GDCClassifier(bank, plain).fit(WORLD.support[0], WORLD.labels[0]) for _ in range(2))
-    want = early.explain()
-    bank.partial_fit(WORLD.support[0][:3], ["new"] * 3)
-    assert late.explain() == want
-
-
-def test_pickles_hold_no_base_rows() -> None:
-    rng = np.random.default_rng(0)
-    rows = rng.normal(size=(6000, 12)).astype(np.float32)
-    bank = BaseBank().fit(rows, np.arange(6000) % 10)
-    for settings in ({}, {"preset": "paper", "l2": True, "k": 3, "head": "closed_form"}):
-        fitted = GDCClassifier(bank, **settings).fit(WORLD.support[0], WORLD.labels[0])
-        fitted.bank = None  # what a user gave is the user's to keep or drop
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            assert len(pickle.dumps(fitted)) < rows.nbytes / 4
-
-
-def test_a_fit_on_a_cold_bank_stays_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    import fewcal.methods.hierarchical as model
-    from module_switches import fit_on_a_cold_bank, module_switches
-
-    whole = module_switches(fit_on_a_cold_bank()).total()
-    # Tasks of base classes are fits of their own, with both of its classifiers.
-    monkeypatch.setattr(model, "one_shot_scale", lambda *_, **__: None)
-    entered = module_switches(fit_on_a_cold_bank())
-    assert entered["fewcal.methods.gdc"]
-    assert entered.total() <= 50  # 94 when every module asked every other for its parts
-    assert whole - entered.total() <= 25
-    assert not {"fewcal.covariance.calibrated", "fewcal.rejection", "fewcal.bank.io"} & set(entered)
-
-
-def test_methods_are_listed_in_the_order_of_their_import() -> None:
-    assert list(METHODS) == ["ncm", "simpleshot", "lr", "lr-gauss", "lr_l2", "cosine", "lda", "dc", "bankless", "gdc"]
-    assert all(cls.name == name for name, cls in METHODS.items())
+def test_a_bank_in_another_space_is_refused() -> None:
+    world = make_world(1)
+    built = BaseBank(transform=fit_gaussianization(torch.from_numpy(world.x), 1.0, l2=True)).fit(world.x, world.y)
+    with pytest.raises(InputError, match="another space"):
+        make("gdc closed_form").prepare(built)
+    built = BaseBank(transform=fit_gaussianization(torch.from_numpy(world.x), 0.5)).fit(world.x, world.y)
+    for name in ("dc", "gdc authors"):
+        with pytest.raises(InputError, match="compares with raw base classes"):
+            make(name).prepare(built)

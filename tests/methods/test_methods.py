@@ -1,8 +1,7 @@
-"""Methods: DC against its script, GDC with unequal shots and any head, determinism, and better than chance."""
+"""Methods one by one: DC against its script, GDC with unequal shots and any head, baselines by their definition."""
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import numpy as np
@@ -12,151 +11,15 @@ from sklearn.neighbors import KNeighborsClassifier
 from sklearn.svm import SVC, LinearSVC
 
 import reference
-from conftest import SmallData, make_world
 from fewcal._utils.randomness import TaskRandom
-from fewcal.bank import BaseBank
 from fewcal.calibrate import Calibrator
 from fewcal.covariance import CalibratedCovariance, shares, shrink_covariance
-from fewcal.errors import FewcalWarning, InputError
-from fewcal.gaussianize import fit_gaussianization
-from fewcal.heads.base import Shared
+from fewcal.errors import InputError
 from fewcal.heads.calibrated import augment, points_per_support
 from fewcal.heads.linear import LinearHead
-from fewcal.methods import DC, GDC, METHODS, Method, TaskBatch, make_method
-from fewcal.params import GDCParams
-
-GDC_HEADS: dict[str, Any] = {
-    "closed_form": "closed_form",
-    "lbfgs": "lbfgs",
-    "sgd": "sgd",
-    "svc": SVC(),
-    "knn": KNeighborsClassifier(3),
-}
-PLAIN = GDCParams(
-    beta=0.5, l2=True, k=3, m=1.0, distance_scale=1.0, alpha1=0.5, alpha2_ratio=0.1, n=40, head="closed_form"
-)
-
-
-def run(
-    method: Method, world: SmallData, seed: int = 0, tasks: slice = slice(None), shared: Shared | None = None
-) -> torch.Tensor:
-    """Logits `(T, Q, N)` of the chosen tasks of a world."""
-    method.prepare(world.bank() if method.needs_bank else None)
-    return fitted(method, world, seed, tasks, shared)
-
-
-def fitted(
-    method: Method, world: SmallData, seed: int = 0, tasks: slice = slice(None), shared: Shared | None = None
-) -> torch.Tensor:
-    support, labels, query = world.tensors
-    names = list(range(len(support)))[tasks]
-    xs = torch.stack([method.transform(t, "support") for t in support[tasks]])
-    qs = torch.stack([method.transform(t, "query") for t in query[tasks]])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FewcalWarning)
-        batch = TaskBatch(
-            xs, labels[tasks], world.ways, TaskRandom(seed, names), Shared() if shared is None else shared
-        )
-        head = method.fit(batch)
-    return head.logits(qs)
-
-
-def accuracy(logits: torch.Tensor, world: SmallData) -> float:
-    return float((logits.argmax(-1) == torch.from_numpy(world.query_labels)).float().mean())
-
-
-def all_methods() -> list[tuple[str, Method]]:
-    out = [(name, make_method(name)) for name in METHODS if name not in ("gdc", "dc")]
-    out.append(("dc", make_method("dc", n=60)))
-    out += [(f"gdc {name}", make_method("gdc", PLAIN, head=head)) for name, head in GDC_HEADS.items()]
-    out.append(("gdc authors", make_method("gdc", "authors", k=3, n=60, alpha1=1.0, head="lbfgs")))
-    out.append(("gdc default", make_method("gdc", k=5)))
-    return out
-
-
-EVERY = dict(all_methods())
-
-
-# ---- what all share ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", EVERY)
-@pytest.mark.parametrize("signed", [False, True], ids=["relu", "signed"])
-def test_finite_logits_far_above_chance(name: str, signed: bool) -> None:
-    world = make_world(7, signed=signed, ways=4, shots=3, tasks=4, queries=10, spread=0.4)
-    logits = run(EVERY[name], world)
-    assert logits.shape == (4, 40, 4)
-    assert logits.dtype == torch.float32
-    assert torch.isfinite(logits).all()
-    assert accuracy(logits, world) > 0.75
-
-
-@pytest.mark.parametrize("name", EVERY)
-def test_same_seed_same_result_for_any_batch(name: str) -> None:
-    world = make_world(8, tasks=5, shots=2)
-    method = EVERY[name]
-    whole = run(method, world)
-    assert torch.equal(fitted(method, world), whole)
-    for size in (1, 2):
-        parts = torch.cat([fitted(method, world, tasks=slice(i, i + size)) for i in range(0, 5, size)])
-        scale = float(whole.abs().max())
-        torch.testing.assert_close(parts, whole, rtol=2e-3, atol=2e-3 * max(scale, 1))
-        margin = whole.topk(2, dim=-1).values.diff(dim=-1)[..., 0].abs() > 4e-3 * max(scale, 1)
-        assert torch.equal(parts.argmax(-1)[margin], whole.argmax(-1)[margin])
-
-
-@pytest.mark.parametrize("name", ["gdc lbfgs", "gdc sgd", "dc"])
-def test_other_seeds_give_other_samples(name: str) -> None:
-    world = make_world(8)
-    assert not torch.equal(run(EVERY[name], world, seed=0), run(EVERY[name], world, seed=1))
-
-
-@pytest.mark.parametrize("name", [n for n in EVERY if EVERY[n].needs_bank])
-def test_base_classes_are_asked_for(name: str) -> None:
-    with pytest.raises(InputError, match=r"method '.*' needs base classes; give a bank"):
-        make_method(EVERY[name].name).prepare(None)
-
-
-@pytest.mark.parametrize("name", EVERY)
-def test_records_and_memory(name: str) -> None:
-    method = EVERY[name]
-    world = make_world(8)
-    method.prepare(world.bank())
-    assert method.task_bytes(10, 5, 12) > 0
-    assert method.task_bytes(20, 10, 12) > method.task_bytes(10, 5, 12)
-    hash(method.space)
-    rebuilt = make_method(method.name, **method.settings) if method.name != "gdc" else None
-    assert rebuilt is None or rebuilt.settings == method.settings
-
-
-def test_spaces_tell_transforms_apart() -> None:
-    world = make_world(8)
-    bank = world.bank()
-    methods = [make_method(n).prepare(bank) for n in ("ncm", "simpleshot", "cosine", "lr-gauss")]
-    methods += [
-        make_method("gdc", PLAIN, **c).prepare(bank)
-        for c in ({}, {"beta": 1.0}, {"l2": False, "distance_scale": False})
-    ]
-    white = PLAIN.with_changes(cov="pooled")
-    methods += [make_method("gdc", white, whiten=w).prepare(bank) for w in (1.0, 2.0)]
-    # GDC with β = 0.5 and nothing else maps as Gaussianized logistic regression does; all others differ.
-    assert len({m.space for m in methods}) >= len(methods) - 1
-    assert make_method("gdc", PLAIN, k=2).prepare(bank).space == make_method("gdc", PLAIN).prepare(bank).space
-
-
-def test_shared_stages_are_computed_once_and_change_nothing() -> None:
-    world = make_world(8)
-    methods = [make_method("gdc", PLAIN, head=h) for h in ("closed_form", "lbfgs", "sgd")]
-    alone = [run(m, world) for m in methods]
-    bank = world.bank()
-    for m in methods:
-        m.prepare(bank)
-    shared = Shared()
-    together = [fitted(m, world, shared=shared) for m in methods]
-    for a, b in zip(alone, together, strict=True):
-        assert torch.equal(a, b)
-    assert len(shared) == 4  # one trust, one calibration, one covariance, one set of samples
-
+from fewcal.methods import TaskBatch, make_method
+from methods.test_contracts import PLAIN, accuracy, run
+from small_worlds import SmallData, make_world
 
 # ---- DC ---------------------------------------------------------------------------------------------------------
 
@@ -245,19 +108,6 @@ def test_augmented_sets(relu_world: SmallData, n_per: str, shots: tuple[int, ...
     assert begin == x.shape[1]
 
 
-@pytest.mark.parametrize("head", ["closed_form", "lbfgs", "sgd"])
-@pytest.mark.parametrize("n_per", ["point", "class"])
-def test_unequal_shots_in_one_task(head: str, n_per: str) -> None:
-    world = make_world(9, shots=4, tasks=1, queries=15)
-    keep = [0, 4, 5, 8, 9, 10, 11]  # one, two and four shots
-    uneven = SmallData(
-        world.base, world.support[:, keep], world.labels[:, keep], world.query, world.query_labels, world.ways
-    )
-    logits = run(make_method("gdc", PLAIN, head=head, n_per=n_per), uneven)
-    assert torch.isfinite(logits).all()
-    assert accuracy(logits, uneven) > 0.6
-
-
 def test_gdc_heads_of_scikit_learn() -> None:
     world = make_world(10, tasks=2)
     for classifier in (SVC(), LinearSVC(), KNeighborsClassifier(5), SVC(kernel="linear", C=0.1), Voter()):
@@ -318,19 +168,6 @@ def test_gdc_refuses_more_neighbours_than_base_classes(relu_world: SmallData) ->
         run(make_method("gdc", PLAIN, k=10), relu_world)
 
 
-def test_gdc_refuses_a_bank_in_another_space(relu_world: SmallData) -> None:
-    built = relu_world.bank(transform=fit_gaussianization(torch.from_numpy(relu_world.x), 1.0, l2=True))
-    with pytest.raises(InputError, match="another space"):
-        make_method("gdc", PLAIN).prepare(built)
-
-
-def test_a_thin_bank_is_refused_before_any_task(relu_world: SmallData) -> None:
-    bank = relu_world.bank().partial_fit(np.ones((1, 12)), ["lonely"])
-    for name in ("gdc", "dc"):
-        with pytest.raises(InputError, match="single row: 'lonely'"):
-            make_method(name).prepare(bank)
-
-
 # ---- baselines --------------------------------------------------------------------------------------------------
 
 
@@ -360,44 +197,6 @@ def test_cosine_ignores_length(relu_world: SmallData) -> None:
     torch.testing.assert_close(head.weight.norm(dim=-1), torch.full((1, 3), 10.0))
 
 
-# ---- names ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "settings_", "words"),
-    [
-        ("gcd", {}, "method 'gcd' is unknown; did you mean 'gdc'"),
-        ("zzzz", {}, "method 'zzzz' is unknown; known: ncm, simpleshot, lr"),
-        ("dc", {"beat": 1}, "method 'dc' has no parameter 'beat'; did you mean 'beta'"),
-        ("gdc", {"alpa1": 1}, "GDC has no parameter 'alpa1'; did you mean 'alpha1'"),
-        ("gdc", {"preset": "papr"}, "preset 'papr' is unknown; did you mean 'paper'"),
-        ("gdc", {"m": -1}, "m=-1 is out of range"),
-        ("ncm", {"preset": "paper"}, "presets are for gdc; method 'ncm'"),
-        ("ncm", {"k": 1}, "method 'ncm' has no parameter 'k'; it has none"),
-    ],
-)
-def test_make_method_errors(name: str, settings_: dict, words: str) -> None:
-    with pytest.raises(InputError, match=words):
-        make_method(name, **settings_)
-
-
-def test_make_method_takes_presets_and_parameters() -> None:
-    assert make_method("gdc", "paper/cub/5shot", m=1.5).settings["m"] == 1.5
-    assert make_method("gdc", PLAIN).settings == PLAIN.as_dict()
-    assert make_method("lr", C=3.0).settings == {"C": 3.0}
-    assert make_method("lr-gauss", C=3.0, beta=0.2).settings == {"C": 3.0, "beta": 0.2}
-    assert list(METHODS) == ["ncm", "simpleshot", "lr", "lr-gauss", "lr_l2", "cosine", "lda", "dc", "bankless", "gdc"]
-
-
-@pytest.mark.parametrize("name", ["dc", "gdc"])
-def test_raw_bases_are_asked_of_a_raw_bank(name: str) -> None:
-    x = torch.rand(12, 4)
-    bank = BaseBank(transform=fit_gaussianization(x, beta=0.5)).fit(x, [0, 1, 2] * 4)
-    method = make_method(name, **({"k": 2} if name == "dc" else {"preset": "authors", "k": 2}))
-    with pytest.raises(InputError, match="compares with raw base classes"):
-        method.prepare(bank)
-
-
 @pytest.mark.parametrize("name", ["dc", "gdc"])
 def test_memory_of_samples_grows_with_the_number_of_classes(name: str, world: SmallData) -> None:
     method = make_method(name, "authors/cub/1shot" if name == "gdc" else None)
@@ -406,36 +205,16 @@ def test_memory_of_samples_grows_with_the_number_of_classes(name: str, world: Sm
     assert method.task_bytes(50, 50, 12) - method.task_bytes(50, 5, 12) == 45 * points
 
 
-@pytest.mark.parametrize("dim", [8, 64])  # rows as they are, and rows of unit length
+@pytest.mark.parametrize("dim", [8, 64])
 @pytest.mark.parametrize("shots", [(1, 1, 5, 1), (1, 2, 3, 4), (3, 3, 1, 3)])
 def test_without_a_bank_no_class_is_preferred_for_its_number_of_examples(dim: int, shots: tuple[int, ...]) -> None:
     rng = np.random.default_rng(0)
     labels, truth = np.repeat(np.arange(4), shots), np.repeat(np.arange(4), 20)
     means = rng.normal(size=(30, 4, dim)) * 1.5 + 2
     support, query = (means[:, at] + rng.normal(size=(30, len(at), dim)) * 1.5 for at in (labels, truth))
-    method = make_method("bankless")
+    method = make_method("support-only")
     x, q = (method.transform(torch.from_numpy(rows).float()) for rows in (support, query))
     head = method.fit(TaskBatch(x, torch.from_numpy(labels).expand(30, -1), 4, TaskRandom(0)))
     found = head.logits(q).argmax(dim=2).numpy()
     assert np.abs(np.bincount(found.ravel(), minlength=4) / found.size - 0.25).max() < 0.08
     assert (found == truth).mean() > 0.6
-
-
-@pytest.mark.parametrize("shots", [1, 5])
-@pytest.mark.parametrize(
-    "name", ["dc", "gdc joint lbfgs", "gdc joint closed_form", "gdc independent closed_form", "gdc pooled closed_form"]
-)
-def test_batches_take_nothing_more_from_a_bank_that_was_prepared_for_them(name: str, shots: int) -> None:
-    world = make_world(0, dim=16, tasks=3, ways=4, shots=shots)
-    kind, *chosen = name.split()
-    settings = dict(zip(("cov", "head"), chosen, strict=False))
-    method = make_method(kind, "paper/mini/1shot" if chosen else None, **settings)
-    method.prepare(world.bank())
-    assert isinstance(method, DC | GDC)
-    method.prepare_batches(3, 4, shots)
-    ready = set(method.bank.memo)
-    support = method.transform(torch.from_numpy(world.support).flatten(0, 1)).view(3, 4 * shots, -1)
-    method.fit(TaskBatch(support, torch.from_numpy(world.labels), 4, TaskRandom(0, [0, 1, 2])))
-    small = {"centred", "fingerprint"}  # the means; what the engine has asked for before
-    assert set(method.bank.memo) - ready - small <= {"roots of sums"}
-    assert ready

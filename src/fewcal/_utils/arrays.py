@@ -58,6 +58,8 @@ def as_features(
         if t.is_complex():
             raise InputError(f"{name} has dtype {t.dtype}; pass real numbers (float32 is best)")
     else:
+        if hasattr(x, "toarray"):
+            raise InputError(f"{name} is sparse; pass {name.split()[-1]}.toarray()")
         try:
             a = np.asarray(x)
         except ValueError as error:
@@ -203,8 +205,9 @@ def encode_labels(y: Any, rows: int, name: str = "y") -> tuple[list[Hashable], n
     for i, value in enumerate(values):
         if isinstance(value, np.generic):
             value = value.item()
-        if isinstance(value, float) and value != value:
-            raise InputError(f"{name} has NaN as the label of row {i}; every row needs a class")
+        missing = value is None or (isinstance(value, float) and value != value)
+        if missing or type(value).__name__ in ("NAType", "NaTType"):
+            raise InputError(f"{name} has {value} as the label of row {i}; every row needs a class")
         try:
             codes[i] = position.setdefault(value, len(position))
         except TypeError as error:

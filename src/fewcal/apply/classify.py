@@ -28,6 +28,7 @@ from fewcal.apply.predict import (
     accuracy,
     answer_rows,
     by_doubt,
+    fit_named,
     in_words,
     make_classifier,
     model_settings,
@@ -159,6 +160,7 @@ def classify(
     settings: Sequence[str] = (),
     reject: float | None = None,
     each: bool = False,
+    names: bool = False,
     batch: int = 32,
     workers: int | None = None,
     device: str | None = None,
@@ -180,6 +182,7 @@ def classify(
     reject : answer "none of these" where the p-value of belonging to one of the classes is lower
     each : classify the items one by one. By default they are classified together, where each helps with the others;
         without base classes or with a preset of GDC one by one.
+    names : let the names of the classes help to find near base classes
     columns : names of the columns or keys of text and class in files of texts
     """
 
@@ -210,7 +213,8 @@ def classify(
     x, examples = features_of(examples, 0)
     check_none_lost(classes, examples)
     z, queries = features_of(queries, total - len(queries))
-    classifier = make_classifier(loaded, preset, settings, device, seed).fit(x, np.array(examples.labels))
+    classifier = make_classifier(loaded, preset, settings, device, seed)
+    fit_named(classifier, x, np.array(examples.labels), names)
     each = each or preset is not None or loaded is None
     table = named_rows(predict_features(classifier, z, reject, together=not each), queries)
     alone = None if each else float(classifier.predict_proba(z).max(axis=1).mean())

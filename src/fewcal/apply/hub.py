@@ -25,8 +25,9 @@ from fewcal._utils.types import StrPath
 from fewcal.apply.build_bank import bank_facts
 from fewcal.bank import BaseBank
 from fewcal.errors import FewcalError, InputError
+from fewcal.estimators import load_classifier
 from fewcal.estimators.base import TaskClassifier
-from fewcal.estimators.saved import classifier_facts, load_classifier
+from fewcal.estimators.saved import classifier_facts
 
 FILE, CARD = "model.safetensors", "README.md"
 # A later push renews what stands between these lines, and leaves the rest of the card as its owner wrote it.

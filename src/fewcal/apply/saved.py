@@ -14,6 +14,7 @@ from fewcal.apply.checks import check_reject
 from fewcal.apply.classify import check_none_lost, check_same_extractor, load_bank, named_rows
 from fewcal.apply.predict import (
     Columns,
+    fit_named,
     in_words,
     make_classifier,
     model_settings,
@@ -22,8 +23,9 @@ from fewcal.apply.predict import (
 )
 from fewcal.bank import BaseBank
 from fewcal.errors import InputError
+from fewcal.estimators import load_classifier
 from fewcal.estimators.base import TaskClassifier
-from fewcal.estimators.saved import load_classifier, read_meta
+from fewcal.estimators.saved import read_meta
 from fewcal.features import FeatureSplit, load_split
 from fewcal.features.extract import embed
 from fewcal.features.extractors import Extractor, find_entry, get_extractor
@@ -52,6 +54,7 @@ def fit_model(
     bank: StrPath | BaseBank | None = None,
     preset: str | None = None,
     settings: Sequence[str] = (),
+    names: bool = False,
     seed: int = 0,
     reading: Reading | None = None,
 ) -> TaskClassifier:
@@ -61,7 +64,7 @@ def fit_model(
     bank = load_bank(bank)
     classifier = make_classifier(bank, preset, settings, how.device, seed)
     examples = read_examples(support, extractor, bank, how)
-    classifier.fit(examples.x, examples.names)
+    fit_named(classifier, examples.x, examples.names, names)
     classifier.extractor_ = examples.stamp
     return classifier
 

@@ -26,7 +26,10 @@ from fewcal.cli.streams import flush_streams, open_streams
 COMMANDS = {
     "studio": ("studio", "Label pictures or texts in the browser."),
     "classify": ("extract", "Classify pictures or texts from a few examples of each."),
-    "check": ("check", "Check labelled examples: recall, wrong labels, near duplicates."),
+    "check": (
+        "check",
+        "Check labelled examples: recall, labels to look at, near duplicates, classes in need of an example.",
+    ),
     "extract": ("extract", "Turn pictures or texts into features for other commands."),
     "data": ("extract", "Lists of pictures from downloaded data sets."),
     "fit": ("model", "Fit a classifier on a few examples of each class and save it."),
@@ -42,7 +45,7 @@ COMMANDS = {
     "evaluate": ("evaluate", "Run methods on the same few-shot tasks and compare them."),
     "compare": ("evaluate", "Paired statistics across finished runs on the same tasks."),
     "report": ("report", "Show finished runs as one HTML file."),
-    "tune": ("tune", "Find parameters of GDC and write them as a preset file."),
+    "tune": ("tune", "Search parameters of HGDC or GDC on validation classes, and compare the best with the default."),
     "paper": ("paper", "Tables and figures of the paper, with its figures beside yours."),
     "train": ("train", "Train a backbone on base classes (S2M2)."),
 }

@@ -29,7 +29,7 @@ Methods = Annotated[
     str,
     typer.Option(
         help="Comma-separated: ncm, simpleshot, lr, lr-gauss, lr_l2, cosine, lda, dc, gdc, gdc:PRESET, hgdc, "
-        "support-only, or module:Class for a method of your own. 'all' for all.",
+        "hgdc-transductive, support-only, or module:Class for a method of your own. 'all' for all.",
         autocompletion=complete_method,
     ),
 ]

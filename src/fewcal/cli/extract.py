@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fewcal.apply.checks import check_reject, checked_new_file, checked_table_file
-from fewcal.cli.options import Device, Json, KnownPreset, Quiet, Raw, Reject, Seed, Set, existing
+from fewcal.cli.options import Device, Json, KnownPreset, Names, Quiet, Raw, Reject, Seed, Set, existing
 from fewcal.cli.printing import cell, percent, table, write_json
 from fewcal.errors import InputError
 
@@ -158,6 +158,7 @@ def classify(
     html: Sheet = None,
     raw: Raw = False,
     reject: Reject = None,
+    names: Names = False,
     each: Annotated[
         bool, typer.Option("--each", help="Classify one by one. By default the items help with each other.")
     ] = False,
@@ -185,7 +186,7 @@ def classify(
     name = joined_extractors(extractor)
     examples, queries = find_pair(support, query, name, columns, skip_bad)
     reading = partial(run, batch=batch, workers=workers, skip_bad=skip_bad, columns=columns)
-    start = partial(reading, preset=preset, settings=set_ or [], reject=reject, each=each, seed=seed)
+    start = partial(reading, preset=preset, settings=set_ or [], reject=reject, each=each, names=names, seed=seed)
     with ProgressBar("items", quiet) as report:
         answers = start(
             examples, queries, name, bank=bank, device=device, allow_download=allow_download, progress=report

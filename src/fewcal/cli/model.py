@@ -19,7 +19,7 @@ from fewcal.cli.extract import (
     Workers,
     joined_extractors,
 )
-from fewcal.cli.options import Device, Json, KnownPreset, Quiet, Reject, Seed, Set, existing, readable_model
+from fewcal.cli.options import Device, Json, KnownPreset, Names, Quiet, Reject, Seed, Set, existing, readable_model
 from fewcal.cli.printing import cell, table, write_json
 
 model = typer.Typer(no_args_is_help=True, help="Saved classifiers.")
@@ -43,6 +43,7 @@ def fit(
     ] = None,
     text_column: TextColumn = "text",
     label_column: LabelColumn = "label",
+    names: Names = False,
     preset: KnownPreset = None,
     set_: Set = None,
     batch: Batch = 32,
@@ -74,6 +75,7 @@ def fit(
             bank=bank,
             preset=preset,
             settings=set_ or [],
+            names=names,
             seed=seed,
             reading=Reading(columns, batch, workers, skip_bad, device, allow_download, report),
         )
@@ -104,7 +106,7 @@ def export(
 
     The input X are features of the classifier's extractor; the outputs are label and probabilities.
     """
-    from fewcal.estimators.saved import load_classifier
+    from fewcal.estimators import load_classifier
 
     load_classifier(file).to_onnx(out)
     if not quiet:

@@ -98,3 +98,7 @@ Reject = Annotated[
         callback=checked_reject,
     ),
 ]
+Names = Annotated[
+    bool,
+    typer.Option("--names", help="Let the names of the classes help to find near base classes; needs fewcal[text]."),
+]

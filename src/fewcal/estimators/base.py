@@ -5,12 +5,13 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Hashable
 from pathlib import Path
-from typing import Self, cast
+from typing import ClassVar, Self, cast
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, ClassifierMixin
+from torch import Tensor
 
 from fewcal._utils.arrays import pick_device
 from fewcal._utils.randomness import TaskRandom
@@ -18,6 +19,7 @@ from fewcal._utils.types import StrPath
 from fewcal.errors import InputError
 from fewcal.estimators.explain import Explanation, explain_contributions
 from fewcal.estimators.inputs import check_fitted, check_rows, check_support, class_codes, join_labels, map_rows
+from fewcal.estimators.saved import FileMeta, FileTensors, read_classifier, write_classifier
 from fewcal.heads.base import Head, TaskBatch
 from fewcal.methods.base import Contributions, Method, RowMap
 
@@ -29,10 +31,12 @@ class TaskClassifier(ClassifierMixin, BaseEstimator):
     is fitted stays on the CPU, so that it can be pickled and loaded anywhere.
     """
 
+    file_kind: ClassVar[str]  # as files name it
     device: str | torch.device | None
     classes_: np.ndarray
     n_features_in_: int
     support_: tuple[np.ndarray, np.ndarray]
+    feature_names_in_: np.ndarray
     extractor_: str | None = None
     row_map_: RowMap
     head_: Head
@@ -187,6 +191,19 @@ class TaskClassifier(ClassifierMixin, BaseEstimator):
 
     # ---- files ------------------------------------------------------------------------------------------------------
 
+    @abstractmethod
+    def file_parts(self) -> tuple[dict[str, object], dict[str, Tensor]]:
+        """What a file holds beside the support: values and tensors."""
+
+    @classmethod
+    @abstractmethod
+    def from_parts(cls, meta: FileMeta, tensors: FileTensors) -> Self:
+        """The classifier of a file, not fitted yet."""
+
+    @abstractmethod
+    def restore(self, X: np.ndarray, y: np.ndarray, meta: FileMeta, tensors: FileTensors) -> None:
+        """Fit as the file has it, on its support."""
+
     def save(self, path: StrPath, *, extractor: str | None = None) -> Path:
         """Write what prediction and later examples need as one safetensors file, which appears when it is complete.
 
@@ -196,8 +213,6 @@ class TaskClassifier(ClassifierMixin, BaseEstimator):
         extractor : str or None
             What made the features, as `Extractor.stamp`; by default that of the file which was loaded.
         """
-        from fewcal.estimators.saved import write_classifier
-
         check_fitted(self)
         return write_classifier(self, Path(path), extractor or self.extractor_)
 
@@ -214,8 +229,6 @@ class TaskClassifier(ClassifierMixin, BaseEstimator):
     @classmethod
     def load(cls, path: StrPath, *, device: str | torch.device | None = None) -> Self:
         """Read a classifier that `save` wrote; it answers as the one that was saved."""
-        from fewcal.estimators.saved import read_classifier
-
         return read_classifier(cls, Path(path), device)
 
 

@@ -111,7 +111,9 @@ class Explanation:
 
 def _shares(c: ClassExplanation) -> list[str]:
     parts = [f"itself {c.own_share:.0%}"]
-    parts += [f"{b} {s:.0%}" for b, s in zip(c.bases[:MAX_BASES], c.shares[:MAX_BASES], strict=True)]
+    # A number for a name would read like another share.
+    names = [b if isinstance(b, str) else f"base class {b}" for b in c.bases]
+    parts += [f"{b} {s:.0%}" for b, s in zip(names[:MAX_BASES], c.shares[:MAX_BASES], strict=True)]
     if rest := c.shares[MAX_BASES:]:
         parts.append(f"{len(rest)} other{'s' * (len(rest) > 1)} {sum(rest):.0%}")
     return parts

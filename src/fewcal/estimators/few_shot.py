@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Hashable, Mapping
+from functools import lru_cache
 from typing import Self, TypeAlias
 from warnings import warn
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
+from torch import Tensor
 
 from fewcal._utils.arrays import common_shift
 from fewcal._utils.randomness import TaskRandom
@@ -18,6 +20,7 @@ from fewcal.errors import FewcalWarning, InputError
 from fewcal.estimators.base import TaskClassifier, log_softmax
 from fewcal.estimators.explain import Explanation, no_bank_explanation
 from fewcal.estimators.inputs import (
+    as_tensor,
     check_fitted,
     check_priors,
     check_rows,
@@ -26,8 +29,10 @@ from fewcal.estimators.inputs import (
     map_rows,
     resolve_bank,
 )
+from fewcal.estimators.saved import FileMeta, FileTensors, prior_from_file, prior_to_file
 from fewcal.heads.base import TaskBatch
 from fewcal.heads.linear import LinearHead
+from fewcal.hgdc.names import name_scores
 from fewcal.hgdc.prior import Prior
 from fewcal.hgdc.temperature import calibrated_gamma
 from fewcal.hgdc.transduction import Transduction
@@ -38,6 +43,9 @@ from fewcal.rejection import OutlierTest
 
 # Tasks of validation classes that `calibrate` draws, and queries of each class.
 CALIBRATION_TASKS, CALIBRATION_QUERIES = 200, 15
+
+# What embeds names of classes.
+NAME_EXTRACTOR = "minilm"
 
 Priors: TypeAlias = "ArrayLike | Mapping[Hashable, float] | None"
 
@@ -84,6 +92,8 @@ class FewShotClassifier(TaskClassifier):
         Unlabelled rows, as they were given.
     priors_ : dict or None
         Frequencies of the classes, where they are known.
+    name_scores_ : dict or None
+        How near each class is to the base classes by name, with `class_names`.
     temperature_ : float
         What scores are divided by; 1 before `calibrate`.
     extractor_ : str or None
@@ -105,10 +115,12 @@ class FewShotClassifier(TaskClassifier):
     ['cat', 'cat', 'dog', 'dog']
     """
 
+    file_kind = "hgdc"
     prior_: Prior | None
     temperature_: float
     unlabelled_: np.ndarray | None = None
     priors_: dict[Hashable, float] | None = None
+    name_scores_: dict[Hashable, Tensor] | None = None
 
     def __init__(
         self,
@@ -137,19 +149,36 @@ class FewShotClassifier(TaskClassifier):
 
     def _method(self, X: np.ndarray, y: np.ndarray) -> Method:
         if self.bank is None:
-            method = SupportOnly(self.scatter)
-            method.shift = common_shift(X)
-            return method
+            plain = SupportOnly(self.scatter)
+            plain.shift = common_shift(X)
+            return plain
         settings = {name: getattr(self, name) for name in HGDC.accepts}
         if isinstance(self.bank, Prior):
-            return HGDC.from_prior(self.bank, **settings)
-        bank = resolve_bank(self.bank, self.device)
-        if bank.dim != X.shape[1]:
-            raise InputError(f"X has {X.shape[1]} features and the bank {bank.dim}; use the same extractor for both")
-        return HGDC(**settings).prepare(bank)
+            method = HGDC.from_prior(self.bank, **settings)
+        else:
+            bank = resolve_bank(self.bank, self.device)
+            if bank.dim != X.shape[1]:
+                raise InputError(
+                    f"X has {X.shape[1]} features and the bank {bank.dim}; use the same extractor for both"
+                )
+            method = HGDC(**settings)
+            method.prepare(bank)
+        if self.name_scores_ is not None:
+            none = torch.zeros(len(method.prior.base_means))
+            scores = [self.name_scores_.get(c, none) for c in class_codes(y)[0].tolist()]
+            method.names = torch.stack(scores).to(method.prior.base_means)
+        return method
 
-    def fit(self, X: ArrayLike, y: ArrayLike, *, unlabelled: ArrayLike | None = None, priors: Priors = None) -> Self:
-        """Fit on support rows, and on unlabelled rows beside them.
+    def fit(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        *,
+        unlabelled: ArrayLike | None = None,
+        priors: Priors = None,
+        class_names: bool | Mapping[Hashable, str] = False,
+    ) -> Self:
+        """Fit on support rows, and on what else is at hand: unlabelled rows, frequencies and names of the classes.
 
         Parameters
         ----------
@@ -163,20 +192,33 @@ class FewShotClassifier(TaskClassifier):
             `SelfTrainingClassifier` takes them in `X`.
         priors : array-like of shape (n_classes,), mapping or None
             Frequencies of the sorted classes, or by class; None: unknown.
+        class_names : bool or mapping, default=False
+            True: the labels are names of the classes, which help to find near base classes (`fewcal.hgdc.names`). A
+            mapping has a name for each label. It takes `pip install 'fewcal[text]'`.
         """
         rows, labels = check_support(self, X, y)
         classes = class_codes(labels)[0].tolist()
         frequencies = None if priors is None else check_priors(priors, classes)
         extra = None if unlabelled is None else np.array(check_rows(self, unlabelled, reset=False))
-        if extra is not None and self.bank is None:
-            warn("unlabelled rows bring nothing without base classes; give a bank", FewcalWarning, stacklevel=2)
-        before = self.unlabelled_, self.priors_
-        self.unlabelled_, self.priors_ = extra, frequencies
+        if self.bank is None and (extra is not None or class_names):
+            what = "unlabelled rows bring" if extra is not None else "class names bring"
+            warn(f"{what} nothing without base classes; give a bank", FewcalWarning, stacklevel=2)
+        before = self.unlabelled_, self.priors_, self.name_scores_
+        self.unlabelled_, self.priors_, self.name_scores_ = extra, frequencies, None
         try:
+            if class_names:
+                names = {c: c for c in classes} | (dict(class_names) if isinstance(class_names, Mapping) else {})
+                self.name_scores_ = self._scores_of_names(self._method(rows, labels), {c: names[c] for c in classes})
             return self.fit_rows(np.array(rows), np.array(labels))  # copies: they are kept
         except BaseException:
-            self.unlabelled_, self.priors_ = before
+            self.unlabelled_, self.priors_, self.name_scores_ = before
             raise
+
+    def _scores_of_names(self, method: Method, names: dict[Hashable, Hashable]) -> dict[Hashable, Tensor] | None:
+        if not isinstance(method, HGDC):
+            return None
+        scores = name_scores(method.prior, list(names.values()), lambda texts: embed_names(tuple(texts)))
+        return dict(zip(names, scores.cpu(), strict=True))
 
     def _fitted(self, method: Method, batch: TaskBatch) -> None:
         self.temperature_ = 1.0
@@ -193,9 +235,11 @@ class FewShotClassifier(TaskClassifier):
         """Known frequencies `(N,)`; those of classes that came later are the mean of the others."""
         if self.priors_ is None:
             return None
-        known = list(self.priors_.values())
-        values = [self.priors_.get(c, sum(known) / len(known)) for c in self.classes_.tolist()]
-        return torch.tensor(values, dtype=batch.support.dtype, device=batch.support.device)
+        return torch.tensor(self._prior_values(), dtype=batch.support.dtype, device=batch.support.device)
+
+    def _prior_values(self) -> list[float]:
+        own = self.priors_ or {}
+        return [own.get(c, sum(own.values()) / len(own)) for c in self.classes_.tolist()]
 
     def _transduce(self, method: HGDC, batch: TaskBatch, X: np.ndarray) -> Transduction:
         rows = map_rows(method.row_map, X, batch.support.device)[None]
@@ -301,3 +345,48 @@ class FewShotClassifier(TaskClassifier):
     @property
     def _features(self) -> str:
         return self.row_map_.model.words if isinstance(self.row_map_, TwoViews) else "unit length"
+
+    # ---- files ------------------------------------------------------------------------------------------------------
+
+    def file_parts(self) -> tuple[dict[str, object], dict[str, Tensor]]:
+        """Return the values and tensors that a file holds beside the support."""
+        own, tensors = (None, {}) if self.prior_ is None else prior_to_file(self.prior_)
+        settings = {name: getattr(self, name) for name in HGDC.accepts}
+        frequencies = None if self.priors_ is None else self._prior_values()
+        if self.name_scores_ is not None and self.prior_ is not None:
+            none = torch.zeros(len(self.prior_.base_means))
+            tensors["names"] = torch.stack([self.name_scores_.get(c, none) for c in self.classes_.tolist()])
+        if self.unlabelled_ is not None:
+            tensors["unlabelled"] = as_tensor(self.unlabelled_)
+        meta = {"settings": settings, "temperature": self.temperature_, "prior": own, "priors": frequencies}
+        return meta, tensors
+
+    @classmethod
+    def from_parts(cls, meta: FileMeta, tensors: FileTensors) -> Self:
+        """Make the classifier of a file, not fitted yet."""
+        prior = None if meta["prior"] is None else prior_from_file(meta["prior"], tensors)
+        if prior is not None and len(prior.origin) != tensors["support"].shape[1]:
+            raise ValueError(
+                f"the prior has {len(prior.origin)} features and the support {tensors['support'].shape[1]}"
+            )
+        return cls(prior, **meta["settings"])
+
+    def restore(self, X: np.ndarray, y: np.ndarray, meta: FileMeta, tensors: FileTensors) -> None:
+        """Fit as the file has it, on its support."""
+        if meta["priors"] is not None:
+            self.priors_ = check_priors(meta["priors"], np.unique(y).tolist())
+        if "names" in tensors:
+            if tensors["names"].shape != (len(np.unique(y)), len(meta["prior"]["classes"])):
+                raise ValueError("the scores of names fit neither classes nor base classes")
+            self.name_scores_ = dict(zip(np.unique(y).tolist(), tensors["names"], strict=True))
+        if "unlabelled" in tensors:
+            self.unlabelled_ = check_rows(self, tensors["unlabelled"].numpy(), reset=False)
+        self.fit_rows(X, y).set_temperature(float(meta["temperature"]))
+
+
+@lru_cache(maxsize=64)
+def embed_names(names: tuple[str, ...]) -> np.ndarray:
+    """Embed names `(R, E)`; those of the base classes are the same in every fit."""
+    from fewcal.features.extractors import get_extractor
+
+    return np.asarray(get_extractor(NAME_EXTRACTOR)(list(names)))

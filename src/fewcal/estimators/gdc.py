@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
+from typing import Self
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from sklearn.utils import Tags
+from torch import Tensor
 
 from fewcal.bank import BaseBank
 from fewcal.errors import InputError
 from fewcal.estimators.base import TaskClassifier
 from fewcal.estimators.inputs import cap_k, given_params, resolve_bank, resolve_params, seed_from
+from fewcal.estimators.saved import FileMeta, FileTensors, head_from_file, transform_from_file
+from fewcal.gaussianize import Gaussianization
+from fewcal.heads.linear import LinearHead
 from fewcal.methods.base import Method
 from fewcal.methods.gdc import GDC
 from fewcal.params import GDCParams
@@ -71,6 +76,7 @@ class GDCClassifier(TaskClassifier):
     ['cat', 'cat', 'dog', 'dog']
     """
 
+    file_kind = "gdc"
     params_: GDCParams
     # Whether it was read from a file and fitted with a bank, which files do not have.
     had_bank_ = False
@@ -130,7 +136,7 @@ class GDCClassifier(TaskClassifier):
         if bank.dim != X.shape[1]:
             raise InputError(f"X has {X.shape[1]} features and the bank {bank.dim}; use the same extractor for both")
         if "k" not in given:
-            params = cap_k(params, len(bank), quiet=self.bank is None)
+            params = cap_k(params, bank, quiet=self.bank is None)
         method = GDC(params).prepare(bank)
         self.params_ = params
         return method
@@ -144,3 +150,30 @@ class GDCClassifier(TaskClassifier):
 
     def seed(self) -> int:
         return seed_from(self.random_state)
+
+    # ---- files ------------------------------------------------------------------------------------------------------
+
+    def file_parts(self) -> tuple[dict[str, object], dict[str, Tensor]]:
+        """Return the values and tensors that a file holds beside the support."""
+        head, row_map = self.head_, self.row_map_
+        if not isinstance(head, LinearHead) or not isinstance(row_map, Gaussianization):
+            raise InputError("a classifier with a scikit-learn head cannot be saved; use a named head")
+        meta: dict[str, object] = {"settings": self.params_.as_dict(), "transform": row_map.settings()}
+        meta |= {"bank": self.bank is not None or self.had_bank_, "seed": self.seed()}
+        parts = {f"transform.{name}": t for name, t in row_map.tensors().items()}
+        return meta, {"weight": head.weight, "bias": head.bias, **parts}
+
+    @classmethod
+    def from_parts(cls, meta: FileMeta, tensors: FileTensors) -> Self:
+        """Make the classifier of a file, not fitted yet."""
+        params = GDCParams().with_changes(**meta["settings"])
+        made = cls(preset=params, random_state=int(meta["seed"]))
+        made.params_, made.had_bank_ = params, bool(meta["bank"])
+        return made
+
+    def restore(self, X: np.ndarray, y: np.ndarray, meta: FileMeta, tensors: FileTensors) -> None:
+        """Take the head of the file."""
+        self.support_, self.classes_ = (X, y), np.unique(y)
+        self.row_map_ = transform_from_file(meta["transform"], tensors)
+        self.head_ = head_from_file(tensors, len(self.classes_), X.shape[1])
+        self.contributions_ = None

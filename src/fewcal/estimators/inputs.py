@@ -43,6 +43,7 @@ def check_fitted(estimator: object) -> None:
 
 def check_rows(estimator: Any, X: object, *, reset: bool) -> np.ndarray:
     """Rows `X (R, D)` of numbers below `LARGEST`; one-line errors for anything else."""
+    X = _from_torch(X)
     plain = _plain_rows(estimator, X, reset)
     rows = _as_floats(np.asarray(X)) if plain else _validated(estimator, X, "no_validation", reset)
     check_finite(as_tensor(rows), "X")
@@ -51,11 +52,14 @@ def check_rows(estimator: Any, X: object, *, reset: bool) -> np.ndarray:
 
 def check_support(estimator: Any, X: object, y: object) -> tuple[np.ndarray, np.ndarray]:
     """Rows and their labels, with one-line errors for what few-shot data gets wrong."""
+    X, y = _from_torch(X), _from_torch(y)
     if isinstance(X, np.ndarray) and _plain_labels(y) and len(y) == len(X) and _plain_rows(estimator, X, reset=True):
         rows = _as_floats(X)
         check_finite(as_tensor(rows), "X")
         return rows, y
     if y is not None:
+        _check_shape(X)
+        _check_missing(y)
         from sklearn.utils.validation import _num_samples  # private of sklearn: no public row count
 
         if (given := _num_samples(X)) == 0:
@@ -65,6 +69,30 @@ def check_support(estimator: Any, X: object, y: object) -> tuple[np.ndarray, np.
     rows, names = _validated(estimator, X, y, True)
     check_finite(as_tensor(rows), "X")
     return rows, names
+
+
+def _from_torch(x: object) -> Any:
+    """Tensors as arrays, wherever they are and whether they require gradients; all else as it is."""
+    if not isinstance(x, torch.Tensor):
+        return x
+    x = x.detach().cpu()
+    return (x.float() if x.dtype == torch.bfloat16 else x).numpy()
+
+
+def _check_shape(X: object) -> None:
+    if (axes := getattr(X, "ndim", 2)) != 2:
+        raise InputError(
+            f"X has {axes} dimension(s), expected 2, a row an example. Reshape your data: X.reshape(1, -1) is one row"
+        )
+
+
+def _check_missing(y: object) -> None:
+    """Refuse None, NaN and the missing values of pandas, of which each library raises an error of its own."""
+    labels = y.tolist() if hasattr(y, "tolist") else y
+    for i, label in enumerate(labels if isinstance(labels, list | tuple) else []):
+        nan = isinstance(label, float) and label != label
+        if nan or label is None or type(label).__name__ in ("NAType", "NaTType"):
+            raise InputError(f"y has no label in row {i} ({label}); every row needs a class")
 
 
 def _plain_rows(estimator: Any, X: object, reset: bool) -> TypeGuard[np.ndarray]:
@@ -89,11 +117,14 @@ def _plain_labels(y: object) -> TypeGuard[np.ndarray]:
 def _validated(estimator: object, X: object, y: object, reset: bool) -> Any:
     from sklearn.utils.validation import validate_data
 
+    _check_shape(X)
     try:
         return validate_data(estimator, X, y, dtype=list(_FLOATS), ensure_all_finite=False, reset=reset)
     except ValueError as error:
         if "could not convert" in str(error):
             raise InputError(f"X holds values that are not numbers ({error}); pass a 2-D array of floats") from error
+        if str(error).startswith("Complex data"):  # the rest of the message is all the data
+            raise InputError("Complex data not supported: X holds complex numbers; pass real ones") from error
         raise
 
 
@@ -218,17 +249,15 @@ def resolve_params(preset: object, given: dict[str, object]) -> GDCParams:
     return params.with_changes(**{f: v.item() if isinstance(v, np.generic) else v for f, v in given.items()})
 
 
-def cap_k(params: GDCParams, n_classes: int, *, quiet: bool) -> GDCParams:
+def cap_k(params: GDCParams, bank: BaseBank, *, quiet: bool) -> GDCParams:
     """Limit k of a preset to the number of base classes: a preset is for any bank."""
-    if params.k <= n_classes:
+    k, most = params.k, len(bank)
+    if k <= most:
         return params
-    if not quiet:
-        warn(
-            f"the preset has k={params.k} base classes and the bank {n_classes}; k={n_classes} is used",
-            FewcalWarning,
-            stacklevel=3,
-        )
-    return params.with_changes(k=n_classes)
+    if not quiet:  # once for each bank: a cross-validation fits many times
+        text = f"the preset has k={k} base classes and the bank {most}; k={most} is used"
+        bank.memo.get(("warned of k", k), lambda: warn(text, FewcalWarning, 5))
+    return params.with_changes(k=most)
 
 
 def seed_from(random_state: object) -> int:

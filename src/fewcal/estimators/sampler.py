@@ -190,7 +190,7 @@ class GDCSampler(BaseOverSampler):
         """Parameters that this bank allows."""
         given = self._given()
         if "k" not in given:
-            params = cap_k(params, len(bank), quiet=self.preset is None)
+            params = cap_k(params, bank, quiet=self.preset is None)
         weightless = shift == 0 and (params.cov == "pooled" or params.cov_weights == "average")
         if len(bank) == 1 and weightless and "distance_scale" not in given:
             return params.with_changes(distance_scale=False)  # one class has no scale, and no weight is used here

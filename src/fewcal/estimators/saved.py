@@ -11,31 +11,31 @@ import platform
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fewcal._utils.safetensors_io import read_arrays, read_header, read_tensors, write_tensors
-from fewcal._utils.types import JSON, StrPath
+from fewcal._utils.types import JSON
 from fewcal._version import __version__
 from fewcal.bank.io import label_from_json, label_to_json
 from fewcal.errors import FewcalError, FileFormatError, InputError
-from fewcal.estimators.few_shot import FewShotClassifier
-from fewcal.estimators.gdc import GDCClassifier
-from fewcal.estimators.inputs import as_tensor, check_priors, check_rows
+from fewcal.estimators.inputs import as_tensor
 from fewcal.gaussianize import Gaussianization
 from fewcal.heads.linear import LinearHead
 from fewcal.hgdc.prior import TENSORS, Prior
-from fewcal.params import GDCParams
 
 if TYPE_CHECKING:
     from fewcal.estimators.base import TaskClassifier
 
 FORMAT, FORMAT_VERSION = "fewcal-classifier", 1
-KINDS = {"hgdc": FewShotClassifier, "gdc": GDCClassifier}
+KINDS = {"hgdc": "FewShotClassifier", "gdc": "GDCClassifier"}
 Classifier = TypeVar("Classifier", bound="TaskClassifier")
+# The values that a file has, as JSON holds them, and its tensors.
+FileMeta: TypeAlias = Mapping[str, Any]
+FileTensors: TypeAlias = Mapping[str, Tensor]
 
 
 def write_classifier(classifier: TaskClassifier, target: Path, extractor: str | None) -> Path:
@@ -45,9 +45,11 @@ def write_classifier(classifier: TaskClassifier, target: Path, extractor: str | 
         raise InputError(f"labels of type {y.dtype} cannot be saved; use texts or integers")
     classes, codes = np.unique(y, return_inverse=True)
     names = getattr(classifier, "feature_names_in_", None)
-    meta: dict[str, object] = {
+    own, parts = classifier.file_parts()
+    meta = own | {
         "format": FORMAT,
         "version": FORMAT_VERSION,
+        "kind": classifier.file_kind,
         "fewcal": __version__,
         "made_with": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
         "classes": [label_to_json(c) for c in classes.tolist()],
@@ -55,59 +57,27 @@ def write_classifier(classifier: TaskClassifier, target: Path, extractor: str | 
         "feature_names": None if names is None else [str(n) for n in names],
         "extractor": extractor,
     }
-    tensors = {"support": as_tensor(X), "labels": torch.from_numpy(codes.astype(np.int64))}
-    if isinstance(classifier, FewShotClassifier):
-        settings = {k: v for k, v in classifier.get_params().items() if k not in ("bank", "device")}
-        meta |= {"kind": "hgdc", "settings": settings, "temperature": classifier.temperature_, "prior": None}
-        meta["priors"] = None if classifier.priors_ is None else [classifier.priors_[c] for c in classes.tolist()]
-        if classifier.unlabelled_ is not None:
-            tensors["unlabelled"] = as_tensor(classifier.unlabelled_)
-        if classifier.prior_ is not None:
-            own, parts = prior_to_file(classifier.prior_)
-            meta["prior"], tensors = own, tensors | parts
-    elif isinstance(classifier, GDCClassifier):
-        head, row_map = classifier.head_, classifier.row_map_
-        if not isinstance(head, LinearHead) or not isinstance(row_map, Gaussianization):
-            raise InputError("a classifier with a scikit-learn head cannot be saved; use a named head")
-        meta |= {"kind": "gdc", "settings": classifier.params_.as_dict(), "transform": row_map.settings()}
-        meta |= {"bank": classifier.bank is not None or classifier.had_bank_, "seed": classifier.seed()}
-        tensors |= {"weight": head.weight, "bias": head.bias}
-        tensors |= {f"transform.{name}": t for name, t in row_map.tensors().items()}
-    write_tensors(target, {k: v.detach().cpu().contiguous() for k, v in tensors.items()}, meta)
+    write_tensors(target, parts | {"support": as_tensor(X), "labels": torch.from_numpy(codes.astype(np.int64))}, meta)
     return target
 
 
 def read_classifier(cls: type[Classifier], file: Path, device: str | torch.device | None) -> Classifier:
     """Read a classifier; files of another kind, damaged and newer ones are refused."""
     meta = read_meta(file)
-    own = KINDS.get(str(meta.get("kind")))
-    if own is not cls:
-        raise FileFormatError(f"{file} has a {own.__name__ if own else 'model of no kind'}, not a {cls.__name__}")
+    if meta.get("kind") != cls.file_kind:
+        name = KINDS.get(str(meta.get("kind")), "model of no kind")
+        raise FileFormatError(f"{file} has a {name}, not a {cls.__name__}")
     _, tensors = read_tensors(file)
     with _damage(file):
         support, labels = _support(meta, tensors)
-        made: Any = _few_shot(meta, tensors) if meta["kind"] == "hgdc" else _gdc(meta)
+        made = cls.from_parts(meta, tensors)
         made.device = device
         if meta["feature_names"] is not None:
             made.feature_names_in_ = np.array(meta["feature_names"], dtype=object)
         made.n_features_in_ = support.shape[1]
         made.extractor_ = meta["extractor"]
-        if isinstance(made, FewShotClassifier):
-            if meta["priors"] is not None:
-                made.priors_ = check_priors(meta["priors"], np.unique(labels).tolist())
-            if "unlabelled" in tensors:
-                made.unlabelled_ = check_rows(made, tensors["unlabelled"].numpy(), reset=False)
-            return made.fit_rows(support, labels).set_temperature(float(meta["temperature"]))
-        made.support_, made.classes_ = (support, labels), np.unique(labels)
-        made.row_map_, made.head_ = _transform(meta["transform"], tensors), _head(tensors, made)
-        made.contributions_ = None
+        made.restore(support, labels, meta, tensors)
         return made
-
-
-def load_classifier(path: StrPath, device: str | torch.device | None = None) -> TaskClassifier:
-    """Read a classifier of either kind."""
-    file = Path(path)
-    return read_classifier(KINDS.get(str(read_meta(file).get("kind")), FewShotClassifier), file, device)
 
 
 def classifier_facts(file: Path) -> dict[str, JSON]:
@@ -162,7 +132,7 @@ def prior_to_file(prior: Prior) -> tuple[dict[str, object], dict[str, Tensor]]:
     return meta, tensors | {f"transform.{name}": t for name, t in prior.transform.tensors().items()}
 
 
-def prior_from_file(meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Prior:
+def prior_from_file(meta: FileMeta, tensors: FileTensors) -> Prior:
     """What `prior_to_file` wrote; parts that do not fit together raise `KeyError`, `TypeError` or `ValueError`."""
     classes = tuple(label_from_json(c) for c in meta["classes"])
     sizes = {"C": len(classes), "D": tensors["origin"].shape[-1]}
@@ -174,17 +144,18 @@ def prior_from_file(meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> P
             raise ValueError(f"{name} has NaN or infinity")
     own: dict[str, Any] = {name: float(meta[name]) for name in ("sharpness", "share", "gamma", "weight")}
     own |= {name: tensors[name] for name in TENSORS}
-    transform = _transform(meta["transform"], tensors)
+    transform = transform_from_file(meta["transform"], tensors)
     if transform.whitening is None or transform.whitening.shape != (sizes["D"], sizes["D"]):
         raise ValueError(f"the whitening is not {sizes['D']} × {sizes['D']}")
     return Prior(transform, **own, classes=classes)
 
 
-def _transform(s: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Gaussianization:
+def transform_from_file(s: FileMeta, tensors: FileTensors) -> Gaussianization:
+    """The map of features with settings `s`."""
     return Gaussianization.from_settings(s, tensors)
 
 
-def _support(meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tuple[np.ndarray, np.ndarray]:
+def _support(meta: FileMeta, tensors: FileTensors) -> tuple[np.ndarray, np.ndarray]:
     support, codes = tensors["support"], tensors["labels"]
     classes = [label_from_json(c) for c in meta["classes"]]
     if support.ndim != 2 or codes.shape != support.shape[:1] or not len(codes) or codes.dtype != torch.int64:
@@ -197,23 +168,10 @@ def _support(meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tuple[np
     return support.numpy(), np.array([classes[c] for c in codes.tolist()], dtype=object if kind.kind == "O" else kind)
 
 
-def _few_shot(meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> FewShotClassifier:
-    prior = None if meta["prior"] is None else prior_from_file(meta["prior"], tensors)
-    if prior is not None and len(prior.origin) != tensors["support"].shape[1]:
-        raise ValueError(f"the prior has {len(prior.origin)} features and the support {tensors['support'].shape[1]}")
-    return FewShotClassifier(prior, **meta["settings"])
-
-
-def _gdc(meta: Mapping[str, Any]) -> GDCClassifier:
-    params = GDCParams().with_changes(**meta["settings"])
-    made = GDCClassifier(preset=params, random_state=int(meta["seed"]))
-    made.params_, made.had_bank_ = params, bool(meta["bank"])
-    return made
-
-
-def _head(tensors: Mapping[str, Tensor], made: GDCClassifier) -> LinearHead:
+def head_from_file(tensors: Mapping[str, Tensor], classes: int, features: int) -> LinearHead:
+    """A linear head of so many classes and features."""
     weight, bias = tensors["weight"], tensors["bias"]
-    expected = (1, len(made.classes_), made.n_features_in_)
+    expected = (1, classes, features)
     if weight.shape != expected or bias.shape != expected[:2]:
         raise ValueError(f"the head is {tuple(weight.shape)}, not {expected}")
     return LinearHead(weight, bias)

@@ -157,21 +157,22 @@ class Prior:
         """κ `(D,)`, the number of examples that the prior counts as."""
         return self._kappa  # type: ignore[attr-defined]
 
-    def neighbour_weights(self, x: Tensor) -> Tensor:
-        """Weights w `(..., C)` of the base classes at points `x (..., D)`."""
-        scores = torch.addmm(-self._scaled_squares, x.flatten(0, -2), self._scaled_means)  # type: ignore[attr-defined]
-        return torch.softmax(scores, dim=-1).unflatten(0, x.shape[:-1])
+    def neighbour_weights(self, x: Tensor, names: Tensor | None = None) -> Tensor:
+        """Weights w `(..., C)` of the base classes at points `x (..., D)`; `names (N, C)` are scores of the classes."""
+        flat = torch.addmm(-self._scaled_squares, x.flatten(0, -2), self._scaled_means)  # type: ignore[attr-defined]
+        scores = flat.unflatten(0, x.shape[:-1])
+        return torch.softmax(scores if names is None else scores + names, dim=-1)
 
     def offset(self, means: Tensor, shots: float) -> Tensor:
         """o `(T, 1, D)` of tasks with class means `(T, N, D)` of `shots` examples each."""
         return task_offset(means, self.psi + 1 / shots)
 
-    def posterior(self, means: Tensor, shots: Tensor | float) -> Posterior:
+    def posterior(self, means: Tensor, shots: Tensor | float, names: Tensor | None = None) -> Posterior:
         """The posterior of class means, given those of their examples, `means (T, N, D)`, and K, `(T, N)` or one.
 
-        `means` are less the offset of their task.
+        `means` are less the offset of their task; `names (N, C)` are scores of names (`fewcal.hgdc.names`).
         """
-        near = self.share * (self.neighbour_weights(means) @ self.base_means)
+        near = self.share * (self.neighbour_weights(means, names) @ self.base_means)
         if isinstance(shots, float):
             average, weight = shots, shots / (shots + self.kappa)
         else:

@@ -54,6 +54,8 @@ class SoftPosterior:
         Sum and number of the support rows of each class.
     rows : Tensor (T, M, D)
         Unlabelled rows, less the offset.
+    names : Tensor (N, C) or None
+        Scores of the classes' names (`fewcal.hgdc.names`).
     """
 
     prior: Prior
@@ -63,20 +65,30 @@ class SoftPosterior:
     total: Tensor
     counts: Tensor
     rows: Tensor
+    names: Tensor | None = None
 
     @classmethod
-    def make(cls, prior: Prior, support: Tensor, labels: Tensor, n: int, rows: Tensor, scatter: float) -> SoftPosterior:
+    def make(
+        cls,
+        prior: Prior,
+        support: Tensor,
+        labels: Tensor,
+        n: int,
+        rows: Tensor,
+        scatter: float,
+        names: Tensor | None = None,
+    ) -> SoftPosterior:
         """Prepare for support `(T, S, D)` with labels `(T, S)` of n classes, and unlabelled rows `(T, M, D)`."""
         shots = class_shots(labels, n, support.dtype)
         means, counts = shots.means(support), shots.counts[..., None]
         offset = prior.offset(means, shots.average)
-        found = prior.posterior(means - offset, shots.each)
+        found = prior.posterior(means - offset, shots.each, names)
         model = Discriminant(support - offset, labels, found.mean, found.precision, found.kappa, scatter)
         gamma = torch.as_tensor(model.fit(prior.gamma, shots).gamma).to(support).reshape(-1, 1, 1)
         # The variance of new rows falls as means become certain; each answer is without its own row.
         k = shots.average + ROW_WEIGHT * (rows.shape[1] - 1) / n
         model = replace(model, metric=(k + prior.kappa) / (k + prior.kappa + 1))
-        return cls(prior, model, gamma, offset, (means - offset) * counts, counts, rows - offset)
+        return cls(prior, model, gamma, offset, (means - offset) * counts, counts, rows - offset, names)
 
     @cached_property
     def _squares(self) -> Tensor:
@@ -86,7 +98,7 @@ class SoftPosterior:
     def _means(self, r: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """k `(T, N, 1)`, Pμ `(T, N, D)` and μᵀPμ `(T, N)`."""
         k, total = self.counts + r.sum(dim=1)[..., None], torch.baddbmm(self.total, r.mT, self.rows)
-        mean = self.prior.posterior(total / k, k[..., 0]).mean
+        mean = self.prior.posterior(total / k, k[..., 0], self.names).mean
         directions = self.model.multiply(mean)
         return k, directions, torch.linalg.vecdot(directions, mean)
 

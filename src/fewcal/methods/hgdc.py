@@ -94,6 +94,8 @@ class HGDC(Method):
     scatter: float
     confidence: float
     prior: Prior
+    # Scores of the names of the classes of a task, (N, C).
+    names: Tensor | None = None
 
     def __init__(
         self,
@@ -127,12 +129,8 @@ class HGDC(Method):
         with single_thread():
             self.prior = bank.memo.get(key, lambda: self._fit_prior(bank))
         self.set_space(self.prior.transform, bank, *key)
-        if self.prior.weight == 0:
-            warn(
-                "the base classes do not differ beyond chance and are not used; check their labels",
-                FewcalWarning,
-                stacklevel=2,
-            )
+        if self.prior.weight == 0:  # once for each bank: a cross-validation fits many times
+            bank.memo.get("warned of labels", _warn_of_labels)
         return self
 
     @classmethod
@@ -198,7 +196,7 @@ class HGDC(Method):
         shots = class_shots(batch.labels, batch.n_classes, support.dtype)
         means = shots.means(support)
         offset = prior.offset(means, shots.average)
-        return prior.posterior(means - offset, shots.each), offset
+        return prior.posterior(means - offset, shots.each, self.names), offset
 
     def fit(self, batch: TaskBatch) -> LinearHead:
         with torch.inference_mode():
@@ -216,7 +214,9 @@ class HGDC(Method):
         """Infer the classes of unlabelled rows `(T, M, 2D)` together; `priors (N,)` are known frequencies."""
         with torch.inference_mode():
             d, n, support = len(self.prior.origin), batch.n_classes, batch.support
-            soft = SoftPosterior.make(self.prior, support[..., :d], batch.labels, n, rows[..., :d], self.scatter)
+            soft = SoftPosterior.make(
+                self.prior, support[..., :d], batch.labels, n, rows[..., :d], self.scatter, self.names
+            )
             plain = fit_support_only(support[..., d:], batch.labels, n, self.scatter)
             return transduce(soft, plain, rows[..., d:], self.prior.weight, priors)
 
@@ -228,7 +228,7 @@ class HGDC(Method):
             found, offset = self.posterior(batch)
             after = found.mean + offset
             own = (shots.counts[..., None] / (shots.counts[..., None] + prior.kappa)).mean(dim=-1, keepdim=True)
-            near = prior.share * prior.neighbour_weights(before - offset)
+            near = prior.share * prior.neighbour_weights(before - offset, self.names)
             shares = (1 - own) * torch.cat([near, torch.full_like(own, 1 - prior.share)], dim=-1)
             moved = (after - before).norm(dim=-1) / typical_distance(prior.base_means)
             common = before.mean(dim=1).norm(dim=-1).clamp(min=MIN_VARIANCE)
@@ -249,6 +249,10 @@ class TransductiveHGDC(HGDC):
 
     def fit_predict(self, batch: TaskBatch, query: Tensor) -> Tensor:
         return self.transduce(batch, query).scores
+
+
+def _warn_of_labels() -> None:
+    warn("the base classes do not differ beyond chance and are not used; check their labels", FewcalWarning, 5)
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
 
+from fewcal._utils.types import JSONObject
 from fewcal.bank import BaseBank
 from fewcal.calibrate import MetricOptions
 from fewcal.calibrate import distances as distances_to
@@ -63,7 +63,7 @@ DC_SEARCH: Axes = {
 
 def dc(dataset: str, shot: int) -> DC:
     """DC as published; for meta-tieredImageNet with the values that the paper tuned for it."""
-    found: dict[str, Any] = published()["dc settings"].get(f"{dataset}/{shot}", {})
+    found: JSONObject = published()["dc settings"].get(f"{dataset}/{shot}", {})
     return DC(**found)
 
 
@@ -75,7 +75,7 @@ def tune_dc(case: Case) -> tuple[Choice, Method]:
     return choice, DC(**_dc_arguments(choice["setting"]))
 
 
-def _dc_arguments(setting: Setting) -> dict[str, Any]:
+def _dc_arguments(setting: Setting) -> JSONObject:
     return {"beta": float(setting["beta"]), "k": int(setting["k"]), "alpha": float(setting["alpha"])}
 
 

@@ -25,6 +25,7 @@ from fewcal._utils.arrays import pick_device
 from fewcal.episodes import EpisodeSpec, sample_episodes
 from fewcal.errors import FewcalError, FewcalWarning
 from fewcal.evaluation import Paired, Protocol, Results, evaluate, load_run
+from fewcal.evaluation.engine import method_settings
 from fewcal.methods import Method
 from fewcal.methods.dc import DC
 from fewcal.methods.gdc import GDC
@@ -157,7 +158,7 @@ class Runs:
 
 
 def _settings(method: Method) -> dict[str, object]:
-    return {"method": method.name, **method.settings}
+    return method_settings({"": method})[""]
 
 
 def _key(prints: Mapping[str, str], protocol: Protocol, device: str, settings: Mapping[str, object]) -> str:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fewcal._utils.randomness import TaskRandom
 from fewcal._utils.threads import in_parallel
+from fewcal._utils.types import JSONObject
 from fewcal.bank import BaseBank
 from fewcal.episodes import EpisodeSpec, sample_episodes
 from fewcal.evaluation.stats import MeanAccuracy, paired, summarise
@@ -104,7 +105,7 @@ def drawn_text(method: DC | GDC) -> str:
 # ---- figures 1 and 4 ------------------------------------------------------------------------------------------------
 
 
-def tsne(case: Case) -> dict[str, Any]:
+def tsne(case: Case) -> JSONObject:
     """Figures 1 and 4: two tasks of five novel classes, and scores over many tasks."""
     row = paper_params(case.dataset, 1)
     methods: dict[str, tuple[DC | GDC, FeatureSet]] = {"DC": (DC(), case.of.features)}
@@ -124,14 +125,14 @@ def tsne_data(
     scored: int = SCORED,
     split: str = "novel",
     iterations: int = 1000,
-) -> dict[str, Any]:
+) -> JSONObject:
     """Support, samples and queries of some `tasks` in the plane, and `scored` tasks by their energy distance.
 
     Each method comes with its features and is seen in its own space. All points are scored; in the plane are `shown` of
     each class.
     """
     spec = replace(spec or EpisodeSpec(5, 1, 15), seed=seed)
-    drawn: list[dict[str, Any]] = [{"task": t, "class_names": [], "panels": {}} for t in tasks]
+    drawn: list[JSONObject] = [{"task": t, "class_names": [], "panels": {}} for t in tasks]
     nearness: dict[str, dict[str, list[float]]] = {}
     clouds: dict[tuple[int, str], np.ndarray] = {}
     for name, (method, features) in methods.items():
@@ -168,7 +169,7 @@ class _Task:
         flat = np.asarray(self.rows.features[index.reshape(-1)], np.float32)
         return self.method.transform(torch.from_numpy(flat)).view(*index.shape, -1)
 
-    def panel(self, shown: int) -> tuple[np.ndarray, dict[str, Any]]:
+    def panel(self, shown: int) -> tuple[np.ndarray, JSONObject]:
         """Points of the task, with `shown` samples of each class at most, and the panel that lacks their places."""
         spec, x = self.spec, self.points
         own = _even(x.shape[1] - spec.shot, shown) + spec.shot
@@ -257,13 +258,13 @@ def show_tsne(records: Records, runs: Runs) -> Section:
 
 def drift(
     case: Case, *, row: GDCParams | None = None, shown: int = 100, measured: int = SCORED, iterations: int = 1000
-) -> dict[str, Any]:
+) -> JSONObject:
     """Samples around the calibrated mean of a support point with k = 1, for DC's equal weight and rising m.
 
     `shown` points of each cloud are drawn; the moves are those of `measured` support points of different tasks.
     """
     row = (row or paper_params(case.dataset, 1)).with_changes(k=1)
-    out: dict[str, Any] = {"panels": {}, "moves": {}, "settings": {}, "constant": case.of.constant, "shown": shown}
+    out: JSONObject = {"panels": {}, "moves": {}, "settings": {}, "constant": case.of.constant, "shown": shown}
     for variant in (PRINTED, MATCHED, UNIT_DRAWN):
         of = case.of.matched if variant.matched else case.of
         base, rows = of.features.split("base"), of.features.split("novel")
@@ -289,9 +290,9 @@ def _clouds(method: GDC, x: Tensor) -> dict[str, FactorGaussian]:
     return out
 
 
-def _moves(method: GDC, x: Tensor) -> dict[str, Any]:
+def _moves(method: GDC, x: Tensor) -> JSONObject:
     """Of support points: the part of the way to the base class that each mean moved, and what m = 0 and m = 1 share."""
-    out: dict[str, Any] = {"shift": {}, "overlap": [], "distance": []}
+    out: JSONObject = {"shift": {}, "overlap": [], "distance": []}
     for one in x.split(5):
         found = method.calibrator.calibrate(one)
         way = method.bank.means[found.index[:, 0, 0]] - one[:, 0]
@@ -339,7 +340,7 @@ def _rounded(values: Tensor) -> list[float]:
     return [round(float(v), 5) for v in values]
 
 
-def _panel(method: GDC, x: Tensor, shown: int, seed: int, iterations: int) -> dict[str, Any]:
+def _panel(method: GDC, x: Tensor, shown: int, seed: int, iterations: int) -> JSONObject:
     """The clouds of the support point `x (1, 1, D)` in the plane."""
     clouds = _clouds(method, x)
     points = [x[0].numpy()]

@@ -45,7 +45,8 @@ def published() -> dict[str, Any]:
 def citation(table: str, label: str, dataset: str, shot: int) -> Cited | None:
     """What a table of the paper has in the row of this label for a dataset and a number of shots."""
     if table == "table7":
-        row = candidate(dataset, shot, int(label.rpartition(" ")[2]))
+        number = label.removeprefix("candidate ")
+        row = candidate(dataset, shot, int(number)) if number.isdigit() else None
         return None if row is None else (row.accuracy, row.plus_minus)
     found = published()[table].get(label, {}).get(f"{dataset}/{shot}")
     return None if found is None else (found[0], found[1])

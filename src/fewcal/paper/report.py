@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypedDict, cast
 
 from fewcal._utils.atomic import read_json, write_json
-from fewcal._utils.types import Log
+from fewcal._utils.types import JSONObject, Log
 from fewcal.errors import FileFormatError, InputError
 from fewcal.paper.blocks import Block, Part, Place, Section, Table, verdict_table, write_pages
 from fewcal.paper.budget import Budget
@@ -40,7 +40,7 @@ class Summary(TypedDict):
     budget: dict[str, int | None]
     seconds: dict[str, float]
     variants: dict[str, dict[str, int]]
-    experiments: dict[str, dict[str, Any]]
+    experiments: dict[str, JSONObject]
     verdicts: list[dict[str, str]]
     left_out: list[str]
 
@@ -92,7 +92,7 @@ def _read(folder: Path) -> tuple[Config, Found]:
     return config, found
 
 
-def _ran(records: Mapping[Place, Record], section: Section) -> dict[str, Any]:
+def _ran(records: Mapping[Place, Record], section: Section) -> JSONObject:
     return {
         "datasets": list(dict.fromkeys(place.dataset for place in records)),
         "sets": list(dict.fromkeys(place.name for place in records)),
@@ -208,12 +208,12 @@ def read_summary(out: str | Path) -> Summary:
     return cast(Summary, summary)
 
 
-def coverage(experiments: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+def coverage(experiments: Mapping[str, Mapping[str, Any]]) -> list[JSONObject]:
     """Each table and figure of the paper, with what ran for it."""
     return [_covered(item, experiments.get(item.experiment)) for item in ITEMS]
 
 
-def _covered(item: Item, ran: Mapping[str, Any] | None) -> dict[str, Any]:
+def _covered(item: Item, ran: Mapping[str, Any] | None) -> JSONObject:
     e = EXPERIMENTS.get(item.experiment)
     wanted = item.datasets or (e.datasets if e else ())
     datasets = [d for d in (ran["datasets"] if ran else []) if not item.datasets or d in item.datasets]

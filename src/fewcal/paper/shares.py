@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from fewcal._utils.randomness import TaskRandom
+from fewcal._utils.types import JSONObject
 from fewcal.bank import BaseBank
 from fewcal.calibrate import weights_from_distances
 from fewcal.covariance.calibrated import CalibratedCovariance, shares
@@ -38,7 +39,7 @@ OFF_DIAGONAL = 0.01
 # ---- weights --------------------------------------------------------------------------------------------------------
 
 
-def weights(case: Case) -> dict[str, Any]:
+def weights(case: Case) -> JSONObject:
     """Shares w_i/(1+Σw) of the k base classes for each support point of many tasks, by variant and shots."""
     tasks = min(TASKS, case.budget.tasks)
     found_shares: dict[str, dict[str, list[float]]] = {}
@@ -180,7 +181,7 @@ def _numbers(values: Sequence[float] | np.ndarray) -> str:
 # ---- figure 2, left -------------------------------------------------------------------------------------------------
 
 
-def mean_curve(case: Case | None = None, powers: Sequence[float] = (0, 1, 4), far: float = 4.0) -> dict[str, Any]:
+def mean_curve(case: Case | None = None, powers: Sequence[float] = (0, 1, 4), far: float = 4.0) -> JSONObject:
     """X' in one dimension as the base class moves away, the support point at 0 (eq. 5-8, k = 1); no features in it."""
     mu = torch.linspace(0, far, 81, dtype=torch.float64)
     estimates = {"DC": (mu / 2).tolist()}
@@ -236,7 +237,7 @@ def off_diagonal_ratios(x: np.ndarray) -> tuple[float, float]:
     return math.sqrt(max(0.0, ((n - 1) * squares - noise) / n)) / sigma1, average / sigma1
 
 
-def off_diagonal(case: Case) -> dict[str, Any]:
+def off_diagonal(case: Case) -> JSONObject:
     """Ratios of every base class, and of Σ' of novel support points, in the space of the row and at unit scale."""
     base, row = case.of.features.split("base"), paper_params(case.dataset, 1)
     labels, x = base.require_labels(), torch.from_numpy(base.float32())

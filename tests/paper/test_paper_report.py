@@ -163,7 +163,7 @@ def test_report_in_a_browser_has_no_faults(run: Path, browser: Browser) -> None:
 
 
 def command(*arguments: str) -> str:
-    done = CliRunner().invoke(application(), ["paper", *arguments])
+    done = CliRunner().invoke(application("paper"), ["paper", *arguments])
     assert done.exit_code == 0, done.output
     return done.output
 
