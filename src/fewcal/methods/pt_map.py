@@ -83,9 +83,11 @@ def sinkhorn(scores: Tensor) -> Tensor:
     q, n = scores.shape[1:]
     plan = torch.softmax(scores.double(), dim=-1)
     row, column = torch.ones_like(plan[..., :1]), plan.new_ones(len(plan), n, 1)
+    moving = torch.ones_like(plan[:, :1, :1], dtype=torch.bool)  # a task that converged does not wait for others
     for step in range(SINKHORN_STEPS):
-        before, row = row, 1 / (plan @ column)
+        before, row = row, torch.where(moving, 1 / (plan @ column), row)
         column = (q / n) / (plan.mT @ row)
-        if step % 10 == 9 and float((row / before - 1).abs().max()) < SINKHORN_TOLERANCE:
+        moving = moving & ((row / before - 1).abs().amax(dim=1, keepdim=True) > SINKHORN_TOLERANCE)
+        if step % 10 == 9 and not moving.any():
             break
     return (row * plan * column.mT).to(scores.dtype)
