@@ -172,7 +172,7 @@ class Method(ABC):
 
 
 class UnitRows(Method):
-    """A method on rows centred on the base mean and scaled to unit length; without base classes of unit length alone."""
+    """A method on rows of unit length, centred on the base mean first where there are base classes."""
 
     def prepare(self, bank: BaseBank | None) -> Method:
         super().prepare(bank)

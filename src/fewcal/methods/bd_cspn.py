@@ -21,7 +21,7 @@ from fewcal.methods.registry import register_method
 
 @register_method
 class BDCSPN(UnitRows, NearestCentroid):
-    """Cosine to m′_n = Σ w_n(x) x / Σ w_n(x) with w_n(x) = exp(ε cos(x, m_n)), over examples and queries nearest to m_n.
+    """Cosine to m′_n = Σ w_n(x) x / Σ w_n(x) with w_n(x) = exp(ε cos(x, m_n)), over examples and queries nearest m_n.
 
     Queries are shifted by mean(support) − mean(queries) before they are given to classes. `confident` restricts them to
     those of a class with the highest cosine, as in the paper. Public implementations take all, with ε = 1, and classify

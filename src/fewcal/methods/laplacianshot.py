@@ -23,8 +23,8 @@ from fewcal.methods.soft_kmeans import squared_distances
 class LaplacianShot(UnitRows, NearestCentroid):
     """y_qn ∝ exp(−‖x_q − m′_n‖² + λ Σ_p w_qp y_pn), repeated; w_qp = 1 where p is among the k neighbours of q.
 
-    Prototypes m′ are those of BD-CSPN. The paper has k = 3, where the authors' script counts the query itself, 20 steps,
-    and λ from validation tasks: 0.7 at one shot and 0.3 at five are the values for miniImageNet.
+    Prototypes m′ are those of BD-CSPN. The paper has 20 steps and k = 3, where the authors' script counts the query
+    itself. Its λ is from validation tasks: for miniImageNet 0.7 at one shot and 0.3 at five.
     """
 
     name = "laplacianshot"

@@ -82,7 +82,8 @@ def sinkhorn(scores: Tensor) -> Tensor:
     """
     q, n = scores.shape[1:]
     plan = torch.softmax(scores.double(), dim=-1)
-    row, column = torch.ones_like(plan[..., :1]), plan.new_ones(len(plan), n, 1)
+    row = torch.ones_like(plan[..., :1])
+    column = (q / n) / (plan.mT @ row)
     moving = torch.ones_like(plan[:, :1, :1], dtype=torch.bool)  # a task that converged does not wait for others
     for step in range(SINKHORN_STEPS):
         before, row = row, torch.where(moving, 1 / (plan @ column), row)
