@@ -79,7 +79,7 @@ def test_rows_get_answers_and_a_token_is_asked_for(browser: Browser, tmp_path: P
             page.js(f"document.querySelector('#token').value = '{given}'")
             page.click("#access button")
             page.wait_for(f"!document.querySelector('{shown}').hidden")
-        page.js("document.querySelector('#lines').value = '1, 2, 3\\n' + Array(16).fill(-1).join(' ')")
+        page.js("document.querySelector('#lines').value = '1, 2, 3\\n' + '0 0 0 0 1000' + ' 0'.repeat(11)")
         page.click("#write button")
         first, second = wait_for_answers(page, 2)
         assert first == "row 1 has 3 numbers and the model takes 16"

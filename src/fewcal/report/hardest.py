@@ -66,7 +66,7 @@ def explain_tasks(group: Group, name: str, tasks: Sequence[int]) -> list[Explain
 def _explain(method: Method, rows: np.ndarray, drawn: Tasks, random: TaskRandom, names: Sequence[str]) -> ExplainedTask:
     """One task, of the rows (R, D) of its split; queries of no class are left out."""
     own = drawn.truth[0] >= 0
-    labels, truth = torch.from_numpy(drawn.labels[0]), torch.from_numpy(drawn.truth[0][own])
+    labels, truth = torch.tensor(drawn.labels[0]), torch.tensor(drawn.truth[0][own])
     support, query = (
         method.transform(torch.from_numpy(rows[at].astype(np.float32)))
         for at in (drawn.support[0], drawn.query[0][own])

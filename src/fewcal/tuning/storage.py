@@ -82,8 +82,12 @@ def storage_errors(url: str) -> Iterator[None]:
 
     try:
         yield
-    except (StorageInternalError, SQLAlchemyError, AssertionError) as error:  # the last where a study went away
-        cause = error.__cause__ if isinstance(error, StorageInternalError) else error.__context__ or error
+    except (StorageInternalError, SQLAlchemyError, AssertionError) as caught:
+        # Optuna asserts while it handles an error of the database.
+        error = caught.__context__ if isinstance(caught, AssertionError) else caught
+        if not isinstance(error, StorageInternalError | SQLAlchemyError):
+            raise
+        cause = error.__cause__ if isinstance(error, StorageInternalError) else error
         reason = getattr(cause, "orig", None) or cause
         if type(reason) is sqlite3.DatabaseError:  # not one of its subclasses, which are about access and room
             raise damaged(url, reason) from error
