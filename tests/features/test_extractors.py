@@ -25,7 +25,7 @@ from fewcal.features.extract import embed
 from fewcal.features.extractors import (
     Extractor,
     as_extractor,
-    efficientnet_network,
+    efficientnet_lite,
     extractor_table,
     get_extractor,
     list_extractors,
@@ -34,8 +34,8 @@ from fewcal.features.extractors import (
 )
 from fewcal.features.extractors.base import REGISTRY, register
 from fewcal.features.extractors.combine import side_by_side, with_crops
-from fewcal.features.extractors.efficientnet_network import EfficientNetLite, FusedEfficientNetLite, SameConv2d
-from fewcal.features.extractors.minilm_network import MiniLM
+from fewcal.features.extractors.efficientnet_lite import EfficientNetLite, FusedEfficientNetLite, SameConv2d
+from fewcal.features.extractors.minilm import MiniLM
 from fewcal.features.sources.recordings import find_recordings, read_recording
 from fewcal.features.sources.texts import Texts
 
@@ -101,9 +101,9 @@ def random_network(variant: int) -> EfficientNetLite:
 def test_fused_network_computes_the_published_one(
     variant: int, side: int, onednn: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if onednn and not efficientnet_network.onednn_fuses():
+    if onednn and not efficientnet_lite.onednn_fuses():
         pytest.skip("this torch has no fused convolutions")
-    monkeypatch.setattr(efficientnet_network, "onednn_fuses", lambda: onednn)
+    monkeypatch.setattr(efficientnet_lite, "onednn_fuses", lambda: onednn)
     net = random_network(variant)
     x = torch.randn(2, 3, side, side, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():

@@ -494,29 +494,23 @@ def test_empty_torn_and_foreign_files_are_refused(tmp_path: Path, extension: str
         load_split(path)
 
 
-def test_files_that_are_not_there_or_of_unknown_kind(tmp_path: Path) -> None:
-    with pytest.raises(FileFormatError, match="does not exist"):
-        load_split(tmp_path / "a.npz")
-    with pytest.raises(FileFormatError, match=r"unknown extension '.csv'; known are .npz, .parquet, .safetensors"):
-        load_split(tmp_path / "a.csv")
+def test_files_that_are_absent_or_hold_other_things_are_refused_with_what_they_hold(tmp_path: Path) -> None:
     (tmp_path / "d.npz").mkdir()
-    with pytest.raises(FileFormatError, match="is a folder"):
-        load_split(tmp_path / "d.npz")
-
-
-def test_arrays_under_other_names_are_listed(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", X=np.zeros((2, 2)))
-    with pytest.raises(FileFormatError, match=r"no array 'features' \(it has: X\)"):
-        load_split(tmp_path / "a.npz")
     np.savez(tmp_path / "b.npz", features=np.array([[1, "x"]], dtype=object))
-    with pytest.raises(FileFormatError, match="array 'features' holds Python objects"):
-        load_split(tmp_path / "b.npz")
     save_file({"X": np.zeros((2, 2))}, tmp_path / "a.safetensors")
-    with pytest.raises(FileFormatError, match=r"no tensor 'features' \(it has: X\)"):
-        load_split(tmp_path / "a.safetensors")
     pq.write_table(pa.table({"x": [1.0], "y": [2.0]}), tmp_path / "a.parquet")
-    with pytest.raises(FileFormatError, match=r"no column 'features' .*it has: x, y"):
-        load_split(tmp_path / "a.parquet")
+    for name, match in [
+        ("no.npz", "does not exist"),
+        ("a.csv", r"unknown extension '.csv'; known are .npz, .parquet, .safetensors"),
+        ("d.npz", "is a folder"),
+        ("a.npz", r"no array 'features' \(it has: X\)"),
+        ("b.npz", "array 'features' holds Python objects"),
+        ("a.safetensors", r"no tensor 'features' \(it has: X\)"),
+        ("a.parquet", r"no column 'features' .*it has: x, y"),
+    ]:
+        with pytest.raises(FileFormatError, match=match):
+            load_split(tmp_path / name)
 
 
 @pytest.mark.parametrize(
@@ -578,23 +572,24 @@ def test_a_class_without_rows_is_left_out_with_a_warning() -> None:
 
 
 def test_a_missing_split_lists_what_is_there(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"none of base, val and novel \(it holds: nothing\)"):
-        FeatureSet.load(tmp_path)
-    make().save(tmp_path / "base.npz")
-    (tmp_path / "notes.txt").write_text("x")
-    with pytest.raises(InputError, match=r"has no novel split \(it holds: base.npz, notes.txt\)"):
-        FeatureSet.load(tmp_path, splits=["base", "novel"])
-    with pytest.raises(InputError, match="unknown split 'test'; the splits are base, val, novel"):
-        FeatureSet.load(tmp_path, splits=["test"])
-    with pytest.raises(InputError, match="is a file, not a folder"):
-        FeatureSet.load(tmp_path / "base.npz")
-    with pytest.raises(InputError, match="does not exist"):
-        FeatureSet.load(tmp_path / "nowhere")
+    for name in ("full", "twice", "empty"):
+        (tmp_path / name).mkdir()
+        if name != "empty":
+            make().save(tmp_path / name / "base.npz")
+    (tmp_path / "full" / "notes.txt").write_text("x")
+    make().save(tmp_path / "twice" / "base.parquet")
+    for place, splits, match in [
+        ("empty", None, r"none of base, val and novel \(it holds: nothing\)"),
+        ("full", ["base", "novel"], r"has no novel split \(it holds: base.npz, notes.txt\)"),
+        ("full", ["test"], "unknown split 'test'; the splits are base, val, novel"),
+        ("full/base.npz", None, "is a file, not a folder"),
+        ("nowhere", None, "does not exist"),
+        ("twice", None, "holds both base.npz and base.parquet; keep one"),
+    ]:
+        with pytest.raises(InputError, match=match):
+            FeatureSet.load(tmp_path / place, splits)
     with pytest.raises(InputError, match="no split 'val'; this feature set has base"):
-        FeatureSet.load(tmp_path).split("val")
-    make().save(tmp_path / "base.parquet")
-    with pytest.raises(InputError, match=r"holds both base.npz and base.parquet; keep one"):
-        FeatureSet.load(tmp_path)
+        FeatureSet.load(tmp_path / "full").split("val")
 
 
 def test_only_the_wanted_splits_are_read(tmp_path: Path) -> None:
@@ -604,13 +599,14 @@ def test_only_the_wanted_splits_are_read(tmp_path: Path) -> None:
 
 
 def test_mixed_dimensions_and_leaks_are_refused() -> None:
-    with pytest.raises(InputError, match=r"base has 5 dimensions .* and novel 6"):
-        FeatureSet(make(), None, make(names="xyz", dimension=6))
-    with pytest.raises(InputError, match=r"2 classes are in both base .* and novel .*: class b, class c; remove"):
-        FeatureSet(make(), None, make(names="bcd"))
     numbered = [FeatureSplit.from_arrays(np.zeros((2, 2)), labels) for labels in ([0, 1], [1, 2], [5, 6])]
-    with pytest.raises(InputError, match="1 classes are in both"):
-        FeatureSet(numbered[0], None, numbered[1])
+    for base, novel, match in [
+        (make(), make(names="xyz", dimension=6), r"base has 5 dimensions .* and novel 6"),
+        (make(), make(names="bcd"), r"2 classes are in both base .* and novel .*: class b, class c; remove"),
+        (numbered[0], numbered[1], "1 classes are in both"),
+    ]:
+        with pytest.raises(InputError, match=match):
+            FeatureSet(base, None, novel)
     assert FeatureSet(numbered[0], None, numbered[2]).dimension == 2
 
 

@@ -10,7 +10,6 @@ import numpy as np
 
 from fewcal.errors import InputError
 from fewcal.features.io.tables import class_name
-from fewcal.features.sources import recordings
 from fewcal.features.sources.items import Items
 from fewcal.features.sources.pictures import Pictures
 from fewcal.features.sources.recordings import Recordings
@@ -37,10 +36,9 @@ def kind_of_frame(frame: Frame, text: str = "text") -> str:
     if text in list(frame.columns):
         return "text"
     if "path" not in list(frame.columns):
-        listed = ", ".join(map(str, frame.columns))
-        raise InputError(f"the table has the columns {listed}; call one {text!r} or 'path'")
+        raise InputError(f"the table has the columns {', '.join(map(str, frame.columns))}; call one {text!r} or 'path'")
     endings = {Path(str(path)).suffix.lower()[1:] for path in frame["path"]}
-    return "recording" if endings and endings <= recordings.EXTENSIONS else "picture"
+    return "recording" if endings and endings <= Recordings.extensions else "picture"
 
 
 def find_frame(frame: Frame, kind: str, labelled: bool = True, text: str = "text", label: str = "label") -> Items:

@@ -10,11 +10,11 @@ from fewcal._utils.types import StrPath
 from fewcal.errors import InputError
 from fewcal.features.io.regular import require_source
 from fewcal.features.io.tables import DELIMITED, csv_header
-from fewcal.features.sources import recordings
 from fewcal.features.sources.frames import Frame, kind_of_frame
 from fewcal.features.sources.items import Items
 from fewcal.features.sources.listing import files_below
 from fewcal.features.sources.pictures import is_picture, picture_files
+from fewcal.features.sources.recordings import Recordings
 from fewcal.features.sources.texts import class_text_files
 
 # The extractor where none is named.
@@ -41,10 +41,10 @@ def kind_of(source: StrPath | Frame, text: str = "text") -> str:
             return "picture"
         if any(class_text_files(path)):
             return "text"
-        return "recording" if files_below(path, recordings.EXTENSIONS) else "picture"
+        return "recording" if files_below(path, Recordings.extensions) else "picture"
     if is_picture(path.name):
         return "picture"
-    if suffix[1:] in recordings.EXTENSIONS:
+    if suffix[1:] in Recordings.extensions:
         return "recording"
     if suffix in (".txt", ".jsonl", ".ndjson"):
         return "text"
