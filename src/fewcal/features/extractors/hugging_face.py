@@ -108,11 +108,10 @@ def _of_recordings(name: str, model: Any, processor: Any, pooled: bool, device: 
 
 
 def sentence_transformer(
-    name: str, place: str, device: torch.device, allow_download: bool, options: Mapping[str, str] | None = None
+    name: str, place: str, device: torch.device, allow_download: bool, options: Mapping[str, str]
 ) -> Extractor:
     """Return a model of the package sentence-transformers, by its name or folder."""
     library = needed("sentence_transformers", name, "fewcal[text]")
-    options = options or {}
     dim = options.get("dim")
     if dim is not None and not dim.isdecimal():
         raise InputError(f"extractor {name}: dim={dim!r} must be a whole number")

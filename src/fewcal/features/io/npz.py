@@ -7,6 +7,7 @@ becomes `labels` in that of its pair: `features.npy` and `labels.npy`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,9 @@ def read_npz(path: Path) -> RawSplit:
     with archive:
         require_features(path, archive.files, "array")
         names = {"features", "labels", "classes"} & set(archive.files)
-        return RawSplit(**{name: _array(f"{path}: array {name!r}", lambda n=name: archive[n]) for name in names})
+        return RawSplit(
+            **{name: _array(f"{path}: array {name!r}", partial(archive.__getitem__, name)) for name in names}
+        )
 
 
 def read_npy(path: Path) -> RawSplit:
@@ -35,7 +38,7 @@ def read_npy(path: Path) -> RawSplit:
     for part, file in files.items():
         if part == "features" or file.is_file():
             with open_regular(file) as stream:
-                arrays[part] = _array(str(file), lambda s=stream: np.lib.format.read_array(s, allow_pickle=False))
+                arrays[part] = _array(str(file), partial(np.lib.format.read_array, stream, allow_pickle=False))
     return RawSplit(**arrays)
 
 
