@@ -1,5 +1,6 @@
-"""all-MiniLM-L6-v2 (Wang et al. 2020), six layers of BERT: texts → features `(B, 384)` of length 1.
+"""all-MiniLM-L6-v2, six layers of BERT: texts → features `(B, 384)` of length 1.
 
+Wang et al. 2020, Reimers & Gurevych 2019.
 The weights and the tokenizer come from a package that carries them. This small network loads in a tenth of a second;
 the libraries made for all such networks take ten to import. Nothing is padded: all tokens of a batch go through the
 linear layers as one matrix `(T, 384)`, and only attention looks at each text by itself.
