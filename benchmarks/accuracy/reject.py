@@ -63,8 +63,8 @@ def shares(
         fitted = FewShotClassifier(bank).fit(x[support], y[support])
         if fitted.explain().weight == 0:
             return [], []
-        kept.append(float((fitted.outlier_pvalue(x[own]) < limit).mean()))
-        passed.append(float((fitted.outlier_pvalue(x[outside]) < limit).mean()))
+        kept.append(float((fitted.outlier_pvalue(x[own]) >= limit).mean()))
+        passed.append(float((fitted.outlier_pvalue(x[outside]) >= limit).mean()))
     return kept, passed
 
 

@@ -56,7 +56,7 @@ def show_changes(folders: list[Path], changes: list[str], tasks: int) -> Table:
     for change in [AS_IT_IS, *changes]:
         name, _, value = change.partition("=")
         moved = {} if change == AS_IT_IS else {name: float(value)}
-        with patch.multiple(transduction, **moved):
+        with patch.dict(vars(transduction), moved):
             found = [measure(folder, [REFERENCE, "hgdc-transductive"], tasks) for folder in folders]
         cells = []
         for pool in POOLS:
