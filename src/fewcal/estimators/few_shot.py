@@ -88,7 +88,7 @@ class FewShotClassifier(TaskClassifier):
     classes_ : ndarray of shape (n_classes,)
         Sorted class labels.
     prior_ : Prior or None
-        What was learnt of the base classes; None without them.
+        The prior that follows from the base classes; None without them.
     support_ : tuple of ndarray
         The rows and labels it was fitted on, as they were given.
     unlabelled_ : ndarray or None
