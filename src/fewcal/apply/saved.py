@@ -60,6 +60,7 @@ def fit_model(
 ) -> TaskClassifier:
     """A classifier from labelled pictures, texts or features, with the stamp of its extractor in `extractor_`."""
     how = reading or Reading()
+    check_names(names, bank, preset)
     model_settings(settings, preset)  # refuses what is wrong before anything is read
     bank = load_bank(bank)
     classifier = make_classifier(bank, preset, settings, how.device, seed)
