@@ -14,6 +14,7 @@ from fewcal.apply.checks import check_reject
 from fewcal.apply.classify import check_none_lost, check_same_extractor, load_bank, named_rows
 from fewcal.apply.predict import (
     Columns,
+    check_names,
     fit_named,
     in_words,
     make_classifier,
