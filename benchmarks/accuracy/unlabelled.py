@@ -33,6 +33,8 @@ POOLS = {
 }
 REFERENCE = "hgdc"
 AS_IT_IS = "as it is"
+# Symbols of docs/method.md.
+SYMBOLS = {"ROW_WEIGHT": "η", "PRESENCE_LOG_ODDS": "a"}
 
 
 def measure(folder: Path, methods: list[str], tasks: int) -> dict[str, dict[str, tuple[float, float]]]:
@@ -63,7 +65,7 @@ def show_changes(folders: list[Path], changes: list[str], tasks: int) -> Table:
             own = [values[pool] for values in found if pool in values]
             gap = np.mean([cell["hgdc-transductive"][0] - cell[REFERENCE][0] for cell in own])
             cells.append(f"{gap:+.2f} ({np.mean([cell['hgdc-transductive'][1] for cell in own]):.3f})")
-        table.add(change, *cells)
+        table.add(f"{SYMBOLS.get(name, name)} = {value}" if moved else change, *cells)
     return table
 
 
