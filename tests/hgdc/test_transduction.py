@@ -27,7 +27,9 @@ class World:
         self.centres = 1.2 * self.rng.normal(size=(6, DIM))
         group = np.arange(BASE) % 6
         means = self.centres[group] + self.rng.normal(size=(BASE, DIM))
-        self.names = np.array([f"kind {'abcdef'[g]} {chr(97 + i // 26)}{chr(97 + i % 26)}" for i, g in enumerate(group)], object)
+        self.names = np.array(
+            [f"kind {'abcdef'[g]} {chr(97 + i // 26)}{chr(97 + i % 26)}" for i, g in enumerate(group)], object
+        )
         x = np.concatenate([self.rows(m, 20) for m in means])
         self.bank = BaseBank().fit(x, np.repeat(self.names, 20))
 
