@@ -36,6 +36,7 @@ FEW = Protocol(way=3, shot=1, query=5, tasks=4)
 def registered() -> Iterator[None]:
     """All registries as they were, whatever a test adds."""
     from fewcal.calibrate import METRICS
+    from fewcal.covariance import COVARIANCES
     from fewcal.evaluation.summary import STATISTICS
     from fewcal.features.extractors.base import REGISTRY
     from fewcal.features.io.files import FORMATS
@@ -44,7 +45,7 @@ def registered() -> Iterator[None]:
     from fewcal.paper.experiments import EXPERIMENTS
     from fewcal.tuning.spaces import SPACES
 
-    registries = (EXPERIMENTS, FORMATS, HEADS, METHODS, METRICS, REGISTRY, SPACES, STATISTICS)
+    registries = (COVARIANCES, EXPERIMENTS, FORMATS, HEADS, METHODS, METRICS, REGISTRY, SPACES, STATISTICS)
     before = [dict(registry) for registry in registries]
     yield
     for registry, entries in zip(registries, before, strict=True):
@@ -102,6 +103,41 @@ def test_a_distance(tmp_path: Path) -> None:
         ),
     )
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["methods"]["gdc"]["settings"]["metric"] == "toy"
+
+
+def test_a_covariance(tmp_path: Path) -> None:
+    from fewcal.covariance import COVARIANCES
+    from fewcal.covariance.pooled import Pooled
+
+    class Toy(Pooled):
+        """S_w of a quarter of the size."""
+
+        name = "toy"
+        words = "a quarter of the pooled covariance"
+
+        def totals(self) -> tuple[torch.Tensor, torch.Tensor]:
+            trace, total = super().totals()
+            return trace / 4, total / 4
+
+        def factor(self, half: bool) -> torch.Tensor:
+            return super().factor(half) / 2
+
+        def average_times(self, v: torch.Tensor) -> torch.Tensor:
+            return super().average_times(v) / 4
+
+    COVARIANCES["toy"] = Toy
+    features = feature_set()
+    bank = BaseBank().fit(features.base.features, features.base.labels)
+    settings = {"preset": "paper", "head": "closed_form", "k": 3}
+    support = features.novel.features[[0, 20, 40]]
+    ours = GDCClassifier(bank, cov="toy", **settings).fit(support, [0, 1, 2])
+    theirs = GDCClassifier(bank, cov="pooled", **settings).fit(support, [0, 1, 2])
+    assert (ours.predict_proba(support) != theirs.predict_proba(support)).any()
+    features.save(tmp_path / "features")
+    fewcal(
+        *("evaluate", tmp_path / "features", "--methods", "gdc", "--preset", "paper", "--set", "cov=toy"),
+        *("--set", "head=closed_form", "--set", "k=3", "--way", 3, "--tasks", 4, "--query", 5, "--quiet"),
+    )
 
 
 def test_a_search_space(tmp_path: Path) -> None:

@@ -130,7 +130,14 @@ def report(browser: Browser, target: Path, folder: Path) -> None:
     make_features(base=80, novel=20, rows=40).save(folder / "features")
     protocol = ("--shot", "1", "--tasks", "500")
     fewcal(
-        "evaluate", folder / "features", "--methods", "ncm,simpleshot,lr,gdc", *protocol, "--out", folder / "run", "-q"
+        "evaluate",
+        folder / "features",
+        "--methods",
+        "simpleshot,lr_l2,support-only,hgdc",
+        *protocol,
+        "--out",
+        folder / "run",
+        "-q",
     )
     fewcal("report", folder / "run", "--features", folder / "features", "--out", folder / "r.html", "-q")
     taken(browser.open(folder / "r.html", width=1200, height=860), target / "report.webp")

@@ -61,10 +61,10 @@ def shares(
         own = np.concatenate([r[shot:] for r in rows])
         outside = rng.permutation(np.flatnonzero(~np.isin(y, classes)))[:75]
         fitted = FewShotClassifier(bank).fit(x[support], y[support])
-        if fitted.explain().weight == 0:
+        if bank is not None and fitted.explain().weight == 0:
             return [], []
-        kept.append(float((fitted.outlier_pvalue(x[own]) < limit).mean()))
-        passed.append(float((fitted.outlier_pvalue(x[outside]) < limit).mean()))
+        kept.append(float((fitted.outlier_pvalue(x[own]) >= limit).mean()))
+        passed.append(float((fitted.outlier_pvalue(x[outside]) >= limit).mean()))
     return kept, passed
 
 

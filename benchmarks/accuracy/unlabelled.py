@@ -2,7 +2,9 @@
 
 Rows are kinds of tasks: ways x shots, 15 queries a class, their shares equal or Dirichlet(2), two of the classes
 present, or a quarter of other classes. Mean difference to `hgdc` in points over feature sets, the worst set, and the
-calibration error.
+calibration error. `--change` moves a constant of `fewcal.hgdc.transduction` in place of a comparison of methods:
+
+    python benchmarks/accuracy/unlabelled.py FOLDER... --change ROW_WEIGHT=0.3 PRESENCE_LOG_ODDS=inf
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import argparse
 import json
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 from common import Table, add_record_option, feature_folders
@@ -18,6 +21,7 @@ from common import Table, add_record_option, feature_folders
 from fewcal import FeatureSet
 from fewcal.errors import InputError
 from fewcal.evaluation import Protocol, evaluate
+from fewcal.hgdc import transduction
 
 POOLS = {
     "5x1 balanced": Protocol(shot=1),
@@ -28,6 +32,9 @@ POOLS = {
     "5x5 balanced": Protocol(shot=5),
 }
 REFERENCE = "hgdc"
+AS_IT_IS = "as it is"
+# Symbols of docs/method.md.
+SYMBOLS = {"ROW_WEIGHT": "η", "PRESENCE_LOG_ODDS": "a"}
 
 
 def measure(folder: Path, methods: list[str], tasks: int) -> dict[str, dict[str, tuple[float, float]]]:
@@ -45,6 +52,23 @@ def measure(folder: Path, methods: list[str], tasks: int) -> dict[str, dict[str,
     return found
 
 
+def show_changes(folders: list[Path], changes: list[str], tasks: int) -> Table:
+    """The mean difference to `hgdc` in points, and the calibration error, for each change in each kind of pool."""
+    table = Table("change", *POOLS)
+    for change in [AS_IT_IS, *changes]:
+        name, _, value = change.partition("=")
+        moved = {} if change == AS_IT_IS else {name: float(value)}
+        with patch.dict(vars(transduction), moved):
+            found = [measure(folder, [REFERENCE, "hgdc-transductive"], tasks) for folder in folders]
+        cells = []
+        for pool in POOLS:
+            own = [values[pool] for values in found if pool in values]
+            gap = np.mean([cell["hgdc-transductive"][0] - cell[REFERENCE][0] for cell in own])
+            cells.append(f"{gap:+.2f} ({np.mean([cell['hgdc-transductive'][1] for cell in own]):.3f})")
+        table.add(f"{SYMBOLS.get(name, name)} = {value}" if moved else change, *cells)
+    return table
+
+
 def mean_error(errors: list[float]) -> str:
     """The mean calibration error of sets; nothing for a method without probabilities."""
     return "" if np.isnan(errors).all() else f"{np.nanmean(errors):.3f}"
@@ -55,9 +79,13 @@ def main() -> None:
     parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("--methods", default="hgdc-transductive")
     parser.add_argument("--tasks", type=int, default=200)
+    parser.add_argument("--change", nargs="+", metavar="CONSTANT=VALUE", help="one row for each, beside all as it is")
     parser.add_argument("--keep", type=Path, help="JSON with the figures of each set; sets that are in it are not run")
     add_record_option(parser)
     options = parser.parse_args()
+    if options.change:
+        show_changes(feature_folders(*options.folders), options.change, options.tasks).keep(options.record)
+        return
     methods = [REFERENCE, *options.methods.split(",")]
     kept = json.loads(options.keep.read_text()) if options.keep and options.keep.is_file() else {}
     for folder in feature_folders(*options.folders):

@@ -28,6 +28,7 @@ from fewcal.apply.predict import (
     accuracy,
     answer_rows,
     by_doubt,
+    check_names,
     fit_named,
     in_words,
     make_classifier,
@@ -187,6 +188,7 @@ def classify(
     """
 
     check_reject(reject, preset)
+    check_names(names, bank, preset)
     model_settings(settings, preset)  # refuses what is wrong before anything is read
     loaded = load_bank(bank)
     if extractor is None:

@@ -55,15 +55,15 @@ def make_classifier(
     return GDCClassifier(bank, preset, device=device, random_state=seed, **changes)  # type: ignore[arg-type]
 
 
+def check_names(names: bool, bank: object, preset: str | None) -> None:
+    """Refuse `names` without base classes, or with a model that does not use them."""
+    if names and (bank is None or preset is not None):
+        raise InputError("--names compares with the names of base classes by HGDC; give --bank, and no --preset")
+
+
 def fit_named(classifier: TaskClassifier, x: np.ndarray, labels: np.ndarray, names: bool) -> TaskClassifier:
     """Fit on rows and labels; with `names` the labels help to find near base classes."""
-    if not names:
-        return classifier.fit(x, labels)
-    from fewcal.estimators.few_shot import FewShotClassifier
-
-    if not isinstance(classifier, FewShotClassifier) or classifier.bank is None:
-        raise InputError("--names compares with the names of base classes by HGDC; give --bank, and no --preset")
-    return classifier.fit(x, labels, class_names=True)
+    return classifier.fit(x, labels, class_names=True) if names else classifier.fit(x, labels)  # type: ignore[call-arg]
 
 
 def model_settings(settings: Sequence[str], preset: str | None = None) -> dict[str, Setting]:

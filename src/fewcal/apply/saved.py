@@ -14,6 +14,7 @@ from fewcal.apply.checks import check_reject
 from fewcal.apply.classify import check_none_lost, check_same_extractor, load_bank, named_rows
 from fewcal.apply.predict import (
     Columns,
+    check_names,
     fit_named,
     in_words,
     make_classifier,
@@ -60,6 +61,7 @@ def fit_model(
 ) -> TaskClassifier:
     """A classifier from labelled pictures, texts or features, with the stamp of its extractor in `extractor_`."""
     how = reading or Reading()
+    check_names(names, bank, preset)
     model_settings(settings, preset)  # refuses what is wrong before anything is read
     bank = load_bank(bank)
     classifier = make_classifier(bank, preset, settings, how.device, seed)

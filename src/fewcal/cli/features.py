@@ -22,7 +22,7 @@ def features_info_command(
 ) -> None:
     """Classes, rows, dimension, sign, sparsity, scale, duplicates and class leaks of a feature set.
 
-    And the power that the preset default takes for it.
+    And the power that HGDC takes for it.
     """
     from fewcal.apply.build_bank import gaussianization_facts
     from fewcal.features import FeatureSet

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Hashable, Mapping
-from functools import lru_cache
-from typing import Self, TypeAlias
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, Self, TypeAlias
 from warnings import warn
 
 import numpy as np
@@ -39,6 +39,9 @@ from fewcal.methods.base import Method
 from fewcal.methods.hgdc import HGDC, TwoViews
 from fewcal.methods.support_only import SupportOnly
 from fewcal.rejection import OutlierTest
+
+if TYPE_CHECKING:
+    from fewcal.features.extractors import Extractor
 
 # Tasks of validation classes that `calibrate` draws, and queries of each class.
 CALIBRATION_TASKS, CALIBRATION_QUERIES = 200, 15
@@ -84,7 +87,7 @@ class FewShotClassifier(TaskClassifier):
     classes_ : ndarray of shape (n_classes,)
         Sorted class labels.
     prior_ : Prior or None
-        What was learnt of the base classes; None without them.
+        The prior that follows from the base classes; None without them.
     support_ : tuple of ndarray
         The rows and labels it was fitted on, as they were given.
     unlabelled_ : ndarray or None
@@ -390,6 +393,12 @@ class FewShotClassifier(TaskClassifier):
 @lru_cache(maxsize=64)
 def embed_names(names: tuple[str, ...]) -> np.ndarray:
     """Embed names `(R, E)`; those of the base classes are the same in every fit."""
+    return np.asarray(name_extractor()(list(names)))
+
+
+@cache
+def name_extractor() -> Extractor:
+    """What embeds names: reading its weights takes longer than a fit."""
     from fewcal.features.extractors import get_extractor
 
-    return np.asarray(get_extractor(NAME_EXTRACTOR)(list(names)))
+    return get_extractor(NAME_EXTRACTOR)

@@ -67,7 +67,7 @@ class GDCSampler(BaseOverSampler):
         because points cannot be mapped back from there.
     shift : float or None, default=None
         How much of the way from a row to its calibrated mean the new points go, 0 to 1. `None` is 1 with a bank and 0
-        without one: there the base classes are the rivals, whose spread is worth borrowing and whose place is not.
+        without one: there the base classes are the rivals: their spread is borrowed, and their place is not.
     params : mapping or None, default=None
         Parameters of GDC by name that replace those of the preset, such as `{"k": 3, "alpha1": 1.0}`; see `GDCParams`.
     device : str, torch.device or None, default=None

@@ -4,4 +4,6 @@
 - `discriminant`: a linear discriminant with the scatter of the support, and its scores of left-out rows
 - `temperature`: the ridge, the scale of the scores and the stacking weight, from tasks of left-out base classes
 - `mixture`: the support-only classifier, and its mixture with the model
+- `transduction`: unlabelled rows, by expectation maximization over the posterior
+- `names`: names of classes as a second term of the neighbour weights
 """

@@ -20,11 +20,11 @@ from fewcal.heads.linear import ClassShots, LinearHead, class_shots
 from fewcal.hgdc.discriminant import Discriminant
 from fewcal.hgdc.prior import MIN_VARIANCE, task_offset
 
-# Log-odds of an example for its own class, at the most, and the gap of the mean cosine within a class to that between
-# classes: chosen on validation classes (docs/method.md).
+# L, the limit of the log-odds of an example for its own class, and Δ, the mean cosine within a class less that between
+# classes (`one_shot_log_odds`): chosen on validation classes.
 MAX_LOG_ODDS, COSINE_GAP = 10.0, 0.33
-# Share of the variance of the base means that is no sampling noise, below which labels tell nothing: 0 of shuffled
-# labels, 0.4 to 1 of the feature sets in docs/method.md.
+# Share of the variance of the base means that is no sampling noise, below which labels carry no information: 0 for
+# shuffled labels, 0.4 to 1 on the feature sets of docs/results.md.
 MIN_RELIABILITY = 0.2
 
 
@@ -56,7 +56,7 @@ def fit_support_only(support: Tensor, labels: Tensor, n_classes: int, scatter: f
 
 
 def _cosine_head(means: Tensor) -> LinearHead:
-    """Cosines with one example a class, `means (T, N, D)`, whose lengths tell nothing."""
+    """Cosines with one example a class, `means (T, N, D)`, whose lengths carry no information."""
     length = means.square().sum(dim=(1, 2)).div(means.shape[1]).clamp(min=MIN_VARIANCE).sqrt()
     directions = l2_normalise(means)
     gamma = one_shot_log_odds(cosine_variance(directions)) / squared_separation(directions)

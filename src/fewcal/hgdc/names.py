@@ -1,4 +1,4 @@
-r"""Names of classes: a second voice in the neighbour weights.
+r"""Names of classes: a second term of the neighbour weights.
 
 A text encoder embeds the names. With s_nb the cosine between class n and base class b, less the mean name and in units
 of its spread over pairs of base classes,
@@ -9,7 +9,7 @@ of its spread over pairs of base classes,
 
     ν = argmin Σ_b ‖M_b − c Σ_{b'≠b} w_bb'(M_b + ε_b) M_b'‖²,    ε_b ~ N(0, diag(within)).
 
-Where names say nothing (numbers, codes) ν is 0.
+Where names carry no information (numbers, codes) ν is 0.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from fewcal.hgdc.prior import Prior
 
-# Nodes of ν, draws of the noise, and least share of the error that names must save.
+# Nodes of ν, draws of the noise, and the smallest share of the error by which names must lower it.
 WEIGHTS, DRAWS, MIN_GAIN = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0), 4, 0.005
 
 Embed: TypeAlias = "Callable[[Sequence[str]], np.ndarray]"
@@ -42,19 +42,19 @@ def plain_name(name: Hashable) -> str:
 
 def name_scores(prior: Prior, names: Sequence[Hashable], embed: Embed) -> Tensor:
     """ν s `(N, C)` of classes with these names; 0 where names do not help to find neighbours of base classes."""
-    base, own = ([plain_name(n) for n in group] for group in (prior.classes, names))
-    zero = prior.base_means.new_zeros(len(own), len(base))
-    if len(set(base)) < len(base) // 2 + 1 or not any(own):
+    base, new = ([plain_name(n) for n in group] for group in (prior.classes, names))
+    zero = prior.base_means.new_zeros(len(new), len(base))
+    if len(set(base)) < len(base) // 2 + 1 or not any(new):  # most base classes have no name of their own
         return zero
-    parts = [np.asarray(embed([n or "?" for n in group]), np.float32) for group in (base, own)]
+    parts = [np.asarray(embed([n or "?" for n in group]), np.float32) for group in (base, new)]
     vectors = torch.nn.functional.normalize(torch.from_numpy(np.concatenate(parts)), dim=1)
     centred = vectors - vectors[: len(base)].mean(dim=0)
     across = centred[: len(base)] @ centred[: len(base)].T
-    apart = ~torch.eye(len(base), dtype=torch.bool)
-    spread = across[apart].std().clamp(min=1e-6)
+    pairs = ~torch.eye(len(base), dtype=torch.bool)
+    spread = across[pairs].std().clamp(min=1e-6)
     weight = name_weight(prior, (across / spread).to(zero))
     scores = weight * (centred[len(base) :] @ centred[: len(base)].T / spread).to(zero)
-    return torch.where(torch.tensor([bool(n) for n in own], device=zero.device)[:, None], scores, zero)
+    return torch.where(torch.tensor([bool(n) for n in new], device=zero.device)[:, None], scores, zero)
 
 
 def name_weight(prior: Prior, scores: Tensor) -> float:
@@ -62,12 +62,11 @@ def name_weight(prior: Prior, scores: Tensor) -> float:
     means, generator = prior.base_means, torch.Generator().manual_seed(0)
     noise = torch.randn(DRAWS, *means.shape, generator=generator).to(means)
     rows = means + noise * prior.within.sqrt()
-    own = torch.full_like(scores, 0.0).fill_diagonal_(-torch.inf)
+    not_itself = torch.zeros_like(scores).fill_diagonal_(-torch.inf)
 
     def error(weight: float) -> float:
-        near = prior.share * (prior.neighbour_weights(rows, weight * scores + own) @ means)
+        near = prior.share * (prior.neighbour_weights(rows, weight * scores + not_itself) @ means)
         return float((means - near).square().sum())
 
-    alone = error(0.0)
     best = min(WEIGHTS, key=error)
-    return best if error(best) < (1 - MIN_GAIN) * alone else 0.0
+    return best if error(best) < (1 - MIN_GAIN) * error(0.0) else 0.0

@@ -1,4 +1,4 @@
-r"""The prior of a class mean: what base classes tell of a class before its examples are seen.
+r"""The prior of a class mean: what base classes show about a class without its examples.
 
 Base rows are Gaussianized, centred and scaled to unit length (`fewcal.gaussianize`). With the within-class covariance
 S_w = V diag(e) Vᵀ, shrunk by OAS, they are whitened with one ridge λ, scaled to unit length again and rotated by R into
@@ -52,8 +52,8 @@ class Eigen(NamedTuple):
     counts : Tensor (C,)
         Rows of each class.
     rest : int
-        Directions in which no base row has anything, where rows are fewer than features. They have one eigenvalue, and
-        stand together as the last coordinate, which no mean has; 0 without it.
+        Number of directions orthogonal to all base rows, where rows are fewer than features. They share one eigenvalue
+        and stand together as the last coordinate, in which all means are 0.
     """
 
     values: Tensor
@@ -281,12 +281,12 @@ def class_eigen(classes: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
 def between_ratio(between: Tensor, within: Tensor, classes: int, floor: float) -> Tensor:
     r"""ψ `(D,)`: the variance of the means of new classes over that within them, from that of base classes.
 
-        ψ_j = (λ_j − λ̄)₊ / (w_j + λ̄) + min(floor, F),    F = Σλ / Σw,    λ̄ = Σλ / (C − 1)
+        ψ_j = (l_j − l̄)₊ / (v_j + l̄) + min(floor, F),    F = Σl / Σv,    l̄ = Σl / (C − 1)
 
-    Training drives base classes apart until their means are the corners of a regular simplex, with equal eigenvalues
-    λ_j (neural collapse: Papyan, Han, Donoho, PNAS 2020). A regular simplex tells nothing of new classes, whose rows
-    fall along its directions at random: the average eigenvalue λ̄ counts as noise. The last term is for differences of
-    new classes in directions in which base classes have none.
+    l is `between`, v is `within`. Training drives base classes apart until their means are the corners of a regular
+    simplex, with equal eigenvalues l_j (neural collapse: Papyan, Han, Donoho, PNAS 2020). A regular simplex carries no
+    information about new classes, whose rows fall along its directions at random: the average eigenvalue l̄ counts as
+    noise. The last term is for differences of new classes in directions in which base classes have none.
 
     >>> w = torch.ones(4)
     >>> between_ratio(torch.tensor([2.0, 2.0, 2.0, 0.0]), w, classes=4, floor=0.15)

@@ -9,7 +9,7 @@ the bank of one-shot tasks of the other (`cross_validate`). That gives three num
 - the stacking weight ω between HGDC and the support-only classifier, likewise a posterior mean.
 
 In both posteriors each example counts once: the log-likelihood of a task is the mean over its queries, times its
-examples. An extractor that was trained on the base classes tells them apart better than new classes, so γ is limited:
+examples. An extractor that was trained on the base classes separates them better than new classes, so γ is limited:
 
     γ ≤ confidence · γ₀,    γ₀ = w / √(2a)                                  (`Prior.gaussian_gamma`)
 

@@ -6,7 +6,7 @@ M unlabelled rows x stand beside the support. With responsibilities r and the we
     r_x = softmax(log z_n + s_n(x))   with s_n the scores of the classifier at these means.
 
 s_n is the mixture with the support-only classifier, whose means stay as they are: on raw features unlabelled rows bring
-nothing. The odds of its weight, ω/(1 − ω), are multiplied by Σk/ΣK. Two things keep this honest:
+nothing. The odds of its weight, ω/(1 − ω), are multiplied by Σk/ΣK. Two things differ from plain EM:
 
 - r_x and the answer to x are made *without x* (collapsed: x leaves A, k and z before it is scored). A row cannot
   confirm its own answer, and one row alone has the answer of the inductive classifier;
@@ -35,7 +35,7 @@ from fewcal.hgdc.prior import Prior
 
 # η, the weight of an unlabelled row, and a, the log-odds that a class is present: docs/method.md.
 ROW_WEIGHT, PRESENCE_LOG_ODDS = 0.2, 2.0
-# Updates of z with the inductive scores, then of everything.
+# Iterations: of z alone with the inductive scores, then of r, the scores and z.
 WARM_UP, STEPS = 3, 6
 
 
@@ -157,21 +157,21 @@ def transduce(
     weight = weight * odds / (weight * odds + 1 - weight)
     fixed = (1 - weight) * plain.logits(plain_rows)
     r, z = torch.zeros_like(fixed), fixed.new_ones(t, n) if priors is None else priors.expand(t, n)
-    scores, own = fixed + weight * posterior.scores(r), z[:, None]
+    scores, z_without = fixed + weight * posterior.scores(r), z[:, None]  # of each row, without itself
     for step in range(WARM_UP + STEPS if m > 1 else 1):
         if step >= WARM_UP:
-            r = ROW_WEIGHT * torch.softmax(scores + own.log(), dim=-1)
+            r = ROW_WEIGHT * torch.softmax(scores + z_without.log(), dim=-1)
             scores = fixed + weight * posterior.scores(r)
         if priors is None:
-            own, z = presence(scores, z)
+            z_without, z = presence(scores, z)
     head = mixture(posterior.head(r), plain, weight)
-    return Transduction(scores + own.log(), LinearHead(head.weight, head.bias + z.log()), z)
+    return Transduction(scores + z_without.log(), LinearHead(head.weight, head.bias + z.log()), z)
 
 
 def presence(scores: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-    """Update z `(T, N)`: the probability of each class as each row has it without itself `(T, M, N)`, and with all.
+    """Update z `(T, N)`, given scores `(T, M, N)`: z without each row, `(T, M, N)`, and with all rows, `(T, N)`.
 
-    >>> own, z = presence(torch.tensor([[[9.0, 0.0, 0.0]] * 40]), torch.ones(1, 3))
+    >>> without, z = presence(torch.tensor([[[9.0, 0.0, 0.0]] * 40]), torch.ones(1, 3))
     >>> [round(p, 2) for p in z[0].tolist()]
     [1.0, 0.22, 0.22]
     """
@@ -180,5 +180,5 @@ def presence(scores: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
     others = (z.sum(dim=-1, keepdim=True) - z).clamp(min=1e-12)
     evidence = torch.log1p(q) + torch.log(others / (others + 1))[:, None]
     total = evidence.sum(dim=1, keepdim=True)
-    own = torch.sigmoid(PRESENCE_LOG_ODDS + ROW_WEIGHT * (total - evidence))
-    return own.clamp(min=1e-6), torch.sigmoid(PRESENCE_LOG_ODDS + ROW_WEIGHT * total[:, 0]).clamp(min=1e-6)
+    without = torch.sigmoid(PRESENCE_LOG_ODDS + ROW_WEIGHT * (total - evidence))
+    return without.clamp(min=1e-6), torch.sigmoid(PRESENCE_LOG_ODDS + ROW_WEIGHT * total[:, 0]).clamp(min=1e-6)

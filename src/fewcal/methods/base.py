@@ -105,7 +105,7 @@ class Method(ABC):
             setattr(self, name, self.accepts[name].checked(name, value))
 
     def set_space(self, transform: Gaussianization | None, bank: BaseBank, *more: Hashable) -> None:
-        """Work behind a transform fitted on the bank; `more` tells apart spaces that its settings do not."""
+        """Work behind a transform fitted on the bank; `more` identifies what its settings leave open."""
         assert transform is not None
         self.gaussianization, self._space = transform, (bank, more)
 
@@ -127,7 +127,7 @@ class Method(ABC):
     def prepare_batches(self, tasks: int, ways: int, shots: int) -> None:  # noqa: B027  # most methods have nothing to do
         """Compute what batches of so many tasks take from the base classes as a whole, which `fit` computes once.
 
-        For whoever has many tasks and wants to know what each of them takes; a single one is not to pay for all.
+        For many tasks, before the memory of each is estimated; a single task does not wait for all.
         """
 
     def contributions(self, batch: TaskBatch) -> Contributions | None:
@@ -139,7 +139,7 @@ class Method(ABC):
         """Methods with equal `space` have equal `transform`, so that features are mapped once for all of them."""
         if self.gaussianization is None or self._space is None:
             return "raw"
-        bank, more = self._space  # told apart by a fingerprint of the whole bank: nobody pays for it unasked
+        bank, more = self._space  # a fingerprint of the whole bank, computed at its first use
         return (bank.fingerprint, *sorted(self.gaussianization.settings().items()), *more)
 
     @property
