@@ -57,6 +57,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: rank.get(item.path, len(rank)))
 
 
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    """The same numbers in every run."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture(scope="session")
 def relu_world() -> SmallData:
     """Features ≥ 0 with exact zeros, more rows than features."""

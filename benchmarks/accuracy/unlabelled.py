@@ -45,6 +45,11 @@ def measure(folder: Path, methods: list[str], tasks: int) -> dict[str, dict[str,
     return found
 
 
+def mean_error(errors: list[float]) -> str:
+    """The mean calibration error of sets; nothing for a method without probabilities."""
+    return "" if np.isnan(errors).all() else f"{np.nanmean(errors):.3f}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="+", type=Path)
@@ -73,7 +78,7 @@ def main() -> None:
                 str(len(gaps)),
                 f"{np.mean(list(gaps.values())):+.2f}",
                 f"{gaps[worst]:+.2f} ({worst})",
-                *(f"{np.nanmean([cell[m][1] for cell in cells.values()]):.3f}" for m in (method, REFERENCE)),
+                *(mean_error([cell[m][1] for cell in cells.values()]) for m in (method, REFERENCE)),
             )
     table.keep(options.record)
 

@@ -30,7 +30,8 @@ Methods = Annotated[
     str,
     typer.Option(
         help="Comma-separated: ncm, simpleshot, lr, lr-gauss, lr_l2, cosine, lda, dc, gdc, gdc:PRESET, hgdc, "
-        "hgdc-transductive, support-only, or module:Class for a method of your own. 'all' for all.",
+        "support-only, hgdc-transductive, soft-kmeans, bd-cspn, laplacianshot, pt-map, tim, alpha-tim, "
+        "or module:Class for a method of your own. 'all' for all.",
         autocompletion=complete_method,
     ),
 ]

@@ -17,7 +17,7 @@ from fewcal._utils.arrays import pick_device
 from fewcal._utils.randomness import TaskRandom
 from fewcal._utils.types import StrPath
 from fewcal.errors import InputError
-from fewcal.estimators.explain import Explanation, explain_contributions
+from fewcal.estimators.explain import Explanation, explain_contributions, no_bank_explanation
 from fewcal.estimators.inputs import check_fitted, check_rows, check_support, class_codes, join_labels, map_rows
 from fewcal.estimators.saved import FileMeta, FileTensors, read_classifier, write_classifier
 from fewcal.heads.base import Head, TaskBatch
@@ -40,7 +40,6 @@ class TaskClassifier(ClassifierMixin, BaseEstimator):
     extractor_: str | None = None
     row_map_: RowMap
     head_: Head
-    contributions_: Contributions | None
 
     @abstractmethod
     def _method(self, X: np.ndarray, y: np.ndarray) -> Method:
@@ -64,21 +63,27 @@ class TaskClassifier(ClassifierMixin, BaseEstimator):
 
     def fit_rows(self, X: np.ndarray, y: np.ndarray) -> Self:
         """Fit on rows and labels that were checked."""
-        classes, method, batch = self._task(X, y)
-        head, contributions = method.fit(batch).to("cpu"), method.contributions(batch)
+        classes, _ = class_codes(y)
+        method = self._method(X, y)
+        batch = self._batch(method, X, y)
+        head = method.fit(batch).to("cpu")
         # Set at the end: rows that cannot be fitted leave the classifier as it was.
         self.classes_, self.support_ = classes, (X, y)
-        self.row_map_, self.head_, self.contributions_ = method.row_map.to("cpu"), head, contributions
+        self.row_map_, self.head_ = method.row_map.to("cpu"), head
         self._fitted(method, batch)
         return self
 
-    def _task(self, X: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, Method, TaskBatch]:
-        """The classes, the prepared method, and the rows as a batch of one task."""
+    def _batch(self, method: Method, X: np.ndarray, y: np.ndarray) -> TaskBatch:
+        """Support rows as a batch of one task."""
         classes, codes = class_codes(y)
-        method, device = self._method(X, y), pick_device(self.device)
-        support = map_rows(method.row_map, X, device)[None]
+        device = pick_device(self.device)
         labels = torch.from_numpy(codes).to(device)[None]
-        return classes, method, TaskBatch(support, labels, len(classes), TaskRandom(self.seed(), device=device))
+        support = map_rows(method.row_map, X, device)[None]
+        return TaskBatch(support, labels, len(classes), TaskRandom(self.seed(), device=device))
+
+    def _fitted_method(self) -> Method:
+        """The method of the last fit."""
+        return self._method(*self.support_)
 
     def _fitted(self, method: Method, batch: TaskBatch) -> None:
         """Keep more of a fit."""
@@ -111,13 +116,18 @@ class TaskClassifier(ClassifierMixin, BaseEstimator):
         return cast(np.ndarray, self.classes_[best])
 
     def explain(self) -> Explanation:
-        """Explain what base classes contributed to each class."""
+        """Explain what base classes contributed to each class, and when to doubt the answers."""
         check_fitted(self)
-        if self.contributions_ is None:
-            raise InputError("the file has no base classes to explain answers by; fit again with the bank")
+        contributions = self._contributions()
+        if contributions is None:
+            return no_bank_explanation()
         names = self.classes_.tolist()
         shots = [int((self.support_[1] == name).sum()) for name in names]
-        return explain_contributions(self.contributions_, names, shots, self._features)
+        return explain_contributions(contributions, names, shots, self._features)
+
+    def _contributions(self) -> Contributions | None:
+        method = self._fitted_method()
+        return method.contributions(self._batch(method, *self.support_))
 
     @property
     def _features(self) -> str:

@@ -13,12 +13,11 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from fewcal._utils.arrays import common_shift
+from fewcal._utils.arrays import common_shift, pick_device
 from fewcal._utils.randomness import TaskRandom
 from fewcal.bank import BaseBank
 from fewcal.errors import FewcalWarning, InputError
 from fewcal.estimators.base import TaskClassifier, log_softmax
-from fewcal.estimators.explain import Explanation
 from fewcal.estimators.inputs import (
     as_tensor,
     check_fitted,
@@ -163,11 +162,20 @@ class FewShotClassifier(TaskClassifier):
                 )
             method = HGDC(**settings)
             method.prepare(bank)
+        return self._with_names(method, y)
+
+    def _with_names(self, method: HGDC, y: np.ndarray) -> HGDC:
         if self.name_scores_ is not None:
             none = torch.zeros(len(method.prior.base_means))
             scores = [self.name_scores_.get(c, none) for c in class_codes(y)[0].tolist()]
             method.names = torch.stack(scores).to(method.prior.base_means)
         return method
+
+    def _fitted_method(self) -> Method:
+        if self.prior_ is None:
+            return self._method(*self.support_)
+        method = HGDC.from_prior(self.prior_.to(pick_device(self.device)), scatter=self.scatter)
+        return self._with_names(method, self.support_[1])
 
     def fit(
         self,
@@ -254,10 +262,10 @@ class FewShotClassifier(TaskClassifier):
         check_fitted(self)
         rows = check_rows(self, X, reset=False)
         every = rows if self.unlabelled_ is None else np.concatenate([rows, self.unlabelled_])
-        _, method, batch = self._task(*self.support_)
+        method = self._fitted_method()
         if not isinstance(method, HGDC):
             return self.predict_log_proba(X)
-        scores = self._transduce(method, batch, every).scores[0, : len(rows)]
+        scores = self._transduce(method, self._batch(method, *self.support_), every).scores[0, : len(rows)]
         return log_softmax(scores.cpu().numpy().astype(np.float64) / self.temperature_)
 
     def predict_proba_together(self, X: ArrayLike) -> np.ndarray:
@@ -334,14 +342,6 @@ class FewShotClassifier(TaskClassifier):
             test = OutlierTest.fit(support, labels, self.prior_)
             x = map_rows(self.row_map_, check_rows(self, X, reset=False), torch.device("cpu"))
             return test.pvalue(x[:, : support.shape[1]]).numpy()
-
-    def explain(self) -> Explanation:
-        """Explain what base classes contributed to each class, and when to doubt the answers."""
-        check_fitted(self)
-        if self.contributions_ is None:
-            note = "No base classes were given: answers come from your examples."
-            return Explanation([], 0.0, 0.0, "unit length", [note])
-        return super().explain()
 
     @property
     def _features(self) -> str:

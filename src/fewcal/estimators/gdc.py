@@ -17,8 +17,9 @@ from fewcal.estimators.base import TaskClassifier
 from fewcal.estimators.inputs import cap_k, given_params, resolve_bank, resolve_params, seed_from
 from fewcal.estimators.saved import FileMeta, FileTensors, head_from_file
 from fewcal.gaussianize import Gaussianization
+from fewcal.heads.base import TaskBatch
 from fewcal.heads.linear import LinearHead
-from fewcal.methods.base import Method
+from fewcal.methods.base import Contributions, Method
 from fewcal.methods.gdc import GDC
 from fewcal.params import GDCParams
 
@@ -78,6 +79,7 @@ class GDCClassifier(TaskClassifier):
 
     file_kind = "gdc"
     params_: GDCParams
+    contributions_: Contributions | None
     # Whether it was read from a file and fitted with a bank, which files do not have.
     had_bank_ = False
 
@@ -140,6 +142,14 @@ class GDCClassifier(TaskClassifier):
         method = GDC(params).prepare(bank)
         self.params_ = params
         return method
+
+    def _fitted(self, method: Method, batch: TaskBatch) -> None:
+        self.contributions_ = method.contributions(batch)  # now: the bank may grow
+
+    def _contributions(self) -> Contributions | None:
+        if self.contributions_ is None:
+            raise InputError("the file has no base classes to explain answers by; fit again with the bank")
+        return self.contributions_
 
     def _own_classes(self, X: np.ndarray, y: np.ndarray) -> BaseBank:
         names, counts = np.unique(y, return_counts=True)

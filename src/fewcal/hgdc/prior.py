@@ -195,6 +195,8 @@ class Prior:
 
     def to(self, device: torch.device | str) -> Prior:
         """The same on another device."""
+        if self.origin.device == torch.device(device):
+            return self
         moved = {name: getattr(self, name).to(device) for name in ("transform", *TENSORS)}
         return replace(self, **moved)
 

@@ -16,21 +16,32 @@ from fewcal.methods.dc import DC
 from fewcal.methods.gdc import GDC
 from fewcal.methods.hgdc import HGDC
 from fewcal.methods.support_only import SupportOnly
+from fewcal.methods.soft_kmeans import SoftKMeans
+from fewcal.methods.bd_cspn import BDCSPN
+from fewcal.methods.laplacianshot import LaplacianShot
+from fewcal.methods.pt_map import PTMAP
+from fewcal.methods.tim import TIM, AlphaTIM
 # isort: on
 
 __all__ = [
+    "BDCSPN",
     "DC",
     "GDC",
     "HGDC",
     "METHODS",
+    "PTMAP",
+    "TIM",
+    "AlphaTIM",
     "CosineClassifier",
     "GaussianizedLogisticRegression",
     "Head",
+    "LaplacianShot",
     "LogisticRegression",
     "Method",
     "NearestCentroid",
     "PooledLDA",
     "SimpleShot",
+    "SoftKMeans",
     "SupportOnly",
     "TaskBatch",
     "UnitLogisticRegression",

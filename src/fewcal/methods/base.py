@@ -18,7 +18,7 @@ from fewcal.errors import InputError
 from fewcal.gaussianize import Gaussianization
 from fewcal.heads.base import Head, Shared, TaskBatch
 
-__all__ = ["Contributions", "Head", "Method", "RowMap", "Shared", "TaskBatch", "require_raw"]
+__all__ = ["Contributions", "Head", "Method", "RowMap", "Shared", "TaskBatch", "UnitRows", "require_raw"]
 
 
 class RowMap(Protocol):
@@ -169,6 +169,24 @@ class Method(ABC):
     def task_bytes(self, n_support: int, n_classes: int, dim: int) -> int:
         """Working memory for one task, in bytes, by which the engine sizes its batches."""
         return 16 * n_support * dim * 4
+
+
+class UnitRows(Method):
+    """A method on rows of unit length, centred on the base mean first where there are base classes."""
+
+    def prepare(self, bank: BaseBank | None) -> Method:
+        super().prepare(bank)
+        if bank is not None:
+            self.set_space(bank.transformed(beta=1.0, center=True, l2=True, moments=True).transform, bank)
+        return self
+
+    @property
+    def space(self) -> Hashable:
+        return "unit" if self.gaussianization is None else super().space
+
+    @property
+    def row_map(self) -> RowMap:
+        return self.gaussianization or Gaussianization("none", l2=True)
 
 
 def typical_distance(means: Tensor) -> float:

@@ -5,16 +5,15 @@ The "no method" baseline of Yang, Liu, Xu (ICLR 2021) and of the GDC paper's abl
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar
 
 from fewcal._utils.parameters import Parameter, parameters_of
 from fewcal.bank import BaseBank
-from fewcal.gaussianize import Gaussianization
 from fewcal.heads.lbfgs import LBFGS, lbfgs_head
 from fewcal.heads.linear import LinearHead
-from fewcal.methods.base import Method, RowMap, TaskBatch
+from fewcal.methods.base import Method, TaskBatch, UnitRows
 from fewcal.methods.registry import register_method
 from fewcal.params import GDCParams
 
@@ -57,20 +56,7 @@ class GaussianizedLogisticRegression(LogisticRegression):
 
 
 @register_method
-class UnitLogisticRegression(LogisticRegression):
+class UnitLogisticRegression(UnitRows, LogisticRegression):
     """The same on rows centred on the base mean and scaled to unit length; without base classes on unit-length rows."""
 
     name = "lr_l2"
-
-    def prepare(self, bank: BaseBank | None) -> Method:
-        if bank is not None:
-            self.set_space(bank.transformed(beta=1.0, center=True, l2=True, moments=True).transform, bank)
-        return self
-
-    @property
-    def space(self) -> Hashable:
-        return "unit" if self.gaussianization is None else super().space
-
-    @property
-    def row_map(self) -> RowMap:
-        return self.gaussianization or Gaussianization("none", l2=True)
