@@ -27,6 +27,7 @@ import reference
 from fewcal import BaseBank, FewShotClassifier, Gaussianizer, GDCClassifier, GDCParams
 from fewcal.errors import FewcalWarning, InputError
 from fewcal.estimators import inputs
+from fewcal.estimators.inputs import class_codes
 from fewcal.methods.hgdc import HGDC
 from small_worlds import SmallData, make_world
 
@@ -561,6 +562,14 @@ class TestGDCClassifier(BankContract):
 
 
 # ---- all together ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("y", [np.array([3, -1, 3]), np.array(["b", "abc", "b"]), np.array([True, False, True])])
+def test_classes_of_plain_labels_are_those_of_numpy(y: np.ndarray) -> None:
+    classes, codes = class_codes(y)
+    expected, positions = np.unique(y, return_inverse=True)
+    assert classes.dtype == expected.dtype
+    assert (classes.tolist(), codes.tolist()) == (expected.tolist(), positions.tolist())
 
 
 @pytest.mark.parametrize("make", [FewShotClassifier, lambda bank: GDCClassifier(bank, n=20)], ids=["hgdc", "gdc"])

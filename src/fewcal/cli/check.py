@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from fewcal.cli.extract import Sheet
-from fewcal.cli.options import Bank, ExtractorOptions, ModelOptions, Output, ReadingOptions, existing
+from fewcal.cli.options import ExtractorOptions, ModelOptions, Output, ReadingOptions, existing
 from fewcal.cli.printing import percent
 
 SUSPECTS, GROUPS = 20, 10  # printed; the page has all
@@ -23,7 +23,6 @@ def check(
     items: ReadingOptions,
     model: ModelOptions,
     output: Output,
-    bank: Bank = None,
     folds: Annotated[int, typer.Option(help="Parts of the examples that are left out in turn.", min=2)] = 10,
     html: Sheet = None,
 ) -> None:
@@ -31,7 +30,7 @@ def check(
     from fewcal.apply.check_source import check_source
 
     with output.progress("examples") as report:
-        chosen = {"extractor": extractor.name, "bank": bank, "folds": folds} | model.arguments
+        chosen = {"extractor": extractor.name, "folds": folds} | model.arguments
         found = check_source(examples, reading=items.reading(report), **chosen)
     if html is not None:
         found.write_html(html)

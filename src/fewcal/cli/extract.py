@@ -8,7 +8,6 @@ import typer
 
 from fewcal.apply.checks import check_reject, checked_new_file, checked_table_file
 from fewcal.cli.options import (
-    Bank,
     ExtractorOptions,
     ModelOptions,
     Names,
@@ -87,7 +86,6 @@ def classify(
     items: ReadingOptions,
     model: ModelOptions,
     output: Output,
-    bank: Bank = None,
     out: Annotated[
         Path | None, typer.Option(help="Write all answers here (.csv or .parquet).", callback=checked_table_file)
     ] = None,
@@ -107,7 +105,7 @@ def classify(
 
     examples, queries = find_pair(support, query, extractor.name, items.columns, items.skip_bad)
     assert queries is not None
-    chosen: dict[str, Any] = {"bank": bank, "reject": reject, "each": each, "names": names} | model.arguments
+    chosen: dict[str, Any] = {"reject": reject, "each": each, "names": names} | model.arguments
     with output.progress("items") as report:
         answers = run(examples, queries, extractor.name, reading=items.reading(report), **chosen)
     if not output.quiet:

@@ -9,7 +9,6 @@ import typer
 from fewcal._utils.types import StrPath
 from fewcal.apply.checks import checked_new_file
 from fewcal.cli.options import (
-    Bank,
     Device,
     ExtractorOptions,
     ModelOptions,
@@ -40,7 +39,6 @@ def fit(
     items: ReadingOptions,
     parameters: ModelOptions,
     output: Output,
-    bank: Bank = None,
     names: Names = False,
 ) -> None:
     """Fit a classifier on a few examples of each class and save it."""
@@ -56,9 +54,7 @@ def fit(
         examples, _ = find_pair(support, None, name, items.columns, items.skip_bad)
     with output.progress("examples") as report:
         reading = items.reading(report)
-        classifier = fit_model(
-            examples, extractor=name, bank=bank, names=names, reading=reading, **parameters.arguments
-        )
+        classifier = fit_model(examples, extractor=name, names=names, reading=reading, **parameters.arguments)
     classifier.save(out)
     output.facts(classifier_facts(out))
 

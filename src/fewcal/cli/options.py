@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 
 def ungrouped(command: Callable[..., None]) -> Callable[..., None]:
-    """Return the command with a parameter for each field of its groups, as typer wants it."""
+    """Return the command with a parameter for each field of its groups, after its own."""
     own = inspect.signature(command).parameters
     groups: dict[str, Any] = {name: p.annotation for name, p in own.items() if is_dataclass(p.annotation)}
     if not groups:
         return command
-    parameters: list[inspect.Parameter] = []
-    for name, parameter in own.items():
-        parameters += inspect.signature(groups[name]).parameters.values() if name in groups else [parameter]
+    parameters = [parameter for name, parameter in own.items() if name not in groups]
+    for group in groups.values():
+        parameters += inspect.signature(group).parameters.values()
 
     @wraps(command)
     def run(**given: Any) -> None:
@@ -198,7 +198,7 @@ class Output:
     json_file: Json = None
     quiet: Quiet = False
 
-    def json(self, value: Any) -> None:
+    def json(self, value: object) -> None:
         write_json(self.json_file, value)
 
     def table(self, header: list[str] | None, rows: list[list[str]], sides: Sequence[str] | None = None) -> None:
@@ -209,7 +209,7 @@ class Output:
         if not self.quiet and lines:
             print("\n".join(lines), flush=True)
 
-    def facts(self, facts: Mapping[str, Any]) -> None:
+    def facts(self, facts: Mapping[str, object]) -> None:
         """Write facts as JSON and as a table of two columns."""
         self.json(facts)
         self.table(None, [[k.replace("_", " "), cell(v)] for k, v in facts.items()])
@@ -255,8 +255,8 @@ class ExtractorOptions:
 
 
 @dataclass(frozen=True)
-class ModelOptions:
-    """What a classifier is made of."""
+class ParameterOptions:
+    """The parameters of a classifier."""
 
     preset: Preset = None
     set_: Set = None
@@ -265,6 +265,17 @@ class ModelOptions:
     @property
     def arguments(self) -> dict[str, Any]:
         return {"preset": self.preset, "settings": self.set_ or [], "seed": self.seed}
+
+
+@dataclass(frozen=True)
+class ModelOptions(ParameterOptions):
+    """What a classifier is made of."""
+
+    bank: Bank = None
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        return super().arguments | {"bank": self.bank}
 
 
 @dataclass(frozen=True)

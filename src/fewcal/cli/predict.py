@@ -8,7 +8,17 @@ from typing import Annotated
 import typer
 
 from fewcal.apply.checks import checked_table_file
-from fewcal.cli.options import Bank, Device, ModelOptions, Output, Raw, ReadingOptions, Reject, existing, readable_model
+from fewcal.cli.options import (
+    Device,
+    ModelOptions,
+    Output,
+    ParameterOptions,
+    Raw,
+    ReadingOptions,
+    Reject,
+    existing,
+    readable_model,
+)
 from fewcal.cli.printing import print_answers
 from fewcal.errors import InputError
 
@@ -31,7 +41,6 @@ def predict(
     out: Annotated[
         Path | None, typer.Option(help="Predictions (.parquet, or .csv).", callback=checked_table_file)
     ] = None,
-    bank: Bank = None,
     raw: Raw = False,
     reject: Reject = None,
     together: Annotated[bool, typer.Option("--together", help="Let all rows help with each other.")] = False,
@@ -53,7 +62,7 @@ def predict(
             print_answers("item", by_doubt(answer_rows(answers)), kept=out is not None)
     else:
         assert support is not None and query is not None  # noqa: PT018
-        start = partial(predict_files, support, query, bank=bank, device=items.device)
+        start = partial(predict_files, support, query, device=items.device)
         answers = start(reject=reject, together=together, **parameters.arguments)
         notes = in_words(answers, None, [])
     if out is not None:
@@ -68,7 +77,7 @@ def predict(
 def explain(
     support: Annotated[Path, typer.Option(help="Labelled examples of your classes.", callback=existing)],
     bank: Annotated[Path, typer.Option(help="Bank of base classes.", callback=existing)],
-    parameters: ModelOptions,
+    parameters: ParameterOptions,
     output: Output,
     device: Device = "cpu",
 ) -> None:

@@ -14,7 +14,7 @@ __all__ = ["cell", "flat", "percent", "print_answers", "print_markdown", "table"
 MAX_PRINTED = 40
 
 
-def write_json(path: Path | None, value: Any) -> None:
+def write_json(path: Path | None, value: object) -> None:
     """Write a result to a file, or where that is called - to the output, as pipes have it."""
     from fewcal._utils.atomic import write_json
 

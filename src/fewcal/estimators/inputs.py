@@ -1,4 +1,8 @@
-"""What users give the estimators, made ready: rows, banks, parameters, seeds."""
+"""What users give the estimators, made ready: rows, banks, parameters, seeds.
+
+Arrays of floats with plain labels are checked here, in microseconds; whatever else there is goes through
+scikit-learn's own validation, which is loaded when it is first needed.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +12,11 @@ from dataclasses import fields
 from functools import lru_cache
 from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 from warnings import catch_warnings, filterwarnings, warn
 
 import numpy as np
 import torch
-from sklearn.exceptions import NotFittedError
-from sklearn.utils import check_random_state
-from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import _num_samples, validate_data  # private of sklearn: no public row count
 
 from fewcal._utils.arrays import check_finite, pick_device
 from fewcal.bank import BaseBank
@@ -25,6 +25,9 @@ from fewcal.methods.base import RowMap
 from fewcal.params import GDCParams
 from fewcal.presets import get_preset
 
+# What rows may be held in; anything else becomes the first.
+_FLOATS = (np.dtype(np.float64), np.dtype(np.float32))
+_HALF = np.dtype(np.float16)
 FIELDS = tuple(f.name for f in fields(GDCParams))
 
 
@@ -32,23 +35,33 @@ def check_fitted(estimator: object) -> None:
     """Raise scikit-learn's `NotFittedError` unless `fit` was called, or `partial_fit` has had rows of two classes."""
     waits = hasattr(estimator, "support_") and not hasattr(estimator, "classes_")
     if waits or not hasattr(estimator, "n_features_in_"):
+        from sklearn.exceptions import NotFittedError
+
         remedy = "call partial_fit with rows of a second class" if waits else "call fit first"
         raise NotFittedError(f"this {type(estimator).__name__} is not fitted yet; {remedy}")
 
 
 def check_rows(estimator: Any, X: object, *, reset: bool) -> np.ndarray:
     """Rows `X (R, D)` of numbers below `LARGEST`; one-line errors for anything else."""
-    rows = _validated(estimator, _from_torch(X), "no_validation", reset)
+    X = _from_torch(X)
+    plain = _plain_rows(estimator, X, reset)
+    rows = _as_floats(np.asarray(X)) if plain else _validated(estimator, X, "no_validation", reset)
     check_finite(as_tensor(rows), "X")
-    return np.asarray(rows)
+    return rows
 
 
 def check_support(estimator: Any, X: object, y: object) -> tuple[np.ndarray, np.ndarray]:
     """Rows and their labels, with one-line errors for what few-shot data gets wrong."""
     X, y = _from_torch(X), _from_torch(y)
+    if isinstance(X, np.ndarray) and _plain_labels(y) and len(y) == len(X) and _plain_rows(estimator, X, reset=True):
+        rows = _as_floats(X)
+        check_finite(as_tensor(rows), "X")
+        return rows, y
     if y is not None:
         _check_shape(X)
         _check_missing(y)
+        from sklearn.utils.validation import _num_samples  # private of sklearn: no public row count
+
         if (given := _num_samples(X)) == 0:
             raise InputError("X has no rows; the support set needs at least one row of each class")
         if given != (labels := _num_samples(y)):
@@ -82,10 +95,31 @@ def _check_missing(y: object) -> None:
             raise InputError(f"y has no label in row {i} ({label}); every row needs a class")
 
 
+def _plain_rows(estimator: Any, X: object, reset: bool) -> TypeGuard[np.ndarray]:
+    """Whether scikit-learn would return `_as_floats` of X, without a warning; what it notes is then noted."""
+    if type(X) is not np.ndarray or X.ndim != 2 or X.dtype not in (*_FLOATS, _HALF) or 0 in X.shape:
+        return False
+    if reset:
+        vars(estimator).pop("feature_names_in_", None)
+        estimator.n_features_in_ = X.shape[1]
+    return X.shape[1] == estimator.n_features_in_ and not hasattr(estimator, "feature_names_in_")
+
+
+def _as_floats(X: np.ndarray) -> np.ndarray:
+    return X.astype(_FLOATS[0]) if X.dtype == _HALF else X
+
+
+def _plain_labels(y: object) -> TypeGuard[np.ndarray]:
+    """Whether y is an array of integers or texts, which are classes whatever they hold."""
+    return type(y) is np.ndarray and y.ndim == 1 and y.dtype.kind in "iubU"
+
+
 def _validated(estimator: object, X: object, y: object, reset: bool) -> Any:
+    from sklearn.utils.validation import validate_data
+
     _check_shape(X)
     try:
-        return validate_data(estimator, X, y, dtype=[np.float64, np.float32], ensure_all_finite=False, reset=reset)
+        return validate_data(estimator, X, y, dtype=list(_FLOATS), ensure_all_finite=False, reset=reset)
     except ValueError as error:
         if "could not convert" in str(error):
             raise InputError(f"X holds values that are not numbers ({error}); pass a 2-D array of floats") from error
@@ -120,14 +154,21 @@ def check_priors(priors: object, classes: list[Hashable]) -> dict[Hashable, floa
 
 def class_codes(y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The sorted classes of labels `y (S,)`, at least two, and the position of each label among them."""
-    _check_targets(y)
-    classes, codes = np.unique(y, return_inverse=True)
+    if _plain_labels(y):  # the same as below: a set of a few labels is much faster than sorting an array
+        given = y.tolist()
+        at = {label: i for i, label in enumerate(sorted(set(given)))}
+        classes, codes = np.array(list(at), y.dtype), np.array([at[label] for label in given])
+    else:
+        _check_targets(y)
+        classes, codes = np.unique(y, return_inverse=True)
     if len(classes) < 2:
         raise InputError(f"y has one class only, {classes.tolist()[0]!r}; give support rows of at least two classes")
     return classes, codes
 
 
 def _check_targets(y: np.ndarray) -> None:
+    from sklearn.utils.multiclass import check_classification_targets
+
     with catch_warnings():
         # A class for every row or two is what few-shot means; scikit-learn would take it for a regression.
         filterwarnings("ignore", "The number of unique classes", UserWarning)
@@ -223,4 +264,6 @@ def seed_from(random_state: object) -> int:
     """An integer seed from scikit-learn's `random_state`."""
     if type(random_state) is int or isinstance(random_state, Integral):
         return int(random_state)
+    from sklearn.utils import check_random_state
+
     return int(check_random_state(random_state).randint(np.iinfo(np.int32).max))
