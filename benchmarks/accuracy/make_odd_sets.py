@@ -158,7 +158,7 @@ def early_layer(layers: int) -> Arrays:
     from safetensors.torch import load_file
     from tokenizers import Tokenizer
 
-    from fewcal.features.extractors.minilm_network import MiniLM
+    from fewcal.features.extractors.minilm import MiniLM
 
     home = Path(str(package.get_model_path()))
     tokenizer = Tokenizer.from_file(str(home / "tokenizer.json"))

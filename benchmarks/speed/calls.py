@@ -77,7 +77,7 @@ def start(table: Table, runs: int, folder: Path) -> None:
     processes(table, "fewcal model info, a file that is torn", [*fewcal, "model", "info", str(torn)], runs, 2)
     processes(table, "fewcal serve, a file that is torn", [*fewcal, "serve", str(torn)], runs, 2)
     processes(table, "import torch", ["-c", "import torch"], runs)
-    needed = "fewcal.apply.classify, fewcal.estimators.few_shot, fewcal.features.extractors.efficientnet_network"
+    needed = "fewcal.apply.classify, fewcal.estimators.few_shot, fewcal.features.extractors.efficientnet_lite"
     processes(table, "all that classify imports, torch included", ["-c", f"import {needed}"], runs)
     one = ["classify", "--support", support, "--query", f"{query}/0.jpg", "-q"]
     processes(table, "fewcal classify, 10 examples and 1 picture", [*fewcal, *one], runs)

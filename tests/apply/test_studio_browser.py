@@ -18,7 +18,7 @@ pytest.importorskip("PIL")
 
 from browser import AXE, Browser, BrowserPage
 from fewcal import FewShotClassifier
-from fewcal.features.sources.pictures import decode, fitted
+from fewcal.features.sources.pictures import decode, decode_fitted
 from limits import PATIENCE
 from processes import FORKED
 from studio_project import COLOURS, colour_extractor, colour_folder, serve_colours, serve_texts, write_picture
@@ -398,7 +398,7 @@ class TestFiles:
         state = page.js("fetch('api/state').then(r => r.json())")
         names = {c["id"]: c["name"] for c in state["classes"]}
         for item in state["items"]:
-            row = extractor([fitted(decode(visit.folder / item["name"], 16), 8)])
+            row = extractor([decode_fitted(decode(visit.folder / item["name"], 16), 8)])
             assert str(classifier.predict(row)[0]) == names[item["answer"]]
             assert float(classifier.predict_proba(row).max()) == pytest.approx(item["top"][0][1], abs=1e-3)
 

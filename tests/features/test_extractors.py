@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageOps
-from tiny_models import save_hugging_face, save_onnx, save_sentence_transformer
+from tiny_models import save_hugging_face, save_sentence_transformer
 from torch import nn
 
 from fewcal.errors import FileFormatError, InputError
@@ -25,7 +25,7 @@ from fewcal.features.extract import embed
 from fewcal.features.extractors import (
     Extractor,
     as_extractor,
-    efficientnet_network,
+    efficientnet_lite,
     extractor_table,
     get_extractor,
     list_extractors,
@@ -34,10 +34,10 @@ from fewcal.features.extractors import (
 )
 from fewcal.features.extractors.base import REGISTRY, register
 from fewcal.features.extractors.combine import side_by_side, with_crops
-from fewcal.features.extractors.efficientnet_network import EfficientNetLite, FusedEfficientNetLite, SameConv2d
-from fewcal.features.extractors.minilm_network import MiniLM
+from fewcal.features.extractors.efficientnet_lite import EfficientNetLite, FusedEfficientNetLite, SameConv2d
+from fewcal.features.extractors.minilm import MiniLM
+from fewcal.features.extractors.vision_models import export_onnx
 from fewcal.features.sources.recordings import find_recordings, read_recording
-from fewcal.features.sources.texts import Texts
 
 PAIRS = [
     "the football match was won by a late goal",
@@ -101,9 +101,9 @@ def random_network(variant: int) -> EfficientNetLite:
 def test_fused_network_computes_the_published_one(
     variant: int, side: int, onednn: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if onednn and not efficientnet_network.onednn_fuses():
+    if onednn and not efficientnet_lite.onednn_fuses():
         pytest.skip("this torch has no fused convolutions")
-    monkeypatch.setattr(efficientnet_network, "onednn_fuses", lambda: onednn)
+    monkeypatch.setattr(efficientnet_lite, "onednn_fuses", lambda: onednn)
     net = random_network(variant)
     x = torch.randn(2, 3, side, side, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
@@ -373,18 +373,19 @@ def test_open_clip_models_give_the_features_of_images(
 @pytest.mark.filterwarnings("ignore")  # of the exporter
 def test_onnx_files_agree_with_the_network_they_were_exported_from(photos: list[Image.Image], tmp_path: Path) -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1)).eval()
-    save_onnx(tmp_path, net, net, pixel_values=torch.zeros(2, 3, 16, 16))
+    export_onnx(tmp_path / "model.onnx", net, net, pixel_values=torch.zeros(2, 3, 16, 16))
     module = as_extractor(net, size=16, crop=0.5, mean=[0.5] * 3, std=[0.25] * 3)
     model = get_extractor(f"onnx:{tmp_path / 'model.onnx'}?crop=0.5&mean=0.5&std=0.25,0.25,0.25")
     assert (model.kind, model.size, model.dim) == ("picture", 16, 4)
     np.testing.assert_allclose(model(arrays(photos)), module(arrays(photos)), atol=1e-4)
-    with pytest.raises(InputError, match=r"mean='x' must be a number"):
-        get_extractor(f"onnx:{tmp_path}?mean=x")
-    with pytest.raises(InputError, match=r"there is no file nowhere"):
-        get_extractor("onnx:nowhere")
     (tmp_path / "bad.onnx").write_bytes(b"x")
-    with pytest.raises(InputError, match=r"bad.onnx cannot be loaded"):
-        get_extractor(f"onnx:{tmp_path / 'bad.onnx'}")
+    for place, match in [
+        (f"{tmp_path}?mean=x", "mean='x' must be a number"),
+        ("nowhere", "there is no file nowhere"),
+        (tmp_path / "bad.onnx", r"bad.onnx cannot be loaded"),
+    ]:
+        with pytest.raises(InputError, match=match):
+            get_extractor(f"onnx:{place}")
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -394,12 +395,14 @@ def test_onnx_folders_use_the_preprocessing_of_their_model(photos: list[Image.Im
     place, x = save_hugging_face("siglip", tmp_path / "siglip"), arrays(photos)
     siglip = AutoModel.from_pretrained(place).eval()
     pixels = torch.zeros(2, 3, 32, 32)
-    save_onnx(place, siglip, lambda x: siglip.get_image_features(pixel_values=x).pooler_output, pixel_values=pixels)
+    images = lambda x: siglip.get_image_features(pixel_values=x).pooler_output  # noqa: E731
+    export_onnx(place / "model.onnx", siglip, images, pixel_values=pixels)
     np.testing.assert_allclose(get_extractor(f"onnx:{place}")(x), get_extractor(f"hf:{place}")(x), atol=1e-4)
     plain = save_sentence_transformer(tmp_path).with_name("plain")
     bert = BertModel.from_pretrained(plain, attn_implementation="eager").eval()
     tokens = {name: torch.ones(2, 3, dtype=torch.long) for name in ("input_ids", "attention_mask")}
-    save_onnx(plain, bert, lambda i, m: bert(input_ids=i, attention_mask=m).last_hidden_state, **tokens)
+    states = lambda i, m: bert(input_ids=i, attention_mask=m).last_hidden_state  # noqa: E731
+    export_onnx(plain / "model.onnx", bert, states, **tokens)
     texts = ["the cat sat", "a dog ran on the mat", "dog"]
     model = get_extractor(f"onnx:{plain}")
     assert model.kind == "text"
@@ -490,20 +493,17 @@ def test_a_function_gets_the_batch_as_it_is() -> None:
 
 
 def test_wrong_extractors_are_refused() -> None:
-    with pytest.raises(InputError, match="shape"):
-        as_extractor(lambda batch: np.zeros(3), name="flat", size=4)
-    with pytest.raises(InputError, match="is no extractor"):
-        as_extractor(3)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="kind='smell'"):
-        as_extractor(lambda x: x, kind="smell")
-    with pytest.raises(InputError, match=r"unknown.*efficientnet-lite0"):
-        get_extractor("efficientnet-lite")
     grows = iter(range(1, 9))
     odd = as_extractor(lambda t: np.zeros((len(t), next(grows))), kind="text", name="odd")
-    with pytest.raises(InputError, match=r"must be \(1, 1\)"):
-        odd(["x"])
-    with pytest.raises(ValueError, match="takes pictures"):
-        Extractor("p", "picture", 1, "", len).prepare(Texts(["a"], None, None, "here", ["a"]), 0)
+    for call, match in [
+        (lambda: as_extractor(lambda batch: np.zeros(3), name="flat", size=4), "shape"),
+        (lambda: as_extractor(3), "is no extractor"),  # type: ignore[arg-type]
+        (lambda: as_extractor(lambda x: x, kind="smell"), "kind='smell'"),
+        (lambda: get_extractor("efficientnet-lite"), r"unknown.*efficientnet-lite0"),
+        (lambda: odd(["x"]), r"must be \(1, 1\)"),
+    ]:
+        with pytest.raises(InputError, match=match):
+            call()
     if not torch.cuda.is_available():
         with pytest.raises(InputError, match="no usable CUDA device"):
             get_extractor("efficientnet-lite0", "cuda")

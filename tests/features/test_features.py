@@ -194,22 +194,19 @@ def test_plk_variants(tmp_path: Path) -> None:
 # npy, torch and HDF5
 
 
-def save_npy(path: Path, x: np.ndarray, y: np.ndarray, classes: list[str]) -> Path:
+def save_npy(path: Path, x: np.ndarray, y: np.ndarray, classes: list[str]) -> None:
     for name, array in (("", x), ("_labels", y), ("_classes", np.array(classes))):
         np.save(path / f"base{name}.npy", array)
-    return path / "base.npy"
 
 
-def save_pt(path: Path, x: np.ndarray, y: np.ndarray, classes: list[str]) -> Path:
+def save_pt(path: Path, x: np.ndarray, y: np.ndarray, classes: list[str]) -> None:
     torch.save({"features": torch.from_numpy(x), "labels": torch.from_numpy(y), "classes": classes}, path / "base.pt")
-    return path / "base.pt"
 
 
-def save_hdf5(path: Path, x: np.ndarray, y: np.ndarray, classes: list[str]) -> Path:
+def save_hdf5(path: Path, x: np.ndarray, y: np.ndarray, classes: list[str]) -> None:
     h5py = pytest.importorskip("h5py")
     with h5py.File(path / "base.h5", "w") as file:
         file["features"], file["labels"], file["classes"] = x, y, classes
-    return path / "base.h5"
 
 
 @pytest.mark.parametrize("save", [save_npy, save_pt, save_hdf5])
@@ -341,16 +338,15 @@ def test_forged_arrays_cannot_pass_bytes_for_objects_or_lie_about_their_size(tmp
     path = tmp_path / "forged.plk"
     path.write_bytes(_array_pickle(PLAIN_STATE, "f8", struct.pack("<d", 2.5)))
     assert load_split(path).features.tolist() == [[2.5]]  # the hand-made pickle is otherwise sound
-    # dtype 'O' with its flags cleared: NumPy itself would take the eight bytes for a pointer.
-    path.write_bytes(_array_pickle(PLAIN_STATE, "O8", struct.pack("<Q", 0xDEAD)))
-    with pytest.raises(FileFormatError, match="object arrays"):
-        load_split(path)
-    path.write_bytes(_array_pickle(PLAIN_STATE, "f8", b"12345678", "(1000, 1000)"))
-    with pytest.raises(FileFormatError, match=r"shape \(1000, 1000\) with 8 bytes"):
-        load_split(path)
-    path.write_bytes(_array_pickle("(I3\nS'<'\nNNS'x'\nI-1\nI-1\nI0\nt", "f8", b"12345678"))
-    with pytest.raises(FileFormatError, match="structured dtype"):
-        load_split(path)
+    for forged, match in [
+        # dtype 'O' with its flags cleared: NumPy itself would take the eight bytes for a pointer.
+        (_array_pickle(PLAIN_STATE, "O8", struct.pack("<Q", 0xDEAD)), "object arrays"),
+        (_array_pickle(PLAIN_STATE, "f8", b"12345678", "(1000, 1000)"), r"shape \(1000, 1000\) with 8 bytes"),
+        (_array_pickle("(I3\nS'<'\nNNS'x'\nI-1\nI-1\nI0\nt", "f8", b"12345678"), "structured dtype"),
+    ]:
+        path.write_bytes(forged)
+        with pytest.raises(FileFormatError, match=match):
+            load_split(path)
 
 
 def test_a_pickle_cannot_set_attributes_of_what_it_may_name(tmp_path: Path) -> None:
@@ -494,29 +490,23 @@ def test_empty_torn_and_foreign_files_are_refused(tmp_path: Path, extension: str
         load_split(path)
 
 
-def test_files_that_are_not_there_or_of_unknown_kind(tmp_path: Path) -> None:
-    with pytest.raises(FileFormatError, match="does not exist"):
-        load_split(tmp_path / "a.npz")
-    with pytest.raises(FileFormatError, match=r"unknown extension '.csv'; known are .npz, .parquet, .safetensors"):
-        load_split(tmp_path / "a.csv")
+def test_files_that_are_absent_or_hold_other_things_are_refused_with_what_they_hold(tmp_path: Path) -> None:
     (tmp_path / "d.npz").mkdir()
-    with pytest.raises(FileFormatError, match="is a folder"):
-        load_split(tmp_path / "d.npz")
-
-
-def test_arrays_under_other_names_are_listed(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", X=np.zeros((2, 2)))
-    with pytest.raises(FileFormatError, match=r"no array 'features' \(it has: X\)"):
-        load_split(tmp_path / "a.npz")
     np.savez(tmp_path / "b.npz", features=np.array([[1, "x"]], dtype=object))
-    with pytest.raises(FileFormatError, match="array 'features' holds Python objects"):
-        load_split(tmp_path / "b.npz")
     save_file({"X": np.zeros((2, 2))}, tmp_path / "a.safetensors")
-    with pytest.raises(FileFormatError, match=r"no tensor 'features' \(it has: X\)"):
-        load_split(tmp_path / "a.safetensors")
     pq.write_table(pa.table({"x": [1.0], "y": [2.0]}), tmp_path / "a.parquet")
-    with pytest.raises(FileFormatError, match=r"no column 'features' .*it has: x, y"):
-        load_split(tmp_path / "a.parquet")
+    for name, match in [
+        ("no.npz", "does not exist"),
+        ("a.csv", r"unknown extension '.csv'; known are .npz, .parquet, .safetensors"),
+        ("d.npz", "is a folder"),
+        ("a.npz", r"no array 'features' \(it has: X\)"),
+        ("b.npz", "array 'features' holds Python objects"),
+        ("a.safetensors", r"no tensor 'features' \(it has: X\)"),
+        ("a.parquet", r"no column 'features' .*it has: x, y"),
+    ]:
+        with pytest.raises(FileFormatError, match=match):
+            load_split(tmp_path / name)
 
 
 @pytest.mark.parametrize(
@@ -578,23 +568,24 @@ def test_a_class_without_rows_is_left_out_with_a_warning() -> None:
 
 
 def test_a_missing_split_lists_what_is_there(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"none of base, val and novel \(it holds: nothing\)"):
-        FeatureSet.load(tmp_path)
-    make().save(tmp_path / "base.npz")
-    (tmp_path / "notes.txt").write_text("x")
-    with pytest.raises(InputError, match=r"has no novel split \(it holds: base.npz, notes.txt\)"):
-        FeatureSet.load(tmp_path, splits=["base", "novel"])
-    with pytest.raises(InputError, match="unknown split 'test'; the splits are base, val, novel"):
-        FeatureSet.load(tmp_path, splits=["test"])
-    with pytest.raises(InputError, match="is a file, not a folder"):
-        FeatureSet.load(tmp_path / "base.npz")
-    with pytest.raises(InputError, match="does not exist"):
-        FeatureSet.load(tmp_path / "nowhere")
+    for name in ("full", "twice", "empty"):
+        (tmp_path / name).mkdir()
+        if name != "empty":
+            make().save(tmp_path / name / "base.npz")
+    (tmp_path / "full" / "notes.txt").write_text("x")
+    make().save(tmp_path / "twice" / "base.parquet")
+    for place, splits, match in [
+        ("empty", None, r"none of base, val and novel \(it holds: nothing\)"),
+        ("full", ["base", "novel"], r"has no novel split \(it holds: base.npz, notes.txt\)"),
+        ("full", ["test"], "unknown split 'test'; the splits are base, val, novel"),
+        ("full/base.npz", None, "is a file, not a folder"),
+        ("nowhere", None, "does not exist"),
+        ("twice", None, "holds both base.npz and base.parquet; keep one"),
+    ]:
+        with pytest.raises(InputError, match=match):
+            FeatureSet.load(tmp_path / place, splits)
     with pytest.raises(InputError, match="no split 'val'; this feature set has base"):
-        FeatureSet.load(tmp_path).split("val")
-    make().save(tmp_path / "base.parquet")
-    with pytest.raises(InputError, match=r"holds both base.npz and base.parquet; keep one"):
-        FeatureSet.load(tmp_path)
+        FeatureSet.load(tmp_path / "full").split("val")
 
 
 def test_only_the_wanted_splits_are_read(tmp_path: Path) -> None:
@@ -604,13 +595,14 @@ def test_only_the_wanted_splits_are_read(tmp_path: Path) -> None:
 
 
 def test_mixed_dimensions_and_leaks_are_refused() -> None:
-    with pytest.raises(InputError, match=r"base has 5 dimensions .* and novel 6"):
-        FeatureSet(make(), None, make(names="xyz", dimension=6))
-    with pytest.raises(InputError, match=r"2 classes are in both base .* and novel .*: class b, class c; remove"):
-        FeatureSet(make(), None, make(names="bcd"))
     numbered = [FeatureSplit.from_arrays(np.zeros((2, 2)), labels) for labels in ([0, 1], [1, 2], [5, 6])]
-    with pytest.raises(InputError, match="1 classes are in both"):
-        FeatureSet(numbered[0], None, numbered[1])
+    for base, novel, match in [
+        (make(), make(names="xyz", dimension=6), r"base has 5 dimensions .* and novel 6"),
+        (make(), make(names="bcd"), r"2 classes are in both base .* and novel .*: class b, class c; remove"),
+        (numbered[0], numbered[1], "1 classes are in both"),
+    ]:
+        with pytest.raises(InputError, match=match):
+            FeatureSet(base, None, novel)
     assert FeatureSet(numbered[0], None, numbered[2]).dimension == 2
 
 

@@ -27,7 +27,6 @@ from fewcal.features.sources.pictures import (
     decode_fitted,
     encoded,
     find_pictures,
-    fitted,
     write_pack,
 )
 from fewcal.features.sources.recordings import read_recording
@@ -116,7 +115,7 @@ def test_a_big_jpeg_is_decoded_small_and_alike() -> None:
     small = decode(data, min_side=200)
     assert 200 <= min(small.shape[:2]) < 400
     assert decode(data).shape == (1200, 1600, 3)
-    a, b = fitted(small, 64).astype(int), fitted(decode(data), 64).astype(int)
+    a, b = decode_fitted(small, 64).astype(int), decode_fitted(decode(data), 64).astype(int)
     assert np.abs(a - b).mean() < 2
 
 
@@ -164,7 +163,7 @@ def test_decoding_and_fitting_in_one_is_the_same(kind: str, mode: str, crop: flo
     exif = image.getexif()
     exif[0x0112] = 6
     data = as_bytes(image, kind, exif=exif)
-    assert np.array_equal(decode_fitted(data, 12, crop), fitted(decode(data, 24), 12, crop))
+    assert np.array_equal(decode_fitted(data, 12, crop), decode_fitted(decode(data, 24), 12, crop))
     assert np.array_equal(decode_fitted(data, None), decode(data))
 
 
@@ -172,18 +171,18 @@ def test_decoding_and_fitting_in_one_is_the_same(kind: str, mode: str, crop: flo
 @settings(max_examples=40, deadline=None)
 def test_any_size_fits_a_square(height: int, width: int, size: int, crop: float | None) -> None:
     picture = np.full((height, width, 3), 77, np.uint8)
-    got = fitted(picture, size, crop)
+    got = decode_fitted(picture, size, crop)
     assert got.shape == (size, size, 3)
     assert np.abs(got.astype(int) - 77).max() <= 1
 
 
 def test_the_middle_is_cut_out_and_a_square_of_the_right_size_is_kept() -> None:
     wide = np.concatenate([np.zeros((10, 10, 3)), np.full((10, 10, 3), 255), np.zeros((10, 10, 3))], 1).astype(np.uint8)
-    assert fitted(wide, 10)[5, 5, 0] == 255
-    assert fitted(wide, 10, crop=0.5).min() > 200
-    assert fitted(wide, 9, crop=None)[5, 0, 0] < 60
+    assert decode_fitted(wide, 10)[5, 5, 0] == 255
+    assert decode_fitted(wide, 10, crop=0.5).min() > 200
+    assert decode_fitted(wide, 9, crop=None)[5, 0, 0] < 60
     square = halves(8, 8)
-    assert (fitted(np.asarray(square), 8) == np.asarray(square)).all()
+    assert (decode_fitted(np.asarray(square), 8) == np.asarray(square)).all()
 
 
 @given(st.binary(max_size=200), st.integers(0, 600))

@@ -58,22 +58,14 @@ def test_empty_lines_are_no_texts(tmp_path: Path) -> None:
         assert found.texts == ["x", "x"], name
 
 
-def test_a_file_for_each_class(tmp_path: Path) -> None:
-    (tmp_path / "joy.txt").write_text("hurray\nyes\n")
-    (tmp_path / "grief.txt").write_text("alas\n")
-    found = find_texts(tmp_path)
-    assert found.labels == ["grief", "joy", "joy"]
-    assert found.names[0] == "grief.txt: line 1"
-
-
-def test_a_folder_for_each_class(tmp_path: Path) -> None:
+def test_a_class_is_a_file_or_a_folder_of_files(tmp_path: Path) -> None:
     for place, content in {"joy/a.txt": "hurray\nyes\n", "joy/b.txt": "at last\n", "grief/.x.txt": "no\n"}.items():
         (tmp_path / place).parent.mkdir(exist_ok=True)
         (tmp_path / place).write_text(content)
     (tmp_path / "grief.txt").write_text("alas\n")
     found = find_texts(tmp_path)
     assert found.labels == ["grief", "joy", "joy", "joy"]
-    assert found.names[-1] == "joy/b.txt: line 1"
+    assert (found.names[0], found.names[-1]) == ("grief.txt: line 1", "joy/b.txt: line 1")
 
 
 @pytest.mark.parametrize(("delimiter", "name"), [(";", "a.csv"), ("\t", "a.csv"), ("\t", "a.tsv"), (",", "a.csv")])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -76,27 +75,3 @@ def save_sentence_transformer(folder: Path) -> Path:
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=32, **names).save_pretrained(folder / "plain")
     SentenceTransformer(str(folder / "plain"), prompts={"query": "query: "}).save(str(folder / "model"))
     return folder / "model"
-
-
-def save_onnx(
-    folder: Path, model: torch.nn.Module, forward: Callable[..., torch.Tensor], **examples: torch.Tensor
-) -> Path:
-    """Save `forward`, which computes with `model`, as `model.onnx`; lengths but of pictures may vary."""
-
-    class Exported(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = model
-
-        def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
-            return forward(*inputs)
-
-    torch.onnx.export(
-        Exported().eval(),
-        tuple(examples.values()),
-        folder / "model.onnx",
-        input_names=list(examples),
-        dynamic_axes={name: {0: "rows"} | ({1: "tokens"} if x.ndim == 2 else {}) for name, x in examples.items()},
-        dynamo=False,
-    )
-    return folder

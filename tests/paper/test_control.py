@@ -1,4 +1,4 @@
-"""Controls: the support alone in the space of a setting, and the same tasks with other random numbers."""
+"""The control: the support alone in the space of a setting."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from fewcal.evaluation import Protocol, evaluate
 from fewcal.features import FeatureSet
 from fewcal.features.synthetic import make_features
 from fewcal.methods import make_method
-from fewcal.paper.control import Redrawn, SupportAlone
-from fewcal.paper.settings import gdc, paper_params
+from fewcal.paper.control import SupportAlone
+from fewcal.paper.settings import paper_params
 from fewcal.params import GDCParams
 
 pytestmark = pytest.mark.usefixtures("two_epochs")
@@ -45,14 +45,3 @@ def test_support_alone_with_sgd_differs_by_the_space(features: FeatureSet) -> No
     own = paper_params("cub", 1)
     found = correct(features, own=SupportAlone(own), unit=SupportAlone(own.with_changes(center=True, l2=True)))
     assert found["own"] != found["unit"]
-
-
-def test_redrawn_gdc_changes_the_points_and_not_the_tasks(features: FeatureSet) -> None:
-    params = paper_params("dogs", 1).with_changes(n=3, k=4, alpha1=1.0)
-    found = correct(features, a=gdc(params), b=Redrawn(params, cap_k=True), c=Redrawn(params, cap_k=True))
-    assert found["b"] == found["c"]
-    assert found["a"] != found["b"]
-    # In closed form nothing is drawn, and nothing changes.
-    closed = params.with_changes(head="closed_form")
-    same = correct(features, a=gdc(closed), b=Redrawn(closed, cap_k=True))
-    assert same["a"] == same["b"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,7 +47,7 @@ def compute(name: str, case: Case) -> tuple[dict[str, Any], Section]:
     """The record of an experiment, through JSON, and what is shown of it."""
     e = EXPERIMENTS[name]
     record = json.loads(json.dumps(e.compute(replace(case, shot=e.shots[0])), allow_nan=False, default=str))
-    return record, e.show({HERE._replace(dataset=case.dataset): record}, case.runs)
+    return record, e.show({HERE._replace(dataset=case.dataset): record})
 
 
 def around(mean: float, count: int = 30, width: float = 0.01) -> np.ndarray:
@@ -102,7 +101,7 @@ def test_comparison_runs_gdc_as_printed_matched_and_tuned(case: Case) -> None:
     row = {"method": "gdc", **paper_params("dogs", 1).in_effect()}
     assert record["rows"]["as printed: GDC"]["settings"] == row
     assert record["rows"]["paper's scale: GDC"]["settings"] == row  # other features, the same method
-    found = Measured.load(record, case.runs)
+    found = Measured.load(record)
     assert found.of(MATCHED.name, "GDC").tolist() != found.of(PRINTED.name, "GDC").tolist()
     assert [v.variant for v in section.verdicts] == [v.name for v in (PRINTED, MATCHED, UNIT, TUNED)]
     assert all(v.control for v in section.verdicts)
@@ -126,7 +125,7 @@ def test_baseline_of_table_3_and_dc_on_meta_tiered() -> None:
     tuned = comparisons.dc("meta-tiered", 5)
     assert (tuned.k, tuned.alpha, tuned.beta, tuned.n) == (2, 900, 1, 750)
     assert comparisons.dc("cub", 5).alpha == DC().alpha
-    words = EXPERIMENTS["table3"].show({}, Runs(Path("nowhere"))).blocks[-1]
+    words = EXPERIMENTS["table3"].show({}).blocks[-1]
     assert "20.00 ± 0.00 is chance" in str(words)
 
 
@@ -255,7 +254,7 @@ def test_weights_are_compared_by_their_order_of_magnitude(case: Case) -> None:
         Place("m", "mini", 0, "miniImageNet"): record,
         Place("t", "meta-tiered", 0, "meta-tieredImageNet"): record | {"shares": fewer},
     }
-    found = shares.show_weights(both, case.runs)
+    found = shares.show_weights(both)
     to_mini = [v for v in found.verdicts if "miniImageNet" in v.where]
     assert [v.found.split(" ")[0] for v in to_mini] == ["20"] * 6
     assert all(v.holds for v in to_mini)
@@ -269,7 +268,7 @@ def test_mean_in_one_dimension_returns_with_a_high_m() -> None:
     assert np.allclose(found["estimates"]["DC"], mu / 2)
     assert np.allclose(found["estimates"]["GDC, m = 0"], mu / 3)  # w = 1/(1 + d⁰) = ½
     assert np.allclose(found["estimates"]["GDC, m = 1"], mu / (2 + mu**2))
-    [verdict] = shares.show_mean_curve({HERE: found}, Runs(Path("nowhere"))).verdicts
+    [verdict] = shares.show_mean_curve({HERE: found}).verdicts
     assert verdict.holds is True
 
 
@@ -304,13 +303,13 @@ def test_points_of_figures_1_and_4_are_support_samples_and_queries(plane: dict[s
             kinds = panel["kinds"]
             assert [kinds.count(k) for k in ("support", "sample", "query")] == [3, 15, 12]
             assert len(panel["points"]) == len(panel["classes"]) == len(kinds)
-    section = points.show_tsne({Place("x", "mini", 0, "miniImageNet"): plane}, Runs(Path("nowhere")))
+    section = points.show_tsne({Place("x", "mini", 0, "miniImageNet"): plane})
     assert [b.stem for b in section.blocks if isinstance(b, Picture)] == ["tsne-x-figure1", "tsne-x-figure4"]
     near = plane["nearness"] | {
         "DC": {k: around(v).tolist() for k, v in (("distance", 0.7), ("width", 2.8), ("support", 1.0))},
         "GDC, as printed": {k: around(v).tolist() for k, v in (("distance", 1.3), ("width", 0.9), ("support", 1.0))},
     }
-    found = points.show_tsne({HERE: plane | {"nearness": near}}, Runs(Path("nowhere"))).verdicts
+    found = points.show_tsne({HERE: plane | {"nearness": near}}).verdicts
     assert [v.holds for v in found] == [False, True]
 
 
@@ -332,21 +331,9 @@ def test_samples_move_as_equation_8_has_it(case: Case) -> None:
         assert moves["shift"]["m = 0"] == pytest.approx([1 / 3] * 6, abs=1e-4)
         # With k = 1: s = w/(1 + w) = 1/(2 + d^m).
         assert moves["shift"]["m = 4"] == pytest.approx([1 / (2 + d**4) for d in moves["distance"]], abs=1e-3)
-    section = points.show_drift({HERE: record}, case.runs)
+    section = points.show_drift({HERE: record})
     assert len(section.verdicts) == 9
     assert sum(isinstance(b, Picture) for b in section.blocks) == 1
-
-
-def test_overlap_is_the_area_below_both_densities() -> None:
-    grid = torch.linspace(-60, 60, 200_001, dtype=torch.float64)
-
-    def density(mean: float, sd: float) -> torch.Tensor:
-        return torch.exp(-0.5 * ((grid - mean) / sd) ** 2) / (sd * math.sqrt(2 * math.pi))
-
-    for one, other in (((0.0, 1.0), (1.5, 1.0)), ((0.0, 1.0), (2.0, 3.0)), ((5.0, 4.0), (0.0, 0.5)), ((1.0, 2.0),) * 2):
-        area = float(torch.trapezoid(torch.minimum(density(*one), density(*other)), grid))
-        found = points.overlap(*(torch.tensor([v]) for v in (*one, *other)))
-        assert float(found) == pytest.approx(area, abs=1e-4)
 
 
 def test_tables_in_markdown_mark_citations_and_escape_bars() -> None:

@@ -297,15 +297,6 @@ class TestSearch:
         assert second.trials == 11
         assert [t.params for t in second.study.trials[:8]] == first
 
-    def test_fixed_parameters_stay(self, tmp_path: Path) -> None:
-        result = quick(tmp_path / "s", dataclasses.replace(QUICK, fixed={"floor": 0.5}))
-        assert {t.params["floor"] for t in result.study.trials} == {0.5}
-        with pytest.raises(InputError, match="no parameter 'flor'; did you mean 'floor'"):
-            quick(tmp_path / "t", dataclasses.replace(QUICK, fixed={"flor": 0.5}))
-        with pytest.raises(InputError, match="does not hold the first trial"):
-            quick(tmp_path / "t", dataclasses.replace(QUICK, fixed={"floor": 50.0}))
-        assert not (tmp_path / "t").exists()
-
     def test_one_base_class_suffices_for_gdc(self, tmp_path: Path) -> None:
         features = dataclasses.replace(feature_set(), base=split("b", 1, 20, 0))
         assert tune(features, GDC_SEARCH, out=tmp_path, plots=False).best.method.settings["k"] == 1

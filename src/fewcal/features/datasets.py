@@ -10,8 +10,9 @@ from __future__ import annotations
 import csv
 import tomllib
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 
 from fewcal._utils.atomic import atomic_path
@@ -29,23 +30,14 @@ Found = tuple[dict[str, Rows], list[str]]  # rows of each split; names of what s
 
 @dataclass(frozen=True)
 class Recipe:
-    """A data set by its numbers in `datasets.toml`.
+    """A data set by its table in `datasets.toml`."""
 
-    Attributes
-    ----------
-    title : its name in words
-    classes, pictures : numbers of base, val and novel
-    origin : where users get it and how it must lie
-    read : from a folder (and a file of splits, where the user has one) to what is found and what is missing
-    note : a difference to the paper
-    """
-
+    read: Callable[[Path, Path | None], Found]  # a folder, and the user's file of splits where there is one
     title: str
-    classes: tuple[int, int, int]
-    pictures: tuple[int, int, int]
-    origin: str
-    read: Callable[[Path, Path | None], Found]
-    note: str = ""
+    classes: Sequence[int]  # of base, val and novel
+    pictures: Sequence[int]
+    origin: str  # where users get it and how it must lie
+    note: str = ""  # a difference to the paper
 
 
 def prepare(
@@ -222,16 +214,10 @@ _READERS: dict[str, Callable[[Path, Path | None], Found]] = {
     "cub": _read_cub,
     "dogs": _read_dogs,
     "tiered": _read_tiered,
-    "meta-tiered": lambda folder, split_file: _read_tiered(folder, split_file, broad=True),
+    "meta-tiered": partial(_read_tiered, broad=True),
 }
-RECIPES: dict[str, Recipe] = {
-    name: Recipe(
-        data["title"],
-        tuple(data["classes"]),
-        tuple(data["pictures"]),
-        data["origin"],
-        _READERS[name],
-        data.get("note", ""),
-    )
+_FIELDS = {field.name for field in fields(Recipe)}
+RECIPES = {
+    name: Recipe(_READERS[name], **{key: value for key, value in data.items() if key in _FIELDS})
     for name, data in _DATA.items()
 }

@@ -123,13 +123,11 @@ def _median_nearest(split: FeatureSplit, means: np.ndarray, skip_own: bool) -> f
     """Return the median distance of a row to the nearest of the class means `(C, D)`, maybe without its own."""
     if len(means) < (2 if skip_own else 1):
         return None
-    labels = split.require_labels()
-    nearest = np.empty(split.rows, np.float32)
+    labels, nearest = split.require_labels(), []
     squares = (means**2).sum(axis=1)
-    for start in range(0, split.rows, CHUNK):
-        x = split.features[start : start + CHUNK].astype(np.float32)
+    for chunk, x in enumerate(split.float32_chunks()):
         d = (x**2).sum(axis=1, keepdims=True) - 2 * (x @ means.T) + squares
         if skip_own:
-            d[np.arange(len(x)), labels[start : start + len(x)]] = np.inf
-        nearest[start : start + len(x)] = np.sqrt(d.min(axis=1).clip(0))
-    return float(np.median(nearest))
+            d[np.arange(len(x)), labels[chunk * CHUNK :][: len(x)]] = np.inf
+        nearest.append(np.sqrt(d.min(axis=1).clip(0)))
+    return float(np.median(np.concatenate(nearest)))

@@ -11,7 +11,7 @@ from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, Transfo
 from fewcal.errors import InputError
 from fewcal.features.extract import embed
 from fewcal.features.extractors import EmbedFunction, Extractor, as_extractor
-from fewcal.features.sources.frames import in_memory, is_frame
+from fewcal.features.sources.kinds import in_memory, is_frame
 
 
 class Embed(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):

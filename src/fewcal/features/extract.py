@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -92,41 +92,37 @@ def embed(
     >>> embed(Texts(["a", "b"], None, None, "here", ["one", "three"]), length)[0].tolist()
     [[3.0], [5.0]]
     """
-    rows, errors, kept = [], [], []
-    for done in _batches(items, extractor, range(0, len(items), checked_batch(batch)), batch, workers):
-        rows.append(done.features)
-        kept += done.rows
-        errors += list(done.errors.values())
+    blocks: list[np.ndarray] = []
+    errors: list[InputError] = []
+    kept: list[int] = []
+    _check_batch(batch)
+    for done, rows, features, bad in _batches(items, extractor, range(0, len(items), batch), batch, workers):
+        blocks.append(features)
+        kept += rows
+        errors += bad.values()
         if progress is not None:
-            progress(done.items.stop, len(items))
+            progress(done.stop, len(items))
     if not skip_bad or not kept:
         refuse_bad(errors, len(items), LEAVE_OUT)
     if errors:
         shown = "; ".join(str(error) for error in errors[:3]) + ("; …" if len(errors) > 3 else "")
         warnings.warn(f"left out {len(errors)} of {len(items)}: {shown}", FewcalWarning, stacklevel=2)
-    return np.concatenate(rows), items.take(kept)
+    return np.concatenate(blocks), items.take(kept)
 
 
-def checked_batch(batch: int) -> int:
-    """Return the number of items computed at once, which is at least 1."""
+def _check_batch(batch: int) -> None:
+    """Refuse a number of items computed at once that is below 1."""
     if batch < 1:
         raise InputError(f"batch={batch} must be at least 1")
-    return batch
 
 
-@dataclass(frozen=True, eq=False)
-class _Batch:
-    """A batch of items: those that were read and their features, and errors of the others."""
-
-    items: range
-    rows: list[int]
-    features: np.ndarray
-    errors: dict[int, InputError]
+# Its items, those that were read and their features, and errors of the others.
+Batch: TypeAlias = tuple[range, list[int], np.ndarray, dict[int, InputError]]
 
 
 def _batches(
     items: Items, extractor: Extractor, starts: Sequence[int], batch: int, workers: int | None
-) -> Iterator[_Batch]:
+) -> Iterator[Batch]:
     """Yield the batches that begin at `starts`, in order; the next ones are read while some are computed."""
     if items.kind != extractor.kind:
         raise InputError(f"{extractor.name} takes {extractor.kind}s and {items.source} holds {items.kind}s")
@@ -137,16 +133,15 @@ def _batches(
     stream = decoded(indices, lambda i: extractor.prepare(items, i), workers, ahead=(1 + together) * batch)
     read = ((one, [next(stream) for _ in one]) for one in ranges)
 
-    def compute(task: tuple[range, list[np.ndarray | str | InputError]]) -> _Batch:
-        found = dict(zip(*task, strict=True))
-        errors = {i: item for i, item in found.items() if isinstance(item, InputError)}
-        ready = {i: item for i, item in found.items() if not isinstance(item, InputError)}
-        rows = list(ready)
-        features = extractor(list(ready.values())) if ready else np.empty((0, extractor.dim), np.float32)
+    def compute(task: tuple[range, list[np.ndarray | str | InputError]]) -> Batch:
+        errors = {i: item for i, item in zip(*task, strict=True) if isinstance(item, InputError)}
+        rows = [i for i in task[0] if i not in errors]
+        ready = [item for item in task[1] if not isinstance(item, InputError)]
+        features = extractor(ready) if ready else np.empty((0, extractor.dim), np.float32)
         if (wrong := ~np.isfinite(features).all(axis=1)).any():
             name = items.names[rows[int(wrong.argmax())]]
             raise InputError(f"extractor {extractor.name} gave NaN or infinity for {name}")
-        return _Batch(task[0], rows, features, errors)
+        return task[0], rows, features, errors
 
     if together == 1:
         yield from map(compute, read)
@@ -194,33 +189,41 @@ def extract(
         "dim": extractor.dim,
         "dtype": checked_dtype(dtype),
     }
-    checked_batch(batch)
+    _check_batch(batch)
     with file_lock(target) as lock:
         if target.exists():
             if not resume:
                 raise InputError(f"{target} is there already; resume, remove it, or choose another place")
             return _finished(target, identity, extractor)
-        parts = Parts(target, identity, (len(items), extractor.dim), dtype)
-        parts.open(batch, resume)
-        with parts:
-            for done in _batches(items, extractor, parts.left(), parts.batch, workers):
-                parts.put(done.items.start, done.rows, done.features, {i: str(e) for i, e in done.errors.items()})
+        parts = Parts(target, identity, (len(items), extractor.dim), dtype, batch, resume)
+        left = parts.left()
+        errors: dict[int, InputError] = {}
+        count = len(items) - sum(min(parts.batch, len(items) - start) for start in left)
+        try:
+            for done, rows, features, bad in _batches(items, extractor, left, parts.batch, workers):
+                parts.put(rows, features, done.start, whole=not bad)
+                errors |= bad
+                count += len(done)
                 if progress is not None:
-                    progress(parts.done, len(items))
+                    progress(count, len(items))
+        finally:
+            parts.save()
         lock.check()
-        return _write(target, items, extractor, parts, skip_bad)
+        return _write(target, items, extractor, parts, errors, skip_bad)
 
 
-def _write(target: Path, items: Items, extractor: Extractor, parts: Parts, skip_bad: bool) -> JSONObject:
+def _write(
+    target: Path, items: Items, extractor: Extractor, parts: Parts, errors: dict[int, InputError], skip_bad: bool
+) -> JSONObject:
     """Write the target, or the list of what could not be read."""
-    reasons = list(parts.bad.values())
+    reasons = [str(error) for error in errors.values()]
     listing = target.with_name(f"{target.stem}.unreadable.txt")
     if reasons and (not skip_bad or len(reasons) == len(items)):
         with atomic_path(listing) as temporary:
             temporary.write_text("".join(f"{r}\n" for r in reasons), encoding="utf-8", errors="backslashreplace")
         remedy = f"fix them and resume, or leave them out (--resume --skip-bad); all in {listing}"
-        refuse_bad([InputError(reason) for reason in reasons], len(items), remedy)
-    kept = [i for i in range(len(items)) if i not in parts.bad]
+        refuse_bad(list(errors.values()), len(items), remedy)
+    kept = [i for i in range(len(items)) if i not in errors]
     items = items.take(kept)
     arrays = {"features": parts.features[kept] if reasons else parts.features}
     if items.labels is not None:

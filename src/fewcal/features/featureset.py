@@ -43,7 +43,7 @@ class FeatureSplit:
         cls,
         features: np.ndarray | Sequence[Sequence[float]],
         labels: np.ndarray | Sequence[int] | Sequence[str] | None = None,
-        classes: Sequence[str] | None = None,
+        classes: Sequence[str] | np.ndarray | None = None,
         source: str = "features",
     ) -> FeatureSplit:
         """Check the arrays and bring them to the standard form; `source` names them in errors.
@@ -55,7 +55,8 @@ class FeatureSplit:
         features = _checked_features(features, source)
         if labels is None:
             return cls(features, None, [], named=False, source=source)
-        index, names, named = _checked_labels(np.asarray(labels), classes, len(features), source)
+        names = None if classes is None else [_text(name) for name in np.ravel(classes)]
+        index, names, named = _checked_labels(np.asarray(labels), names, len(features), source)
         return cls(features, index, names, named, source)
 
     @property
@@ -254,7 +255,7 @@ def _checked_features(values: np.ndarray | Sequence[Sequence[float]], source: st
 
 
 def _checked_labels(
-    labels: np.ndarray, classes: Sequence[str] | None, rows: int, source: str
+    labels: np.ndarray, names: list[str] | None, rows: int, source: str
 ) -> tuple[np.ndarray, list[str], bool]:
     """Return labels `(R,)` in 0..C-1, the C names, and whether these are names or mere integers."""
     if labels.ndim != 1 or len(labels) != rows:
@@ -265,11 +266,10 @@ def _checked_labels(
         labels = labels.astype(np.int64)
     if labels.dtype.kind not in "iuUS" and labels.dtype != object:
         raise InputError(f"{source}: labels are {labels.dtype}; store class names or integers")
-    if labels.dtype.kind in "iu" and classes is None:
-        values, index = np.unique(labels.astype(np.int64), return_inverse=True)
-        return index.astype(np.int64), [str(v) for v in values], False
     if labels.dtype.kind in "iu":
-        names = [str(c) for c in classes or ()]
+        if names is None:
+            values, index = np.unique(labels.astype(np.int64), return_inverse=True)
+            return index.astype(np.int64), [str(v) for v in values], False
         index = labels.astype(np.int64)
         if ((index < 0) | (index >= len(names))).any():
             odd = index.min() if index.min() < 0 else index.max()
@@ -277,8 +277,8 @@ def _checked_labels(
                 f"{source}: label {odd} has no name, there are {len(names)} classes; labels must be 0..{len(names) - 1}"
             )
     else:
-        text = [x.decode("utf-8", "replace") if isinstance(x, bytes) else str(x) for x in labels]
-        names = sorted(set(text)) if classes is None else [str(c) for c in classes]
+        text = [_text(label) for label in labels]
+        names = sorted(set(text)) if names is None else names
         place = {name: i for i, name in enumerate(names)}
         if missing := sorted(set(text) - set(names)):
             raise InputError(
@@ -293,6 +293,10 @@ def _checked_labels(
         more = f" and {len(empty) - 1} more" if len(empty) > 1 else ""
         warnings.warn(f"{source}: class {empty[0]!r}{more} without any row is left out", FewcalWarning, stacklevel=3)
     return index.astype(np.int64), [names[i] for i in used], True
+
+
+def _text(name: object) -> str:
+    return name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)
 
 
 def _refuse_leak(name: str, split: FeatureSplit, other_name: str, other: FeatureSplit) -> None:

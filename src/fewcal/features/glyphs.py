@@ -240,9 +240,7 @@ class _Face:
         return np.asarray(canvas)
 
 
-@lru_cache(maxsize=len(FONTS))
-def _face(name: str) -> _Face:
-    return _Face(name)
+_face = lru_cache(maxsize=len(FONTS))(_Face)
 
 
 # ---- the dataset ----------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import matplotlib.figure
 
     from fewcal.evaluation import Paired
-    from fewcal.paper.measure import Case, Runs
+    from fewcal.paper.measure import Case
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Experiment:
     name, title, source, claim : str
         `claim` is what the paper says about it.
     compute : callable(case) → record that JSON can hold
-    show : callable(records by place, runs) → Section
+    show : callable(records by place) → Section
     datasets : tuple of str
         The paper's for it; () for any. Where none of them is given, `elsewhere` decides.
     shots : tuple of int
@@ -98,7 +98,7 @@ class Experiment:
     source: str
     claim: str
     compute: Callable[[Case], Any]
-    show: Callable[[Records, Runs], Section]
+    show: Callable[[Records], Section]
     datasets: tuple[str, ...] = ()
     shots: tuple[int, ...] = (1, 5)
     needs: tuple[str, ...] = ("base", "novel")
@@ -134,8 +134,8 @@ def cited_cell(found: Cited | None) -> Cell:
 
 def gain_cell(gain: Paired) -> Cell:
     """A difference, marked where it lies beyond its interval."""
-    mark = {True: "good", False: "bad", None: ""}[decided(gain)]
-    return Cell(gain_text(gain).partition(" (")[0], sort=gain.difference, mark=mark, title=f"{gain.n} tasks")
+    words = gain_text(gain).partition(" (")[0]
+    return Cell(words, sort=gain.difference, mark=_MARKS[decided(gain)], title=f"{gain.n} tasks")
 
 
 _MARKS = {True: "good", False: "bad", None: ""}

@@ -16,7 +16,7 @@ from fewcal.errors import InputError
 from fewcal.methods import Method, make_method
 from fewcal.methods.dc import DC
 from fewcal.paper.blocks import Experiment
-from fewcal.paper.control import Redrawn, SupportAlone
+from fewcal.paper.control import SupportAlone
 from fewcal.paper.measure import Case, Choice, Plan, kind
 from fewcal.paper.published import DATASETS, published
 from fewcal.paper.search import Axes, Setting, can_search, search, validation_accuracies
@@ -82,14 +82,13 @@ def _dc_arguments(setting: Setting) -> JSONObject:
 def comparison(case: Case) -> Plan:
     """All methods on the same novel tasks; what is tuned is tuned on validation classes first."""
     row, shot, dataset = paper_params(case.dataset, case.shot), case.shot, case.dataset
-    plan = Plan(case.of, settings={v.name: params_text(v.params(row)) for v in (PRINTED, MATCHED, UNIT)})
-    plan.settings[MATCHED.name] += f"; features times {case.of.constant:.4g}"
+    plan = Plan(case.of)
+    plan.describe(row, (PRINTED, MATCHED, UNIT))
     for variant in (PRINTED, MATCHED, UNIT):
         plan.add(variant, "GDC", gdc(variant.params(row)))
         if variant is not UNIT:
             plan.add(variant, "DC", dc(dataset, shot))
         plan.add(variant, ALONE, SupportAlone(variant.params(row)))
-    plan.add(PRINTED, "GDC, other points and initial weights", Redrawn(row, cap_k=True))
     plan.add(PRINTED, "GDC, L-BFGS in place of SGD", gdc(row.with_changes(head="lbfgs")))
     plan.add(PRINTED, "GDC, closed form in place of SGD", gdc(row.with_changes(head="closed_form")))
     authors = paper_params(dataset, shot, "authors")
@@ -153,14 +152,15 @@ FIRST, EVERY, WITHOUT_K = STEPS[0], STEPS[-1], tuple(published()["table4"])[6]
 def ablation(case: Case) -> Plan:
     """One component after another: with the values of table 4, and tuned by TPE in the paper's ranges."""
     base = get_preset("paper").with_changes(n=750, alpha1=0.0, m=0.0)
-    plan = Plan(case.of, settings={v.name: params_text(v.params(base)) for v in (PRINTED, MATCHED, TUNED, TUNED_SGD)})
+    plan = Plan(case.of)
+    values = "; ".join(f"{label}: {setting_text(s)}" for label, s in published()["table4 settings"].items())
+    words = f"n={base.n} a support point, {base.cov} covariance, SGD, features at their own scale; {values}"
+    plan.describe(base, (PRINTED, MATCHED), words)
     bases = len(case.of.features.split("base").classes)
     for variant in (PRINTED, MATCHED):
         for label, setting in published()["table4 settings"].items():
             own = with_setting(base, {"k": bases, **setting} if label == WITHOUT_K else setting)
             plan.add(variant, label, SupportAlone(own) if label == FIRST else gdc(own))
-    plan.settings[PRINTED.name] = _published_words(base)
-    plan.settings[MATCHED.name] = _published_words(base) + f"; features times {case.of.constant:.4g}"
     plan.add(PRINTED, "DC", dc(case.dataset, case.shot))
     plan.add(OTHERS, "HGDC", make_method("hgdc"))
     if reason := can_search(case):
@@ -175,11 +175,6 @@ def ablation(case: Case) -> Plan:
     plan.choices["DC"], rival = tune_dc(case)
     plan.add(TUNED, "DC", rival)
     return plan
-
-
-def _published_words(base: GDCParams) -> str:
-    values = "; ".join(f"{label}: {setting_text(s)}" for label, s in published()["table4 settings"].items())
-    return f"n={base.n} a support point, {base.cov} covariance, SGD, features at their own scale; {values}"
 
 
 def _steps(case: Case, base: GDCParams, bases: int) -> dict[str, Choice]:
@@ -235,8 +230,8 @@ def with_distance(row: GDCParams, label: str) -> GDCParams:
 def distances(case: Case) -> Plan:
     """The published row with each distance; then each with k, α1 and α2 tuned, δ and m last."""
     row = paper_params(case.dataset, case.shot)
-    plan = Plan(case.of, settings={v.name: params_text(v.params(row)) for v in (PRINTED, MATCHED)})
-    plan.settings[MATCHED.name] += f"; features times {case.of.constant:.4g}"
+    plan = Plan(case.of)
+    plan.describe(row, (PRINTED, MATCHED))
     reason = can_search(case)
     for variant in (PRINTED, MATCHED):
         params = {label: with_distance(row, label) for label in (MAHALANOBIS, REPAIRED, EUCLIDEAN, DELTA, SCALED)}

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 
 from fewcal._utils.randomness import TaskRandom
 from fewcal._utils.types import JSON
 from fewcal.bank import BaseBank
-from fewcal.heads import Head, LinearHead, Shared, TaskBatch, lbfgs_head, sgd_head
+from fewcal.heads import LinearHead, TaskBatch, lbfgs_head, sgd_head
 from fewcal.methods.base import Method
-from fewcal.methods.gdc import GDC
 from fewcal.methods.ncm import NearestCentroid
 from fewcal.params import GDCParams
 
@@ -53,14 +50,3 @@ class SupportAlone(NearestCentroid):
                 random = TaskRandom(own.seed, own.tasks, own.device, stream=1)
                 return sgd_head(batch.support, batch.labels, batch.n_classes, random)
             return lbfgs_head(batch.support, batch.labels, batch.n_classes, C=self.params.C, max_iter=1000)
-
-
-class Redrawn(GDC):
-    """GDC with other random numbers on the same tasks: other points, other initial weights, other shuffles."""
-
-    name = "gdc, redrawn"
-
-    def fit(self, batch: TaskBatch) -> Head:
-        own = batch.random
-        again = TaskRandom(own.seed + 1, own.tasks, own.device)
-        return super().fit(replace(batch, random=again, shared=Shared()))

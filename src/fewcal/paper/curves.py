@@ -10,7 +10,7 @@ from fewcal.evaluation.stats import summarise
 from fewcal.paper.blocks import Block, Experiment, Picture, Place
 from fewcal.paper.control import SupportAlone
 from fewcal.paper.measure import Case, Measured, Plan, TableRecord
-from fewcal.paper.settings import ALONE, MATCHED, PRINTED, UNIT, UNIT_DRAWN, Variant, gdc, paper_params, params_text
+from fewcal.paper.settings import ALONE, MATCHED, PRINTED, UNIT, UNIT_DRAWN, Variant, gdc, paper_params
 from fewcal.paper.statements import Claim
 from fewcal.paper.tables import RowTable
 from fewcal.params import GDCParams
@@ -29,10 +29,8 @@ WITHOUT_K = "the best without k: α1 = 600, α2 = 0"
 
 def _plan(case: Case, variants: Sequence[Variant], rows: Callable[[GDCParams], dict[str, GDCParams]]) -> Plan:
     """The rows of each variant with changes of one or two parameters, and the control."""
-    row = paper_params(case.dataset, 1)
-    plan = Plan(case.of, settings={v.name: params_text(v.params(row)) for v in variants})
-    if MATCHED in variants:
-        plan.settings[MATCHED.name] += f"; features times {case.of.constant:.4g}"
+    row, plan = paper_params(case.dataset, 1), Plan(case.of)
+    plan.describe(row, variants)
     for variant in variants:
         for label, params in rows(variant.params(row)).items():
             plan.add(variant, label, gdc(params))
@@ -171,7 +169,7 @@ def _k_claims(dataset: str, shot: int) -> list[Claim]:
 
 def _draw_k(place: Place, record: TableRecord, measured: Measured) -> list[Block]:
     ks = [k for k in NEIGHBOURS if _k(k, True) in measured.labels(PRINTED.name)]
-    axis = [*ks, int(record["rows"][f"{PRINTED.name}: {WITHOUT_K}"]["settings"]["k"])]  # type: ignore[call-overload]
+    axis = [*ks, int(record["rows"][f"{PRINTED.name}: {WITHOUT_K}"]["settings"]["k"])]
     panels = {
         variant: {
             name: _line(measured, variant, [_k(k, weighted) for k in (*ks, 0)])

@@ -11,16 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-import numpy as np
 import torch
 
-from fewcal._utils.randomness import TaskRandom
-from fewcal.bank import BaseBank
-from fewcal.episodes import EpisodeSpec, sample_episodes
+from fewcal.episodes import EpisodeSpec
 from fewcal.features import FeatureSet, FeatureSplit
-from fewcal.methods import TaskBatch
 from fewcal.paper.control import SupportAlone
-from fewcal.paper.measure import Case, Plan, quiet
+from fewcal.paper.measure import Case, Plan, quiet, support_batch
 from fewcal.paper.sets import Features
 from fewcal.paper.settings import ALONE, PRINTED, UNIT, gdc, paper_params
 from fewcal.paper.statements import Claim
@@ -166,19 +162,13 @@ def fidelity(case: Case) -> Plan:
 def clipped_share(params: GDCParams, case: Case) -> float:
     """The share of support points of novel tasks whose Σ'ₛ is not positive semi-definite with the α2 of the params."""
     method = gdc(params.with_changes(psd="eigen"))  # leaves a and b as they are
-    base, rows = case.of.features.split("base"), case.of.features.split("novel")
-    method.prepare(BaseBank().fit(base.features, base.require_labels()))
-    tasks = min(CLIP_TASKS, case.budget.tasks)
     spec = EpisodeSpec(5, case.shot, 1, case.budget.seed)
-    index = sample_episodes(rows.require_labels(), spec, range(tasks), rows.classes).support
-    x = method.transform(torch.from_numpy(np.asarray(rows.features[index.reshape(-1)], np.float32)))
-    labels = torch.arange(5).repeat_interleave(case.shot).expand(tasks, -1)
-    batch = TaskBatch(x.view(tasks, -1, x.shape[1]), labels, 5, TaskRandom(spec.seed, range(tasks)))
+    batch = support_batch(method, case.of, spec, min(CLIP_TASKS, case.budget.tasks))
     with torch.no_grad(), quiet():
         found = method.shrunk(method.calibration(batch))
     assert found.a is not None
     diagonal = found.a + found.b
-    outside = (found.b > diagonal) | (found.b < -diagonal / max(x.shape[1] - 1, 1))
+    outside = (found.b > diagonal) | (found.b < -diagonal / max(batch.support.shape[-1] - 1, 1))
     return float(outside.float().mean())
 
 

@@ -11,39 +11,41 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypedDict
+from typing import NamedTuple, TypedDict
 
 import numpy as np
+import torch
 
 from fewcal._utils.arrays import pick_device
+from fewcal._utils.randomness import TaskRandom
+from fewcal._utils.types import JSONObject
+from fewcal.bank import BaseBank
 from fewcal.episodes import EpisodeSpec, sample_episodes
 from fewcal.errors import FewcalError, FewcalWarning
-from fewcal.evaluation import Paired, Protocol, Results, evaluate, load_run
+from fewcal.evaluation import Paired, Protocol, evaluate, load_run
 from fewcal.evaluation.engine import method_settings
-from fewcal.methods import Method
+from fewcal.methods import Method, TaskBatch
 from fewcal.methods.dc import DC
 from fewcal.methods.gdc import GDC
 from fewcal.paper.budget import QUERY, WAY, Budget
 from fewcal.paper.control import SupportAlone
 from fewcal.paper.sets import Features
-from fewcal.paper.settings import PRINTED, Variant
+from fewcal.paper.settings import MATCHED, PRINTED, Variant, params_text
 from fewcal.paper.statements import Claim, difference, judge
+from fewcal.params import GDCParams
 
-_RUN = re.compile(r"(\d+)-(\d+)-[0-9a-f]{8}")
 
+class Outcome(NamedTuple):
+    """Accuracy of the first tasks of a method `(T,)`, its parameters, and the seconds that its runs took."""
 
-class Part(TypedDict):
-    """Where some tasks of a method are: a run in OUT/runs, the name of the method there, and how many of its tasks."""
-
-    run: str
-    method: str
-    count: int
+    accuracy: np.ndarray
+    settings: JSONObject
+    seconds: float
 
 
 class Choice(TypedDict):
@@ -55,106 +57,63 @@ class Choice(TypedDict):
     tasks: int
 
 
-@dataclass(frozen=True)
-class Row:
-    """A method of a table: its variant, its label, its features and their split."""
-
-    variant: str
-    label: str
-    method: Method
-    of: Features
-    split: str = "novel"
-
-    @property
-    def key(self) -> str:
-        """Its name in a record."""
-        return f"{self.variant}: {self.label}"
-
-
 class Runs:
     """Evaluations in a folder, and those that are added to it."""
 
     def __init__(self, folder: Path, device: str = "cpu") -> None:
         self.folder, self.device = folder, str(pick_device(device))
-        self._parts: dict[str, dict[tuple[int, int], Part]] = {}
-        self._results: dict[str, Results] = {}
+        self._parts: dict[str, dict[tuple[int, int], Outcome]] = {}  # by method; by first task and the one after
         for path in sorted(folder.glob("*/*/config.json")):
-            self._add(path.parent.relative_to(folder).as_posix())
+            self._add(path.parent)
 
-    def _add(self, name: str) -> None:
+    def _add(self, folder: Path) -> None:
         """Index the methods of a finished run; one that cannot be read counts for nothing."""
-        found = _RUN.fullmatch(Path(name).name)
-        try:
-            results = self.results(name)
-        except FewcalError:
-            return
-        if found is None:
-            return
-        identity = results.identity
-        for method, settings in identity["methods"].items():
-            key = _key(identity["features"], results.protocol, identity["device"], settings)
-            self._parts.setdefault(key, {})[int(found[1]), int(found[2])] = {
-                "run": name,
-                "method": method,
-                "count": int(found[2]) - int(found[1]),
-            }
-
-    def results(self, name: str) -> Results:
-        """The results of a run by the name of its folder."""
-        if name not in self._results:
-            self._results[name] = load_run(self.folder / name)
-        return self._results[name]
-
-    def accuracy(self, parts: Sequence[Part]) -> np.ndarray:
-        """Accuracy of every task, `(T,)`."""
-        return np.concatenate([self.results(p["run"]).accuracy(p["method"])[: p["count"]] for p in parts])
+        with suppress(FewcalError, ValueError):
+            start, stop, _ = folder.name.split("-")
+            results = load_run(folder)
+            of = results.identity["features"], results.protocol, results.identity["device"]
+            for name, settings in results.identity["methods"].items():
+                part = Outcome(results.accuracy(name), results.settings[name], float(results.seconds[name]))
+                self._parts.setdefault(_key(*of, settings), {})[int(start), int(stop)] = part
 
     def evaluate(
         self, methods: Mapping[str, Method], of: Features, shot: int, tasks: int, split: str = "novel", seed: int = 0
-    ) -> dict[str, list[Part]]:
+    ) -> dict[str, Outcome]:
         """The first tasks of a split for every method; what is missing is computed."""
         protocol = Protocol(WAY, shot, QUERY, tasks, seed, split)
-        prints = {s: of.features.split(s).fingerprint() for s in ("base", split) if s in of.features.splits()}
+        prints = {s: of.prints[s] for s in ("base", split) if s in of.prints}
         keys = {n: _key(prints, protocol, self.device.partition(":")[0], _settings(m)) for n, m in methods.items()}
         missing: dict[int, dict[str, str]] = {}  # by the first task that is missing: names by key, each once
         for name, key in keys.items():
-            start = sum(stop - first for first, stop in self._chain(key, tasks))
-            if start < tasks:
+            if (start := len(self._collect(key, tasks).accuracy)) < tasks:
                 missing.setdefault(start, {}).setdefault(key, name)
         for start, names in missing.items():
             self._compute({name: methods[name] for name in names.values()}, of, protocol, start)
-        return {name: self._cut(key, tasks) for name, key in keys.items()}
+        return {name: self._collect(key, tasks) for name, key in keys.items()}
 
-    def _cut(self, key: str, tasks: int) -> list[Part]:
-        """The parts that hold exactly these tasks."""
-        chain = self._chain(key, tasks)
-        return [{**self._parts[key][at], "count": min(at[1], tasks) - at[0]} for at in chain]
-
-    def _chain(self, key: str, tasks: int) -> list[tuple[int, int]]:
-        """Parts that follow each other from task 0, the longest first, until there are enough tasks."""
-        out: list[tuple[int, int]] = []
-        while (start := out[-1][1] if out else 0) < tasks:
-            following = [at for at in self._parts.get(key, {}) if at[0] == start]
-            if not following:
+    def _collect(self, key: str, tasks: int) -> Outcome:
+        """Runs that follow each other from task 0, the longest first, until there are enough tasks."""
+        found, start = [Outcome(np.empty(0), {}, 0.0)], 0
+        while start < tasks:
+            after = {stop: part for (first, stop), part in self._parts.get(key, {}).items() if first == start}
+            if not after:
                 break
-            out.append(max(following))
-        return out
+            start = max(after)
+            found.append(after[start])
+        accuracy = np.concatenate([part.accuracy for part in found])[:tasks]
+        return Outcome(accuracy, found[-1].settings, sum(part.seconds for part in found))
 
     def _compute(self, methods: dict[str, Method], of: Features, protocol: Protocol, start: int) -> None:
-        spec = EpisodeSpec(protocol.way, protocol.shot, protocol.query, protocol.seed)
-        split, tasks = of.features.split(protocol.split), protocol.tasks
+        spec, split, tasks = protocol.spec, of.features.split(protocol.split), protocol.tasks
         text = json.dumps([_settings(m) for m in methods.values()], sort_keys=True, default=str)
-        prints = [part.fingerprint() for part in of.features.splits().values()]
-        digest = hashlib.sha256(f"{prints}{text}{self.device}".encode()).hexdigest()[:8]
+        digest = hashlib.sha256(f"{of.prints}{text}{self.device}".encode()).hexdigest()[:8]
         seed = "" if spec.seed == 0 else f"-seed{spec.seed}"
         name = f"{of.name}-{spec.shot}shot-{protocol.split}{seed}/{start:05d}-{tasks:05d}-{digest}"
-        drawn = None
-        if start:
-            drawn = sample_episodes(split.require_labels(), spec, range(start, tasks), split.classes)
-        asked = Protocol(spec.way, spec.shot, spec.query, tasks - start, spec.seed, protocol.split)
+        drawn = sample_episodes(split.require_labels(), spec, range(start, tasks), split.classes) if start else None
+        own = Protocol(spec.way, spec.shot, spec.query, tasks - start, spec.seed, protocol.split)
         with quiet():
-            evaluate(methods, of.features, asked, self.device, out=self.folder / name, resume=True, episodes=drawn)
-        self._add(name)
+            evaluate(methods, of.features, own, self.device, out=self.folder / name, resume=True, episodes=drawn)
+        self._add(self.folder / name)
 
 
 def _settings(method: Method) -> dict[str, object]:
@@ -173,6 +132,16 @@ def quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FewcalWarning)
         yield
+
+
+def support_batch(method: GDC, of: Features, spec: EpisodeSpec, tasks: int) -> TaskBatch:
+    """Prepare a method; support points of the first novel tasks in its space, `(T, N·K, D)`."""
+    base, rows = of.features.split("base"), of.features.split("novel")
+    method.prepare(BaseBank().fit(base.features, base.require_labels()))
+    index = sample_episodes(rows.require_labels(), spec, range(tasks), rows.classes).support
+    x = method.transform(torch.from_numpy(np.asarray(rows.features[index.reshape(-1)], np.float32)))
+    labels = torch.arange(spec.way).repeat_interleave(spec.shot).expand(tasks, -1)
+    return TaskBatch(x.view(tasks, -1, x.shape[1]), labels, spec.way, TaskRandom(spec.seed, range(tasks)))
 
 
 # ---- the rows of a table --------------------------------------------------------------------------------------------
@@ -208,10 +177,10 @@ class Case:
 
 
 class RowRecord(TypedDict):
-    """A row in a record: its parts, its parameters, and the seconds that its tasks took."""
+    """A row in a record: right answers of each task, its parameters, and the seconds that its tasks took."""
 
-    parts: list[Part]
-    settings: dict[str, object]
+    right: list[int]
+    settings: JSONObject
     seconds: float
 
 
@@ -228,6 +197,22 @@ class TableRecord(TypedDict):
     looks: int
 
 
+@dataclass(frozen=True)
+class Row:
+    """A method of a table: its variant, its label, its features and their split."""
+
+    variant: str
+    label: str
+    method: Method
+    of: Features
+    split: str = "novel"
+
+    @property
+    def key(self) -> str:
+        """Its name in a record."""
+        return f"{self.variant}: {self.label}"
+
+
 @dataclass
 class Plan:
     """The rows of a table, what searches chose for them, parameters in words by variant, and notes."""
@@ -237,6 +222,12 @@ class Plan:
     choices: dict[str, Choice] = field(default_factory=dict)
     settings: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+
+    def describe(self, row: GDCParams, variants: Iterable[Variant], text: str = "") -> None:
+        """Keep the parameters of a row in words, by variant; `text` in place of them."""
+        for variant in variants:
+            scale = f"; features times {self.of.constant:.4g}" if variant is MATCHED else ""
+            self.settings[variant.name] = (text or params_text(variant.params(row))) + scale
 
     def add(
         self, variant: Variant, label: str, method: Method, split: str = "novel", of: Features | None = None
@@ -253,9 +244,9 @@ class Measured:
     accuracy: dict[str, np.ndarray]
 
     @classmethod
-    def load(cls, record: TableRecord, runs: Runs) -> Measured:
-        """What the runs of a record hold."""
-        return cls({key: runs.accuracy(row["parts"]) for key, row in record["rows"].items()})
+    def load(cls, record: TableRecord) -> Measured:
+        """What a record holds."""
+        return cls({key: np.array(row["right"]) / (WAY * QUERY) for key, row in record["rows"].items()})
 
     def labels(self, variant: str) -> list[str]:
         """Labels of the rows of a variant."""
@@ -278,7 +269,7 @@ class Measured:
 def kind(method: Method) -> str:
     """What the tasks of a method cost: "sgd", "sampled" (points are drawn) or "plain"."""
     params = method.params if isinstance(method, GDC | SupportAlone) else None
-    if params is not None and params.as_dict()["head"] == "sgd":
+    if params is not None and str(params.head) == "sgd":
         return "sgd"
     drawn = isinstance(method, DC) or (isinstance(method, GDC) and method.params.trainer.samples)
     return "sampled" if drawn else "plain"
@@ -286,22 +277,26 @@ def kind(method: Method) -> str:
 
 def measure(case: Case, plan: Plan, claims: Sequence[Claim] = (), control: str = "") -> TableRecord:
     """Evaluate rows as the budget has it: those with SGD until every claim about them is decided, or at the end."""
-    rows = plan.rows
-    budget, looks = case.budget, case.budget.looks(case.shot)
-    counts = {"plain": budget.tasks, "sampled": budget.sampled}
-    parts = _evaluate(case, [(row, counts[kind(row.method)]) for row in rows if kind(row.method) in counts])
-    left = [row for row in rows if row.key not in parts]
-    for count in looks if left else ():
-        parts |= _evaluate(case, [(row, count) for row in left])
-        found = Measured({key: case.runs.accuracy(p) for key, p in parts.items()})
+    rows, looks = plan.rows, case.budget.looks(case.shot)
+    counts = {"plain": case.budget.tasks, "sampled": case.budget.sampled}
+    found = _evaluate(case, [(row, counts[kind(row.method)]) for row in rows if kind(row.method) in counts])
+    left = [row for row in rows if row.key not in found]
+    for count in looks:
+        found |= _evaluate(case, [(row, count) for row in left])
+        measured = Measured({key: outcome.accuracy for key, outcome in found.items()})
         undecided = {
-            key for variant in {r.variant for r in rows} for key in _open(found, variant, claims, control, looks)
+            key for variant in {row.variant for row in left} for key in _open(measured, variant, claims, control, looks)
         }
         left = [row for row in left if row.key in undecided]
-        if not left:
-            break
     return {
-        "rows": {row.key: _row_record(case.runs, row, parts[row.key]) for row in rows},
+        "rows": {
+            row.key: {
+                "right": np.rint(found[row.key].accuracy * WAY * QUERY).astype(int).tolist(),
+                "settings": found[row.key].settings,
+                "seconds": round(found[row.key].seconds, 3),
+            }
+            for row in rows
+        },
         "choices": plan.choices,
         "settings": plan.settings,
         "notes": plan.notes,
@@ -309,14 +304,13 @@ def measure(case: Case, plan: Plan, claims: Sequence[Claim] = (), control: str =
     }
 
 
-def _evaluate(case: Case, rows: Sequence[tuple[Row, int]]) -> dict[str, list[Part]]:
-    """Parts by key; rows with the same features and number of tasks are one run."""
-    groups: dict[tuple[Features, str, int], list[Row]] = {}
+def _evaluate(case: Case, rows: Sequence[tuple[Row, int]]) -> dict[str, Outcome]:
+    """Outcomes by key; rows with the same features and number of tasks are one run."""
+    groups: dict[tuple[Features, str, int], dict[str, Method]] = {}
     for row, tasks in rows:
-        groups.setdefault((row.of, row.split, tasks), []).append(row)
-    out: dict[str, list[Part]] = {}
-    for (of, split, tasks), own in groups.items():
-        methods = {row.key: row.method for row in own}
+        groups.setdefault((row.of, row.split, tasks), {})[row.key] = row.method
+    out: dict[str, Outcome] = {}
+    for (of, split, tasks), methods in groups.items():
         out |= case.runs.evaluate(methods, of, case.shot or 1, tasks, split, case.budget.seed)
     return out
 
@@ -330,9 +324,3 @@ def _open(found: Measured, variant: str, claims: Sequence[Claim], control: str, 
             if verdict.holds is None:
                 out |= {f"{variant}: {label}" for label in (*claim.labels, *([control] if control else []))}
     return out
-
-
-def _row_record(runs: Runs, row: Row, parts: list[Part]) -> RowRecord:
-    last = runs.results(parts[-1]["run"])
-    seconds = sum(runs.results(p["run"]).seconds[p["method"]] for p in parts)
-    return {"parts": parts, "settings": dict(last.settings[parts[-1]["method"]]), "seconds": round(float(seconds), 3)}

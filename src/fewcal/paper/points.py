@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from fewcal.methods.base import TaskBatch
 from fewcal.methods.dc import DC
 from fewcal.methods.gdc import GDC
 from fewcal.paper.blocks import Experiment, Picture, Records, Section, Table
-from fewcal.paper.measure import Case, Runs, quiet
+from fewcal.paper.measure import Case, quiet, support_batch
 from fewcal.paper.settings import MATCHED, PRINTED, UNIT_DRAWN, Variant, gdc, paper_params, params_text
 from fewcal.paper.statements import Verdict, within
 from fewcal.params import GDCParams
@@ -35,21 +36,6 @@ from fewcal.render import figures
 if TYPE_CHECKING:
     import matplotlib.figure
 
-# Chosen from 48 settings on validation tasks of Stanford Dogs, CUB and miniImageNet, 1-shot: within 0.2 points of the
-# best accuracy with 50 points and L-BFGS.
-TUNED_POINTS = replace(
-    UNIT_DRAWN,
-    name="unit scale, tuned",
-    changes={
-        **UNIT_DRAWN.changes,
-        "beta": 1.0,
-        "k": 8,
-        "m": 2.0,
-        "cov_weights": "bases-only",
-        "alpha1": 10.0,
-        "alpha2_ratio": 10.0,
-    },
-)
 # Held-out rows of a class that points are compared with, and tasks (or support points) that are scored.
 MAX_ROWS, SCORED = 150, 50
 # A mean that moved by so much of the way to the base class, at most and at least, is at the support point and far away.
@@ -109,7 +95,7 @@ def tsne(case: Case) -> JSONObject:
     """Figures 1 and 4: two tasks of five novel classes, and scores over many tasks."""
     row = paper_params(case.dataset, 1)
     methods: dict[str, tuple[DC | GDC, FeatureSet]] = {"DC": (DC(), case.of.features)}
-    for v in (PRINTED, MATCHED, UNIT_DRAWN, TUNED_POINTS):
+    for v in (PRINTED, MATCHED, UNIT_DRAWN):
         of = case.of.matched if v.matched else case.of
         methods[f"GDC, {v.name}"] = gdc(v.params(row)), of.features
     return tsne_data(methods, seed=case.budget.seed, scored=min(SCORED, case.budget.sampled))
@@ -213,7 +199,7 @@ def draw_tsne(data: Mapping[str, Any], place: int = 0) -> matplotlib.figure.Figu
     return figures.embedding_panels(task["panels"], task["class_names"])
 
 
-def show_tsne(records: Records, runs: Runs) -> Section:
+def show_tsne(records: Records) -> Section:
     """Both figures, the scores, and whether the samples of GDC are nearer to their class and more compact than DC's."""
     section = Section()
     for place, record in records.items():
@@ -267,12 +253,9 @@ def drift(
     out: JSONObject = {"panels": {}, "moves": {}, "settings": {}, "constant": case.of.constant, "shown": shown}
     for variant in (PRINTED, MATCHED, UNIT_DRAWN):
         of = case.of.matched if variant.matched else case.of
-        base, rows = of.features.split("base"), of.features.split("novel")
         method = GDC(variant.params(row))
-        method.prepare(BaseBank().fit(base.features, base.require_labels()))
-        spec = EpisodeSpec(2, 1, 1, case.budget.seed)  # the first class of each task counts
-        index = sample_episodes(rows.require_labels(), spec, range(measured), rows.classes).support[:, 0, 0]
-        x = method.transform(torch.from_numpy(np.asarray(rows.features[index], np.float32)))[:, None]
+        # The first class of each task counts.
+        x = support_batch(method, of, EpisodeSpec(2, 1, 1, case.budget.seed), measured).support[:, :1]
         out["settings"][variant.name] = drawn_text(method).replace(f"m={row.m:g}, ", "")
         out["moves"][variant.name] = _moves(method, x)
         out["panels"][variant.name] = _panel(method, x[:1], shown, case.budget.seed, iterations)
@@ -293,17 +276,18 @@ def _clouds(method: GDC, x: Tensor) -> dict[str, FactorGaussian]:
 def _moves(method: GDC, x: Tensor) -> JSONObject:
     """Of support points: the part of the way to the base class that each mean moved, and what m = 0 and m = 1 share."""
     out: JSONObject = {"shift": {}, "overlap": [], "distance": []}
-    for one in x.split(5):
-        found = method.calibrator.calibrate(one)
-        way = method.bank.means[found.index[:, 0, 0]] - one[:, 0]
+    for part in x.split(5):
+        found = method.calibrator.calibrate(part)
+        way = method.bank.means[found.index[:, 0, 0]] - part[:, 0]
         length = way.norm(dim=-1)
         along = way / length[:, None]
         places: dict[str, tuple[Tensor, Tensor]] = {}
-        for name, cloud in _clouds(method, one).items():
-            moved = ((cloud.mean - one)[:, 0] * along).sum(dim=-1)
+        for name, cloud in _clouds(method, part).items():
+            moved = ((cloud.mean - part)[:, 0] * along).sum(dim=-1)
             places[name] = moved, _deviation(cloud, along)
             out["shift"].setdefault(name, []).extend(_rounded(moved / length))
-        out["overlap"] += _rounded(overlap(*places["m = 0"], *places["m = 1"]))
+        zero, one = (map(NormalDist, *(v.tolist() for v in places[name])) for name in ("m = 0", "m = 1"))
+        out["overlap"] += [round(a.overlap(b), 5) for a, b in zip(zero, one, strict=True)]
         out["distance"] += _rounded(found.distances[:, 0, 0])
     return out
 
@@ -313,27 +297,7 @@ def _deviation(cloud: FactorGaussian, along: Tensor) -> Tensor:
     factor = cloud.factor.to(along.dtype)[:, 0] @ along[..., None]
     isotropic = torch.zeros_like(cloud.b) if cloud.a is None else cloud.a
     common = cloud.b[:, 0] * along.sum(dim=-1).square()
-    return (factor.square().sum(dim=(-2, -1)) + isotropic[:, 0] + common).clamp(min=0).sqrt()
-
-
-def overlap(mean1: Tensor, sd1: Tensor, mean2: Tensor, sd2: Tensor) -> Tensor:
-    """The mass that two normal distributions share: the area under the lower of their densities.
-
-    >>> zero, one = torch.zeros(1), torch.ones(1)
-    >>> [round(float(overlap(zero, one, zero + m, one * s)), 2) for m, s in ((0, 1), (2, 1), (0, 100))]
-    [1.0, 0.32, 0.03]
-    """
-    narrow, wide = torch.minimum(sd1, sd2).double(), torch.maximum(sd1, sd2).double()
-    wide = torch.maximum(wide, narrow * (1 + 1e-6))  # equal densities would meet in one place only
-    gap = (mean1 - mean2).double().abs() / narrow
-    ratio = wide / narrow
-    # Where the densities meet, in deviations of the narrow one from its mean: (t − gap)² = r²·(t² − 2·ln r).
-    a, b, c = ratio**2 - 1, 2 * gap, -(gap**2) - 2 * ratio**2 * ratio.log()
-    root = (b**2 - 4 * a * c).clamp(min=0).sqrt()
-    low, high = (-b - root) / (2 * a), (-b + root) / (2 * a)
-    phi = torch.special.ndtr
-    inside = phi((high - gap) / ratio) - phi((low - gap) / ratio)
-    return (1 - (phi(high) - phi(low)) + inside).clamp(0, 1)
+    return (factor.square().sum(dim=(-2, -1)) + isotropic[:, 0] + common).clamp(min=1e-30).sqrt()
 
 
 def _rounded(values: Tensor) -> list[float]:
@@ -354,7 +318,7 @@ def _panel(method: GDC, x: Tensor, shown: int, seed: int, iterations: int) -> JS
     return {"support": plane[0], "clouds": shares}
 
 
-def show_drift(records: Records, runs: Runs) -> Section:
+def show_drift(records: Records) -> Section:
     """The clouds, how far each mean went, and whether they lie where the paper has them."""
     section = Section()
     for place, data in records.items():

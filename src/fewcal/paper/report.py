@@ -12,9 +12,8 @@ from fewcal.errors import FileFormatError, InputError
 from fewcal.paper.blocks import Block, Part, Place, Section, Table, verdict_table, write_pages
 from fewcal.paper.budget import Budget
 from fewcal.paper.experiments import EXPERIMENTS, ITEMS, Item
-from fewcal.paper.measure import Runs
 from fewcal.paper.published import DATASETS, published, stand_in_note
-from fewcal.paper.run import Config, Record, read_config, read_records
+from fewcal.paper.run import Record, read_records
 from fewcal.paper.settings import PRINTED, VARIANTS, paper_params, params_text
 from fewcal.paper.statements import Verdict, count_verdicts
 from fewcal.render.page import Value
@@ -48,48 +47,60 @@ class Summary(TypedDict):
 def draw_report(out: str | Path, left_out: Sequence[str] = (), log: Log = lambda line: None) -> Summary:
     """Draw everything that is computed: report.html, summary.md, figures, and summary.json."""
     folder = Path(out)
-    config, found = _read(folder)
-    sections = sections_of(folder, found, log)
-    parts: list[Part] = [("What was computed", _opening(config, found, left_out))]
+    found = _read(folder)
+    sections = sections_of(found, log)
+    parts: list[Part] = [("What was computed", _opening(found, left_out))]
     verdicts = [v for section in sections.values() for v in section.verdicts]
     if verdicts:
-        parts.append(("Where the paper's statements hold", _statements(verdicts)))
+        beside = _beside(verdicts)
+        every = verdict_table(verdicts, "All statements, each gain with its 95% interval")
+        blocks = [variants_table(verdicts), *([beside] if beside.rows else []), every]
+        parts.append(("Where the paper's statements hold", blocks))
     for name, section in sections.items():
         e = EXPERIMENTS[name]
         claim = e.claim if e.claim.startswith("Nothing: ") else f"The paper: {e.claim}"
         parts.append((f"{e.title} ({name})", [f"{e.source}. {claim}", *section.blocks]))
     parts.append(("Cost", _cost(found)))
-    title = "The paper, measured"
-    write_pages(
-        folder, ("report", "summary"), title, "every table and figure of the GDC paper on these features", parts
-    )
+    subtitle = "every table and figure of the GDC paper on these features"
+    write_pages(folder, ("report", "summary"), "The paper, measured", subtitle, parts)
     summary: Summary = {
-        "budget": config["budget"],
+        "budget": _budget(found),
         "seconds": {name: round(sum(r["seconds"] for r in rs.values()), 2) for name, rs in found.items()},
         "variants": count_verdicts(verdicts),
         "experiments": {name: _ran(found[name], section) for name, section in sections.items()},
-        "verdicts": [_plain(v, name) for name, section in sections.items() for v in section.verdicts],
+        "verdicts": [v.to_dict() | {"experiment": name} for name, one in sections.items() for v in one.verdicts],
         "left_out": list(left_out),
     }
     write_json(folder / "summary.json", summary)
     return summary
 
 
-def sections_of(folder: Path, found: Found, log: Log = lambda line: None) -> dict[str, Section]:
+def sections_of(found: Found, log: Log = lambda line: None) -> dict[str, Section]:
     """What each experiment shows of its records."""
-    runs = Runs(folder / "runs")
     out = {}
     for name, records in found.items():
         log(f"drawing {name}")
-        out[name] = EXPERIMENTS[name].show({place: r["data"] for place, r in records.items()}, runs)
+        out[name] = EXPERIMENTS[name].show({place: r["data"] for place, r in records.items()})
     return out
 
 
-def _read(folder: Path) -> tuple[Config, Found]:
-    config, found = read_config(folder), read_records(folder)
-    if not found:
+def _read(folder: Path) -> Found:
+    if not (found := read_records(folder)):
         raise InputError(f"{folder} has no finished experiment; run some with `fewcal paper run`")
-    return config, found
+    return found
+
+
+def _every(found: Found) -> list[Record]:
+    return [record for records in found.values() for record in records.values()]
+
+
+def _budget(found: Found) -> dict[str, int | None]:
+    return _every(found)[0]["budget"]  # one run has one budget
+
+
+def _sets(found: Found) -> dict[str, Record]:
+    """A record of each feature set by its name."""
+    return {record["name"]: record for record in _every(found)}
 
 
 def _ran(records: Mapping[Place, Record], section: Section) -> JSONObject:
@@ -100,51 +111,21 @@ def _ran(records: Mapping[Place, Record], section: Section) -> JSONObject:
     }
 
 
-def _plain(v: Verdict, experiment: str) -> dict[str, str]:
-    return {
-        "experiment": experiment,
-        "claim": v.claim,
-        "features": v.where,
-        "variant": v.variant,
-        "found": v.found,
-        "verdict": v.word,
-        "control": v.control,
-    }
-
-
-def _opening(config: Config, found: Found, left_out: Sequence[str]) -> list[Block]:
-    b = config["budget"]
+def _opening(found: Found, left_out: Sequence[str]) -> list[Block]:
+    b, sets = _budget(found), _sets(found)
     sequential = "" if b["first"] is None else f", beginning with {b['first']} and until their statements are decided"
-    sets = ", ".join(dict.fromkeys(place.name for records in found.values() for place in records))
     blocks: list[Block] = [
-        f"Feature sets: {sets}. Tasks have 5 ways and 15 queries a class: {b['tasks']} novel ones, {b['sampled']} for "
-        f"methods that train on drawn points by L-BFGS, {b['sgd']} for the paper's SGD head{sequential}. Searches have "
-        f"{b['trials']} trials of {b['trial_tasks']} validation tasks, {b['sgd_trials']} of {b['sgd_trial_tasks']} "
-        f"where a trial trains on drawn points. Seed {b['seed']}.",
+        f"Feature sets: {', '.join(sets)}. Tasks have 5 ways and 15 queries a class: {b['tasks']} novel ones, "
+        f"{b['sampled']} for methods that train on drawn points by L-BFGS, {b['sgd']} for the paper's SGD head"
+        f"{sequential}. Searches have {b['trials']} trials of {b['trial_tasks']} validation tasks, {b['sgd_trials']} "
+        f"of {b['sgd_trial_tasks']} where a trial trains on drawn points. Seed {b['seed']}.",
         f"† marks figures of the paper, on the paper's own features ({published()['paper']}). Intervals are 95% over "
         "tasks, paired where two methods are compared; with several looks at the same rows each is wider (Bonferroni).",
-        *_stand_ins(config),
     ]
-    if left_out:
-        blocks.append(f"Left out: {'; '.join(left_out)}.")
-    return blocks
-
-
-def _stand_ins(config: Config) -> list[Block]:
-    return [
-        f"{name} is a stand-in: {note}. What it shows is not the paper's experiment."
-        for name, facts in config["sets"].items()
-        if (note := stand_in_note(facts["dataset"], facts["classes"]))
-    ]
-
-
-def _statements(verdicts: Sequence[Verdict]) -> list[Block]:
-    """Counts by variant; then, per statement, as printed beside the paper's scale, and all others."""
-    blocks: list[Block] = [variants_table(verdicts)]
-    beside = _beside(verdicts)
-    if beside.rows:
-        blocks.append(beside)
-    return [*blocks, verdict_table(verdicts, "All statements, each gain with its 95% interval")]
+    for name, record in sets.items():
+        if note := stand_in_note(record["dataset"], record["classes"]):
+            blocks.append(f"{name} is a stand-in: {note}. What it shows is not the paper's experiment.")
+    return blocks + ([f"Left out: {'; '.join(left_out)}."] if left_out else [])
 
 
 def variants_table(verdicts: Sequence[Verdict]) -> Table:
@@ -175,17 +156,9 @@ def _cost(found: Found) -> list[Block]:
         for name, records in found.items()
         for place, r in records.items()
     ]
-    total = sum(r["seconds"] for records in found.values() for r in records.values())
+    total = sum(record["seconds"] for record in _every(found))
     table = Table(["experiment", "features", "shots", "device", "seconds"], rows)
-    return [f"{_time(total)} of computing, drawing not counted.", table]
-
-
-def _time(seconds: float) -> str:
-    """
-    >>> _time(42.3), _time(1234)
-    ('42 seconds', '21 minutes')
-    """
-    return f"{seconds:.0f} seconds" if seconds < 120 else f"{seconds / 60:.0f} minutes"
+    return [f"{total / 60:.1f} minutes of computing, drawing not counted.", table]
 
 
 # ---- what ran for each table and figure -----------------------------------------------------------------------------
@@ -261,8 +234,8 @@ def write_reproduction(out: str | Path) -> list[Path]:
 def reproduction_parts(out: str | Path) -> list[Part]:
     """Summary, claims, setting, accuracies, verdicts by outcome, deviations, cost, command."""
     folder = Path(out)
-    config, found = _read(folder)
-    sections = sections_of(folder, found)
+    found = _read(folder)
+    sections = sections_of(found)
     verdicts = [v for section in sections.values() for v in section.verdicts]
     covered = coverage({name: _ran(found[name], section) for name, section in sections.items()})
     printed = count_verdicts(verdicts).get(PRINTED.name, {"holds": 0, "does not hold": 0, "undecided": 0})
@@ -286,7 +259,7 @@ def reproduction_parts(out: str | Path) -> list[Part]:
                 f"Of {sum(printed.values())} statements about the method as printed {printed['holds']} hold, "
                 f"{printed['does not hold']} do not, and {printed['undecided']} are undecided.",
                 variants_table(verdicts),
-                *_opening(config, found, ()),
+                *_opening(found, ()),
             ],
         ),
         (
@@ -296,13 +269,13 @@ def reproduction_parts(out: str | Path) -> list[Part]:
                 Table(HEADER, coverage_rows(covered), "What ran for each; statements by variant"),
             ],
         ),
-        ("Setting", [_settings(config)]),
+        ("Setting", [_settings(found)]),
         ("Accuracy beside the paper's", accuracies or ["No comparison was run."]),
         *(_judged(*one, verdicts) for one in _OUTCOMES),
         ("Controls", [Table(["experiment", "statements", "control"], controls)]),
         ("Where this differs from the paper", list(DEVIATIONS)),
         ("Cost", _cost(found)),
-        ("To run it again", _again(config, found)),
+        ("To run it again", _again(found)),
     ]
 
 
@@ -319,24 +292,18 @@ def _judged(heading: str, words: str, holds: bool | None, verdicts: Sequence[Ver
     return heading, [verdict_table(own, words)] if own else ["None."]
 
 
-def _settings(config: Config) -> Table:
+def _settings(found: Found) -> Table:
     rows: list[list[Value]] = [
-        [
-            name,
-            shot,
-            params_text(paper_params(facts["dataset"], shot)),
-            ", ".join(facts["prints"][s][:12] for s in facts["prints"]),
-        ]
-        for name, facts in config["sets"].items()
+        [name, shot, params_text(paper_params(r["dataset"], shot)), ", ".join(p[:12] for p in r["prints"].values())]
+        for name, r in _sets(found).items()
         for shot in (1, 5)
     ]
     return Table(["features", "shots", "as printed (appendix F)", "fingerprints"], rows)
 
 
-def _again(config: Config, found: Found) -> list[Block]:
-    features = " ".join(f"--features {facts['dataset']}=DIR/{name}" for name, facts in config["sets"].items())
-    devices = {r["device"] for records in found.values() for r in records.values()}
-    options = options_of(config["budget"], "cpu" if devices == {"cpu"} else "cuda")
+def _again(found: Found) -> list[Block]:
+    features = " ".join(f"--features {record['dataset']}=DIR/{name}" for name, record in _sets(found).items())
+    options = options_of(_budget(found), "cpu" if {r["device"] for r in _every(found)} == {"cpu"} else "cuda")
     return [
         f"`fewcal paper run {' '.join(found)} {features} --out OUT {options}`",
         "The same features, seed and kind of device give the same numbers, whatever the batch.",

@@ -73,8 +73,8 @@ def search(case: Case, axes: Axes, make: Callable[[Setting], Method], first: Seq
 def validation_accuracies(case: Case, methods: Sequence[Method], tasks: int) -> list[float]:
     """Mean accuracy of methods on the first validation tasks."""
     named = {f"trial {i}": method for i, method in enumerate(methods)}
-    parts = case.runs.evaluate(named, case.of, case.shot or 1, tasks, "val", case.budget.seed)
-    return [float(case.runs.accuracy(parts[name]).mean()) for name in named]
+    found = case.runs.evaluate(named, case.of, case.shot or 1, tasks, "val", case.budget.seed)
+    return [float(found[name].accuracy.mean()) for name in named]
 
 
 def _accuracies(case: Case, methods: Sequence[Method], tasks: int) -> Sequence[float | None]:

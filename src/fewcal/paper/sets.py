@@ -41,6 +41,11 @@ class Features:
     features: FeatureSet
 
     @cached_property
+    def prints(self) -> dict[str, str]:
+        """Fingerprints of its splits."""
+        return {name: split.fingerprint() for name, split in self.features.splits().items()}
+
+    @cached_property
     def constant(self) -> float:
         """The number that its features are multiplied by for the paper's distance to the nearest base class."""
         return scale_constant(self.features, self.dataset)
@@ -59,11 +64,11 @@ def paper_distance(dataset: str) -> float:
 def nearest_distance(features: FeatureSet, dataset: str) -> float:
     """Mean squared distance to the nearest base class of validation rows, novel ones where there are no others."""
     base, rows, row = features.split("base"), features.val or features.split("novel"), paper_params(dataset, 1)
-    x, labels = torch.from_numpy(base.float32()), torch.from_numpy(base.require_labels()).long()
+    x, labels = torch.from_numpy(base.float32()).double(), torch.from_numpy(base.require_labels()).long()
     space = fit_gaussianization(x, row.beta, row.kind, row.center, row.l2, row.eps)
-    sums = torch.zeros(len(base.classes), x.shape[1]).index_add_(0, labels, space(x, "base X"))
+    sums = x.new_zeros(len(base.classes), x.shape[1]).index_add_(0, labels, space(x, "base X"))
     means = sums / torch.bincount(labels, minlength=len(base.classes))[:, None]
-    return float(squared_distances(space(torch.from_numpy(rows.float32()), "rows"), means).amin(dim=1).mean())
+    return float(squared_distances(space(torch.from_numpy(rows.float32()).double(), "rows"), means).amin(dim=1).mean())
 
 
 def scale_constant(features: FeatureSet, dataset: str) -> float:
@@ -81,7 +86,7 @@ def scale_constant(features: FeatureSet, dataset: str) -> float:
             slope = min(max((distance - before[1]) / (constant - before[0]), 0.25), 6.0)
         before = constant, distance
         constant += (aim - distance) / slope
-    return math.exp(constant)
+    return float(f"{math.exp(constant):.6g}")  # the same in each process: the last bits depend on where arrays lie
 
 
 def scaled(features: FeatureSet, constant: float) -> FeatureSet:
@@ -97,19 +102,6 @@ def scaled(features: FeatureSet, constant: float) -> FeatureSet:
 # ---- folders --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Folder:
-    """A folder of features that is not loaded yet."""
-
-    name: str
-    dataset: str
-    path: Path
-
-    def load(self) -> Features:
-        """Its features."""
-        return Features(self.name, self.dataset, FeatureSet.load(self.path))
-
-
 def dataset_of(folder: str) -> str:
     """The paper's dataset that the name of a folder begins with, or the name itself.
 
@@ -120,9 +112,9 @@ def dataset_of(folder: str) -> str:
     return next(found, folder)
 
 
-def find_folders(given: Sequence[str | Path]) -> list[Folder]:
+def find_folders(given: Sequence[str | Path]) -> list[Features]:
     """Feature sets in folders of features, in folders of such folders, or given as DATASET=DIR."""
-    out: dict[str, Folder] = {}
+    out: dict[str, tuple[str, Path]] = {}
     for item in given:
         text = str(item)
         dataset, equals, place = text.partition("=")
@@ -137,10 +129,10 @@ def find_folders(given: Sequence[str | Path]) -> list[Folder]:
             raise InputError(f"--features {text}: {dataset!r} cannot be the name of a dataset; use letters and digits")
         for one in here:
             name = one.resolve().name
-            if name in out and out[name].path.resolve() != one.resolve():
-                raise InputError(f"{out[name].path} and {one} have the same name; rename one of the folders")
-            out[name] = Folder(name, dataset if named else dataset_of(name), one)
-    return list(out.values())
+            if name in out and out[name][1].resolve() != one.resolve():
+                raise InputError(f"{out[name][1]} and {one} have the same name; rename one of the folders")
+            out[name] = dataset if named else dataset_of(name), one
+    return [Features(name, dataset, FeatureSet.load(path)) for name, (dataset, path) in out.items()]
 
 
 def _has_splits(folder: Path) -> bool:

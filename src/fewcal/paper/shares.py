@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from fewcal._utils.randomness import TaskRandom
 from fewcal._utils.types import JSONObject
-from fewcal.bank import BaseBank
 from fewcal.calibrate import weights_from_distances
 from fewcal.covariance.calibrated import CalibratedCovariance, shares
-from fewcal.episodes import EpisodeSpec, sample_episodes
+from fewcal.episodes import EpisodeSpec
 from fewcal.evaluation.stats import summarise
 from fewcal.gaussianize import fit_gaussianization
-from fewcal.methods import TaskBatch
 from fewcal.paper.blocks import Experiment, Picture, Place, Records, Section, Table, cited_cell
-from fewcal.paper.measure import Case, Runs
+from fewcal.paper.measure import Case, support_batch
 from fewcal.paper.published import DATASETS, published
 from fewcal.paper.settings import MATCHED, PRINTED, UNIT, gdc, paper_params
 from fewcal.paper.statements import Verdict, within
@@ -45,20 +43,12 @@ def weights(case: Case) -> JSONObject:
     found_shares: dict[str, dict[str, list[float]]] = {}
     for variant in VARIANTS:
         of = case.of.matched if variant.matched else case.of
-        base, rows = of.features.split("base"), of.features.split("novel")
-        bank = BaseBank().fit(base.features, base.require_labels())
         found_shares[variant.name] = {}
         for shot in SHOTS:
             method = gdc(variant.params(paper_params(case.dataset, shot)))
-            method.prepare(bank)
-            spec = EpisodeSpec(5, shot, 1, case.budget.seed)
-            episodes = sample_episodes(rows.require_labels(), spec, range(tasks), rows.classes)
-            x = method.transform(torch.from_numpy(rows.float32()[episodes.support.reshape(-1)]))
-            labels = torch.arange(5).repeat_interleave(shot).expand(tasks, -1)
+            batch = support_batch(method, of, EpisodeSpec(5, shot, 1, case.budget.seed), tasks)
             with torch.no_grad():
-                batch = TaskBatch(x.view(tasks, -1, x.shape[1]), labels, 5, TaskRandom(spec.seed, range(tasks)))
-                found = method.calibration(batch)
-            normalised = found.normalised.flatten().tolist()
+                normalised = method.calibration(batch).normalised.flatten().tolist()
             found_shares[variant.name][str(shot)] = [float(f"{v:.4g}") for v in normalised]
     return {"shares": found_shares, "tasks": tasks, "constant": case.of.constant}
 
@@ -69,7 +59,7 @@ def _means(record: Mapping[str, Any], variant: str, shot: int) -> np.ndarray:
     return np.asarray(record["shares"][variant][str(shot)]).reshape(rows, -1).mean(axis=0)
 
 
-def show_weights(records: Records, runs: Runs) -> Section:
+def show_weights(records: Records) -> Section:
     """The paper's lists beside ours, nearest base class first; then figure 5, meta-tieredImageNet on top."""
     section = Section()
     for place, record in records.items():
@@ -191,7 +181,7 @@ def mean_curve(case: Case | None = None, powers: Sequence[float] = (0, 1, 4), fa
     return {"base_mean": mu.tolist(), "estimates": estimates}
 
 
-def show_mean_curve(records: Records, runs: Runs) -> Section:
+def show_mean_curve(records: Records) -> Section:
     """The curves, and whether X' returns to the support point with m = 4 and drifts away with DC."""
     data = next(iter(records.values()))
     mu, high, dc = data["base_mean"], data["estimates"]["GDC, m = 4"], data["estimates"]["DC"]
@@ -254,23 +244,18 @@ def off_diagonal(case: Case) -> JSONObject:
 
 def calibrated_ratios(case: Case, params: GDCParams) -> list[float]:
     """Average off-diagonal entry of Σ' (eq. 5) over its mean variance, of a support point of each of many tasks."""
-    base, rows = case.of.features.split("base"), case.of.features.split("novel")
     method = gdc(params)
-    method.prepare(BaseBank().fit(base.features, base.require_labels()))
-    tasks = min(TASKS, case.budget.tasks)
     spec = EpisodeSpec(2, 1, 1, case.budget.seed)
-    index = sample_episodes(rows.require_labels(), spec, range(tasks), rows.classes).support[:, 0]
-    x = method.transform(torch.from_numpy(rows.float32()[index.reshape(-1)]))
-    batch = TaskBatch(x[:, None], torch.zeros(tasks, 1, dtype=torch.int64), 1, TaskRandom(spec.seed, range(tasks)))
+    pair = support_batch(method, case.of, spec, min(TASKS, case.budget.tasks))
     with torch.no_grad():
-        found = method.calibration(batch)
+        found = method.calibration(replace(pair, support=pair.support[:, :1], labels=pair.labels[:, :1], n_classes=1))
         weights = shares(found, params.cov_weights)
         mixed = CalibratedCovariance(method.bank, params.cov, found.index, weights, params.common_size)
         variance, off = mixed.moments()
     return [float(v) for v in (off / variance).flatten().tolist()]
 
 
-def show_off_diagonal(records: Records, runs: Runs) -> Section:
+def show_off_diagonal(records: Records) -> Section:
     """A row for each feature set and space, with the paper's bound beside it."""
     section = Section()
     rows: list[list[Any]] = []

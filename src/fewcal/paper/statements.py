@@ -63,6 +63,11 @@ class Verdict:
         """The verdict in words."""
         return {True: "holds", False: "does not hold", None: "undecided"}[self.holds]
 
+    def to_dict(self) -> dict[str, str]:
+        """Plain values, for JSON."""
+        own = {name: getattr(self, name) for name in ("claim", "variant", "found", "control")}
+        return own | {"features": self.where, "verdict": self.word}
+
 
 def judge(
     claim: Claim, accuracy: Callable[[str], np.ndarray], where: str, variant: str, control: str = "", looks: int = 1

@@ -11,9 +11,9 @@ import numpy as np
 
 from fewcal.evaluation.stats import summarise
 from fewcal.paper.blocks import Block, Experiment, Place, Records, Section, Table, cited_cell, gain_cell
-from fewcal.paper.measure import Case, Measured, Plan, Runs, TableRecord, measure
+from fewcal.paper.measure import Case, Measured, Plan, TableRecord, measure
 from fewcal.paper.published import citation, published
-from fewcal.paper.settings import VARIANTS, Variant, setting_text
+from fewcal.paper.settings import VARIANTS, setting_text
 from fewcal.paper.statements import Claim, judge
 from fewcal.render import Cell
 from fewcal.render.page import Value
@@ -56,9 +56,9 @@ class RowTable:
         """The record of a case."""
         return measure(case, self.plan(case), self.claims(case.dataset, case.shot or 1), self.control)
 
-    def show(self, records: Records, runs: Runs) -> Section:
+    def show(self, records: Records) -> Section:
         """Tables by variant, pictures, and a verdict for each claim, place and variant."""
-        found = {place: Measured.load(record, runs) for place, record in records.items()}
+        found = {place: Measured.load(record) for place, record in records.items()}
         section = Section()
         variants = dict.fromkeys(key.partition(": ")[0] for m in found.values() for key in m.accuracy)
         if self.draw is not None:
@@ -139,11 +139,6 @@ def mean_text(accuracy: np.ndarray) -> str:
     return f"{100 * s.mean:.2f}" + (f" ± {100 * s.ci95:.2f}" if math.isfinite(s.ci95) else "")
 
 
-def setting_lines(variants: Sequence[Variant], text: Callable[[Variant], str]) -> dict[str, str]:
-    """Parameters in words, by variant."""
-    return {variant.name: text(variant) for variant in variants}
-
-
 def _level(measured: Measured, variant: str, label: str) -> Cell:
     if label not in measured.labels(variant):
         return Cell(None)
@@ -160,7 +155,7 @@ def _texts(place: Place, record: TableRecord) -> list[str]:
     ]
     if chosen:
         out.append(f"{place.title}, tuned on validation classes: {'; '.join(chosen)}.")
-    counts = sorted({sum(p["count"] for p in row["parts"]) for row in record["rows"].values()})
+    counts = sorted({len(row["right"]) for row in record["rows"].values()})
     seconds = sum(row["seconds"] for row in record["rows"].values())
     out.append(f"{place.title}: {' or '.join(map(str, counts))} tasks for a row, {seconds:.0f} seconds in all.")
     return out + [f"{place.title}: {note}." for note in record["notes"]]

@@ -5,7 +5,6 @@ from fewcal.tuning.objective import Objective, make_objective
 from fewcal.tuning.result import Tuning
 from fewcal.tuning.run import tune
 from fewcal.tuning.search import PROTOCOLS, Search
-from fewcal.tuning.show import plot_history
 from fewcal.tuning.spaces import SPACES, Space, search_space
 
 __all__ = [
@@ -17,7 +16,6 @@ __all__ = [
     "Tuning",
     "load_settings",
     "make_objective",
-    "plot_history",
     "search_space",
     "tune",
 ]

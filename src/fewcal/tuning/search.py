@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from fewcal._utils.names import nearest_names
@@ -94,14 +94,12 @@ class Search:
         How tasks are drawn, see `Protocol`.
     final_tasks : int
         Fresh validation tasks on which finalists are compared with the default.
-    fixed : mapping
-        Parameters of the space that stay at a value.
     published : bool
         Begin with the paper's setting for a space of the paper and this number of shots.
 
     Examples
     --------
-    >>> Search(protocol="paper", space="ablation", trials=100, fixed={"m": 0.0}).tasks
+    >>> Search(protocol="paper", space="ablation", trials=100).tasks
     200
     """
 
@@ -116,7 +114,6 @@ class Search:
     seed: int = 0
     split: str = "val"
     final_tasks: int = 1000
-    fixed: Mapping[str, JSON] = field(default_factory=dict)
     published: bool = False
 
     def __post_init__(self) -> None:
@@ -157,26 +154,17 @@ class Search:
         """How the tasks of finalists are drawn."""
         return replace(self.search_tasks, tasks=self.final_tasks, seed=self.seed + FRESH_SEED)
 
-    def sampler(self, seed: int | None) -> BaseSampler:
-        """The sampler of its protocol, with `fixed` parameters at their values."""
-        sampler = self.rules.sampler(seed)
-        if not self.fixed:
-            return sampler
-        fixed: BaseSampler = require_optuna().samplers.PartialFixedSampler(dict(self.fixed), sampler)
-        return fixed
-
     def first_trial(self) -> dict[str, JSON]:
         """The default of the space, or the paper's setting; empty where the sampler proposes the first trial."""
         space = self.make_space()
-        first = dict(space.first)
         if self.published:
             name = f"{space.name}/{self.shot}shot"
             if name not in list_presets():
                 raise InputError(f"the paper has no setting for space {space.name!r} and {self.shot} shots")
-            first = get_preset(name).as_dict()
-        return first | dict(self.fixed) if first else first
+            return get_preset(name).as_dict()
+        return dict(space.first)
 
     def to_dict(self) -> JSONObject:
         """Plain values, for JSON."""
         space = self.space.name if isinstance(self.space, Space) else self.space
-        return asdict(replace(self, space=None)) | {"space": space, "fixed": dict(self.fixed)}
+        return asdict(replace(self, space=None)) | {"space": space}

@@ -82,18 +82,14 @@ def _short(value: object) -> str | None:
 # ---- plots ----------------------------------------------------------------------------------------------------------
 
 
-def plot_history(study: Study) -> Figure:
-    """Draw the accuracy of each trial in order, and the best so far."""
-    return _draw("plot_optimization_history", study, target_name="accuracy")
-
-
 def study_figures(study: Study) -> dict[str, tuple[Figure, str]]:
     """Figures of a study with alternative texts, by name: those that its trials suffice for."""
     from optuna.trial import TrialState
 
     complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
     names = _varied(complete)
-    figures = {"history": (plot_history(study), "accuracy of each trial in order, and the best so far")}
+    history = _draw("plot_optimization_history", study, target_name="accuracy")
+    figures = {"history": (history, "accuracy of each trial in order, and the best so far")}
     if len(complete) >= MIN_TRIALS and len(names) > 1:
         importance = require_optuna().importance
         evaluator = importance.PedAnovaImportanceEvaluator()

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fewcal._utils.names import nearest_names
 from fewcal._utils.text import one_line
 from fewcal._utils.types import JSON, JSONObject, Progress
 from fewcal.errors import FewcalError, InputError
@@ -55,8 +54,8 @@ class Session:
         return make_objective(self.features, self.search.make_space(), tasks, interval=interval, device=self.device)
 
     def first_trial(self, objective: Objective) -> dict[str, JSON]:
-        """Parameters of the first trial; raises unless the space holds them and all fixed ones."""
-        study, first = require_optuna().create_study(sampler=self.search.sampler(0)), self.search.first_trial()
+        """Parameters of the first trial; raises unless the space holds them."""
+        study, first = require_optuna().create_study(), self.search.first_trial()
         study.enqueue_trial(first)
         trial, space = study.ask(), objective.space.name
         try:
@@ -65,9 +64,6 @@ class Session:
                 objective.method(trial)
         except UserWarning as error:
             raise InputError(f"space {space!r} does not hold the first trial: {one_line(error)}") from error
-        for name in self.search.fixed:
-            if name not in trial.params:
-                raise InputError(f"space {space!r} has no parameter {name!r}{nearest_names(name, trial.params)}")
         return {name: value for name, value in trial.params.items() if name in first}
 
     def open(self, objective: Objective, resume: bool) -> Study:
@@ -81,7 +77,7 @@ class Session:
                     study_name=self.name,
                     direction="maximize",
                     load_if_exists=True,
-                    sampler=self.search.sampler(None),  # workers that join draw other random numbers
+                    sampler=self.search.rules.sampler(None),  # workers that join draw other random numbers
                     pruner=self.search.rules.pruner(),
                 )
                 begun = study.user_attrs.get(IDENTITY)
@@ -91,7 +87,7 @@ class Session:
             if begun is None:
                 if first and not study.trials:
                     study.enqueue_trial(first)
-                study.sampler = self.search.sampler(self.search.seed)
+                study.sampler = self.search.rules.sampler(self.search.seed)
                 study.set_metric_names(["accuracy"])
                 study.set_user_attr(IDENTITY, self.identity)
             elif not resume:

@@ -12,14 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np  # noqa: F401  (for the example below)
 import torch
 
 from fewcal._utils.arrays import pick_device
-from fewcal._utils.names import nearest_names
 from fewcal.errors import InputError
 from fewcal.features.extractors import (  # noqa: F401  (they register)
     checkpoint,
@@ -37,13 +35,12 @@ from fewcal.features.extractors.base import (
     KINDS,
     REGISTRY,
     EmbedFunction,
-    Entry,
     Extractor,
     fingerprint_of,
     from_module,
     with_dimension,
 )
-from fewcal.features.extractors.combine import find_entry
+from fewcal.features.extractors.combine import find_entry, list_extractors, prefixes, require_extractor
 
 if TYPE_CHECKING:
     from torch import nn
@@ -63,31 +60,7 @@ __all__ = [
 
 def get_extractor(name: str, device: str | None = None, allow_download: bool = False) -> Extractor:
     """Return an extractor by its name, computing on `device`."""
-    entry = require_extractor(name)
-    return entry.make(name, pick_device(device), allow_download)
-
-
-def require_extractor(name: str) -> Entry:
-    """Return what makes an extractor of this name; an unknown name or a file that is no checkpoint is refused."""
-    entry = find_entry(name) or (REGISTRY[".safetensors"] if Path(name).is_file() else None)
-    if entry is None:
-        raise InputError(
-            f"extractor {name!r} is unknown, and none of {', '.join(f'{p}NAME' for p in prefixes())} or a "
-            f"checkpoint file{nearest_names(name, list_extractors())}"
-        )
-    if entry.check is not None:
-        entry.check(name)
-    return entry
-
-
-def list_extractors() -> list[str]:
-    """Return the names that `get_extractor` takes without a prefix."""
-    return [name for name in REGISTRY if name[0] != "." and name[-1] != ":"]
-
-
-def prefixes() -> list[str]:
-    """Return the beginnings of names that lead to models of other libraries, such as "timm:"."""
-    return [name for name in REGISTRY if name.endswith(":")]
+    return require_extractor(name).make(name, pick_device(device), allow_download)
 
 
 def extractor_table() -> list[list[str]]:

@@ -71,8 +71,6 @@ class Extractor:
 
     def prepare(self, items: Items, i: int) -> Prepared:
         """Return item i as `embed` takes it."""
-        if items.kind != self.kind:
-            raise ValueError(f"{self.name} takes {self.kind}s, not {items.kind}s")
         if isinstance(items, Pictures | Recordings):
             return self.decode(items.content[i], items.names[i])
         return items.load(i)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
 
 import numpy as np
 import torch
 
+from fewcal._utils.names import nearest_names
 from fewcal.errors import InputError
 from fewcal.features.extractors.base import REGISTRY, Entry, Extractor, Prepared, fingerprint_of
 from fewcal.features.sources.pictures import Picture, read_picture
@@ -23,15 +25,37 @@ CROPS = {"1": (False, False), "2": (False, True), "5": (True, False), "10": (Tru
 CORNER_SHARE = 0.75
 
 
+def list_extractors() -> list[str]:
+    """Return the names of extractors that take no prefix."""
+    return [name for name in REGISTRY if name[0] != "." and name[-1] != ":"]
+
+
+def prefixes() -> list[str]:
+    """Return the beginnings of names that lead to models of other libraries, such as "timm:"."""
+    return [name for name in REGISTRY if name.endswith(":")]
+
+
+def require_extractor(name: str) -> Entry:
+    """Return what makes an extractor of this name; an unknown name or a file that is no checkpoint is refused."""
+    entry = find_entry(name) or (REGISTRY[".safetensors"] if Path(name).is_file() else None)
+    if entry is None:
+        raise InputError(
+            f"extractor {name!r} is unknown, and none of {', '.join(f'{p}NAME' for p in prefixes())} or a "
+            f"checkpoint file{nearest_names(name, list_extractors())}"
+        )
+    if entry.check is not None:
+        entry.check(name)
+    return entry
+
+
 def find_entry(name: str) -> Entry | None:
     """Return the entry of an extractor's name: the name itself, its prefix, the extension of a file, or a combination.
 
     >>> find_entry("glyphs?crops=5+efficientnet-lite0").kind
     'picture'
     """
-    parts = name.split("+")
-    entries = [_entry(part) for part in parts]
-    if len(parts) > 1 and all(entries):
+    entries = [_entry(part) for part in name.split("+")]
+    if len(entries) > 1 and all(entries):
         kinds = {entry.kind for entry in entries if entry is not None} - {"either"}
         _refuse_kinds(name, kinds)
         return Entry(name, _side_by_side, kinds.pop() if kinds else "either")
@@ -44,9 +68,7 @@ def _entry(name: str) -> Entry | None:
     prefix, _, rest = place.partition(":")
     if rest and f"{prefix}:" in REGISTRY:
         return REGISTRY[f"{prefix}:"]
-    exact = place in REGISTRY and place[-1] != ":" and place[0] != "."
-    suffix = next((e for e in REGISTRY.values() if e.name.startswith(".") and place.endswith(e.name)), None)
-    entry = REGISTRY[place] if exact else suffix
+    entry = REGISTRY.get(place if place in list_extractors() else Path(place).suffix)
     if entry is not None and query:
         parse_name(name, "crops")  # all that these take
     return entry
@@ -76,15 +98,7 @@ def _refuse_kinds(name: str, kinds: set[str]) -> None:
 
 
 def _side_by_side(name: str, device: torch.device, allow_download: bool) -> Extractor:
-    return side_by_side([_made(part, device, allow_download) for part in name.split("+")])
-
-
-def _made(name: str, device: torch.device, allow_download: bool) -> Extractor:
-    entry = find_entry(name)
-    assert entry is not None
-    if entry.check is not None:
-        entry.check(name)
-    return entry.make(name, device, allow_download)
+    return side_by_side([require_extractor(part).make(part, device, allow_download) for part in name.split("+")])
 
 
 def side_by_side(parts: Sequence[Extractor]) -> Extractor:
@@ -126,7 +140,7 @@ def _with_crops(name: str, device: torch.device, allow_download: bool) -> Extrac
     place, _, query = name.partition("?")
     others = [option for option in query.split("&") if not option.startswith("crops=")]
     plain = place + ("?" + "&".join(others) if others else "")
-    return with_crops(_made(plain, device, allow_download), str(_crops(name)))
+    return with_crops(require_extractor(plain).make(plain, device, allow_download), str(_crops(name)))
 
 
 def with_crops(extractor: Extractor, crops: str) -> Extractor:

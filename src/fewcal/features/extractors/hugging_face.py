@@ -74,14 +74,16 @@ def _preprocessing(place: str, local: bool) -> Mapping[str, Any]:
     )
 
 
-def _vectors(out: Any, pooled: bool) -> torch.Tensor:
-    """Return `(B, D)`: the model's own pooled vector, or the first token, or the mean of a map."""
+def _vectors(out: Any, pooled: bool, over_time: bool = False) -> torch.Tensor:
+    """Return `(B, D)`: the model's own pooled vector, or the mean of a map or over time, or the first token."""
     if isinstance(out, torch.Tensor):
         return out
     if pooled and getattr(out, "pooler_output", None) is not None:
         return cast(torch.Tensor, out.pooler_output)
     last: torch.Tensor = out.last_hidden_state
-    return last.mean(dim=(2, 3)) if last.ndim == 4 else last[:, 0]
+    if last.ndim == 4:
+        return last.mean(dim=(2, 3))
+    return last.mean(dim=1) if over_time else last[:, 0]
 
 
 def _of_recordings(name: str, model: Any, processor: Any, pooled: bool, device: torch.device) -> Extractor:
@@ -96,10 +98,7 @@ def _of_recordings(name: str, model: Any, processor: Any, pooled: bool, device: 
         if hasattr(model, "get_audio_features"):
             return _vectors(model.get_audio_features(**inputs), pooled)
         network = model.get_encoder() if model.config.is_encoder_decoder else model
-        out = network(**inputs)
-        if pooled and getattr(out, "pooler_output", None) is not None:
-            return cast(torch.Tensor, out.pooler_output)
-        return cast(torch.Tensor, out.last_hidden_state.mean(dim=1))
+        return _vectors(network(**inputs), pooled, over_time=True)
 
     def embed(batch: list[np.ndarray]) -> torch.Tensor:
         return torch.cat([vector(sound) for sound in batch])  # one at a time: padding would change the short ones
@@ -109,11 +108,10 @@ def _of_recordings(name: str, model: Any, processor: Any, pooled: bool, device: 
 
 
 def sentence_transformer(
-    name: str, place: str, device: torch.device, allow_download: bool, options: Mapping[str, str] | None = None
+    name: str, place: str, device: torch.device, allow_download: bool, options: Mapping[str, str]
 ) -> Extractor:
     """Return a model of the package sentence-transformers, by its name or folder."""
     library = needed("sentence_transformers", name, "fewcal[text]")
-    options = options or {}
     dim = options.get("dim")
     if dim is not None and not dim.isdecimal():
         raise InputError(f"extractor {name}: dim={dim!r} must be a whole number")

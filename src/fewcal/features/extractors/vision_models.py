@@ -105,25 +105,31 @@ def _by_onnx_runtime(
     runtime = needed("onnxruntime", name, "fewcal[onnx]")
     needed("onnx", name, "fewcal[onnx]")
 
+    file = io.BytesIO()
+    with loading(name, True), warnings.catch_warnings(action="ignore"):  # of what depends on the pictures' size
+        export_onnx(file, model, lambda x: forward(x).float().flatten(1), x=example)
+        options = runtime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        session = runtime.InferenceSession(file.getvalue(), options, providers=["CPUExecutionProvider"])
+    return lambda batch: cast(np.ndarray, session.run(None, {"x": batch})[0])
+
+
+def export_onnx(file: io.BytesIO | Path, model: nn.Module, forward: Callable[..., Tensor], **examples: Tensor) -> None:
+    """Write `forward`, which computes with `model`, as ONNX; numbers of rows and of tokens `(B, T)` may vary."""
+
     class Exported(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.model = model
 
-        def forward(self, x: Tensor) -> Tensor:
-            return forward(x).float().flatten(1)
+        def forward(self, *inputs: Tensor) -> Tensor:
+            return forward(*inputs)
 
-    file = io.BytesIO()
-    with loading(name, True), warnings.catch_warnings(action="ignore"):  # of what depends on the pictures' size
-        torch.onnx.export(
-            Exported().eval(),
-            (example,),
-            file,  # type: ignore[arg-type]
-            input_names=["x"],
-            dynamic_axes={"x": {0: "rows"}},
-            dynamo=False,
-        )
-        options = runtime.SessionOptions()
-        options.intra_op_num_threads = torch.get_num_threads()
-        session = runtime.InferenceSession(file.getvalue(), options, providers=["CPUExecutionProvider"])
-    return lambda batch: cast(np.ndarray, session.run(None, {"x": batch})[0])
+    torch.onnx.export(
+        Exported().eval(),
+        tuple(examples.values()),
+        file,  # type: ignore[arg-type]
+        input_names=list(examples),
+        dynamic_axes={name: {0: "rows"} | ({1: "tokens"} if x.ndim == 2 else {}) for name, x in examples.items()},
+        dynamo=False,
+    )

@@ -21,14 +21,14 @@ from fewcal._utils.atomic import atomic_path
 from fewcal._utils.text import one_line
 from fewcal._utils.types import StrPath
 from fewcal.errors import FileFormatError, InputError
-from fewcal.features.io import hdf5, npy, npz, parquet, plk, pt, safetensors
+from fewcal.features.io import hdf5, npz, parquet, plk, pt, safetensors
 from fewcal.features.io.formats import FileFormat, RawSplit
 
 # By extension; a format that is added here is read and written everywhere.
 FORMATS: dict[str, FileFormat] = {
-    extension: module.FORMAT
-    for module in (npz, parquet, safetensors, npy, pt, hdf5, plk)
-    for extension in module.FORMAT.extensions
+    extension: format
+    for format in (npz.FORMAT, parquet.FORMAT, safetensors.FORMAT, npz.NPY_FORMAT, pt.FORMAT, hdf5.FORMAT, plk.FORMAT)
+    for extension in format.extensions
 }
 EXTENSIONS = FORMATS.keys()
 

@@ -6,7 +6,7 @@ To add a format, write a module beside this one that ends with `FORMAT = FileFor
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,8 +20,8 @@ class RawSplit:
     """Contents of a file: features `(R, D)` of any dtype, labels `(R,)` int or str or None, class names or None."""
 
     features: np.ndarray
-    labels: np.ndarray | None
-    classes: list[str] | None
+    labels: np.ndarray | None = None
+    classes: Sequence[str] | np.ndarray | None = None  # bytes are UTF-8
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,3 @@ def classes_from_json(text: str, path: Path) -> list[str]:
     if not isinstance(classes, list):
         raise FileFormatError(f"{path}: the class names in its metadata are not a JSON list; write the file again")
     return [str(c) for c in classes]
-
-
-def class_names(values: np.ndarray | None) -> list[str] | None:
-    """Return an array of class names as text; bytes are UTF-8.
-
-    >>> class_names(np.array([b"cat", b"dog"]))
-    ['cat', 'dog']
-    """
-    if values is None:
-        return None
-    return [v.decode("utf-8", "replace") if isinstance(v, bytes) else str(v) for v in np.ravel(values)]

@@ -10,7 +10,7 @@ import numpy as np
 
 from fewcal._utils.memory import require_memory
 from fewcal.errors import FileFormatError
-from fewcal.features.io.formats import FileFormat, RawSplit, class_names, require_features
+from fewcal.features.io.formats import FileFormat, RawSplit, require_features
 
 
 def read_hdf5(path: Path) -> RawSplit:
@@ -27,7 +27,7 @@ def read_hdf5(path: Path) -> RawSplit:
         arrays = {part: _array(path, file[names[part]]) for part in ("features", "labels", "classes") if part in names}
         if "count" in file and theirs:  # rows behind it were never written
             arrays = {part: array[: int(np.ravel(file["count"][()])[0])] for part, array in arrays.items()}
-    return RawSplit(arrays["features"], arrays.get("labels"), class_names(arrays.get("classes")))
+    return RawSplit(**arrays)
 
 
 def _array(path: Path, data: Any) -> np.ndarray:

@@ -22,12 +22,8 @@ def read_pt(path: Path) -> RawSplit:
         kind = type(content).__name__
         raise FileFormatError(f"{path} holds a {kind}; save a dictionary of features and labels, or {{class: vectors}}")
     if "features" in content:
-        labels, classes = content.get("labels"), content.get("classes")
-        return RawSplit(
-            _array(path, content["features"]),
-            None if labels is None else _array(path, labels),
-            None if classes is None else [str(c) for c in classes],
-        )
+        parts = {part: content[part] for part in ("features", "labels", "classes") if content.get(part) is not None}
+        return RawSplit(**{part: _array(path, value) for part, value in parts.items()})
     blocks = [_array(path, block) for block in content.values()]
     if odd := [block.shape for block in blocks if block.ndim != 2]:
         raise FileFormatError(f"{path} has a class of shape {odd[0]}; it needs (rows, D)")

@@ -12,7 +12,7 @@ import json
 import pickle
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -130,11 +130,15 @@ def load(data: bytes) -> tuple[np.ndarray, np.ndarray, list[str] | None]:
             odd = " and ".join(sorted(kind.__name__ for kind in kinds))
             raise Refused(f" has classes of {odd}; they must be all text or all int")
         rows: list[np.ndarray] = []
-        counts, budget = [], VECTOR_GROWTH * len(data)
+        counts, left = [], VECTOR_GROWTH * len(data)
         for key, value in content.items():
-            block, budget = vectors(f": class {repr(key)[:40]}", value, budget)
-            rows += block
-            counts.append(len(block))
+            before = len(rows)
+            for row in vectors(f": class {repr(key)[:40]}", value):
+                left -= row.nbytes + 8  # with its label
+                if left < 0:  # a pickle may repeat a vector without bytes
+                    raise Refused(f" repeats its vectors {VECTOR_GROWTH} times or more")
+                rows.append(row)
+            counts.append(len(rows) - before)
         if len(sizes := {len(row) for row in rows}) > 1:
             raise Refused(f" has vectors of {', '.join(map(str, sorted(sizes)[:6]))} dimensions; all need the same")
         names = list(content) if kinds == {str} else None
@@ -147,16 +151,15 @@ def load(data: bytes) -> tuple[np.ndarray, np.ndarray, list[str] | None]:
         raise Refused(f" is not a readable pickle ({reason}); it may be truncated") from error
 
 
-def vectors(where: str, value: object, budget: int) -> tuple[list[np.ndarray], int]:
-    """Return the vectors of a class, and the bytes left for others: a pickle may repeat a vector without bytes."""
+def vectors(where: str, value: object) -> Iterator[np.ndarray]:
+    """Yield the vectors of a class."""
     if isinstance(value, Array):
         if value.value.ndim != 2:
             raise Refused(f"{where} is an array of shape {value.value.shape}; it needs (rows, D)")
-        left = spend(budget, value.value.nbytes + 8 * len(value.value))  # with the labels
-        return list(value.value), left
+        yield from map(np.asarray, value.value)
+        return
     if not isinstance(value, list | tuple):
         raise Refused(f"{where} holds a {type(value).__name__}; it needs a list of vectors")
-    rows = []
     for vector in value:
         if isinstance(vector, Array):
             row = vector.value
@@ -166,16 +169,7 @@ def vectors(where: str, value: object, budget: int) -> tuple[list[np.ndarray], i
             row = np.asarray(vector, np.float64)
         if row.ndim != 1:
             raise Refused(f"{where} holds vectors of shape {row.shape}; flatten them to (D,)")
-        budget = spend(budget, row.nbytes + 8)
-        rows.append(row)
-    return rows, budget
-
-
-def spend(budget: int, size: int) -> int:
-    """Return what is left of the budget, or refuse vectors that take many times the bytes of their file."""
-    if size > budget:
-        raise Refused(f" repeats its vectors {VECTOR_GROWTH} times or more")
-    return budget - size
+        yield row
 
 
 def limit(size: int, seconds: int) -> None:

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from fewcal._utils.types import StrPath
 from fewcal.errors import InputError
 from fewcal.features.extractors import require_extractor
-from fewcal.features.sources.frames import Frame, find_frame
 from fewcal.features.sources.items import LEAVE_OUT, Items, refuse_bad
-from fewcal.features.sources.kinds import default_extractor
+from fewcal.features.sources.kinds import Frame, default_extractor, find_frame
 from fewcal.features.sources.pictures import Pictures, find_pictures
 from fewcal.features.sources.recordings import find_recordings
 from fewcal.features.sources.texts import find_texts

@@ -37,6 +37,7 @@ class Items:
     content: Sequence[Any] = ()
 
     kind: ClassVar[str] = "item"
+    extensions: ClassVar[frozenset[str]] = frozenset()  # of its files, without the dot
 
     def __len__(self) -> int:
         return len(self.names)
@@ -56,7 +57,7 @@ class Items:
             names=[self.names[i] for i in at],
             labels=None if self.labels is None else [self.labels[i] for i in at],
             splits=None if self.splits is None else [self.splits[i] for i in at],
-            content=Selection(self.content, at),
+            content=[self.content[i] for i in at],
         )
 
     @property
@@ -75,20 +76,6 @@ class Items:
         """Return a digest of names and labels, without opening anything."""
         text = "\0".join(f"{n}\1{c}" for n, c in zip(self.names, self.labels or [""] * len(self), strict=True))
         return hashlib.sha256(f"{self.kind}\0{text}".encode("utf-8", "surrogateescape")).hexdigest()
-
-
-@dataclass(frozen=True, eq=False)
-class Selection(Sequence[Any]):
-    """Some elements of a sequence, without a copy: those of a pack are made when they are read."""
-
-    whole: Sequence[Any]
-    at: list[int]
-
-    def __len__(self) -> int:
-        return len(self.at)
-
-    def __getitem__(self, i: Any) -> Any:
-        return self.whole[self.at[i]]
 
 
 LEAVE_OUT = "fix or remove them, or leave them out with --skip-bad"

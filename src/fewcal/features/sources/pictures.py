@@ -12,9 +12,10 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, BinaryIO, ClassVar, TypeAlias
 
 import numpy as np
 
@@ -32,11 +33,6 @@ from fewcal.features.sources.listing import class_folders, files_below, is_shown
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-# By extension, so that listing opens nothing. HEIC is in it where its plugin is missing, too: such a file is reported
-# as unreadable, not skipped in silence.
-EXTENSIONS = frozenset(
-    "avif bmp gif heic heif jfif jp2 jpe jpeg jpg pbm pgm png pnm ppm tga tif tiff webp".split()  # noqa: SIM905
-)
 # Decoders that may be tried, whatever a file is called. Pillow has others that start programs (EPS) or take vectors.
 FORMATS = ["PNG", "JPEG", "GIF", "BMP", "PPM", "WEBP", "TIFF", "AVIF", "JPEG2000", "TGA"]
 # A small file can claim to be of any size. This is Pillow's own limit, kept also where somebody lifted that.
@@ -47,7 +43,7 @@ MEMORY_SHARE = 1 / 16
 PIXEL_BYTES, DEEP_PIXEL_BYTES = 12, 20
 FREE_BYTES = 2**26  # below this no picture is refused for its memory
 # Encoded bytes, a file, an array uint8 (H, W, 3), or an image of Pillow.
-Picture: TypeAlias = "bytes | StrPath | np.ndarray | Image"
+Picture: TypeAlias = "bytes | memoryview | StrPath | np.ndarray | Image"
 TRANSPARENT = ("RGBA", "LA", "PA", "La", "RGBa")
 CHUNK = 16  # pictures that a thread decodes in one go where all are wanted
 
@@ -90,9 +86,10 @@ def decode(picture: Picture, min_side: int | None = None, name: str | None = Non
 
 
 def decode_fitted(picture: Picture, size: int | None, crop: float | None = 1.0, name: str | None = None) -> np.ndarray:
-    """Return `fitted(decode(picture, 2 * size), size, crop)` without an array of the whole picture.
+    """Return a picture as a square `(size, size, 3)`, or the whole of it where size is None; see `square`.
 
-    With size None it is the whole picture.
+    >>> decode_fitted(np.zeros((40, 60, 3), np.uint8), 8).shape
+    (8, 8, 3)
     """
     if size is None:
         return decode(picture, None, name)
@@ -118,11 +115,11 @@ def _opened(picture: Picture, name: str | None, max_pixels: int) -> Iterator[Ima
     if isinstance(picture, np.ndarray) and (picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3):
         raise InputError(f"{name} is {picture.dtype} of shape {picture.shape}; it must be uint8 (height, width, 3)")
     try:
-        if not isinstance(picture, bytes | str | os.PathLike):
+        if not isinstance(picture, bytes | memoryview | str | os.PathLike):
             yield pillow.fromarray(picture) if isinstance(picture, np.ndarray) else picture.copy()
             return
         with (
-            io.BytesIO(picture) if isinstance(picture, bytes) else open_regular(Path(picture)) as file,
+            io.BytesIO(picture) if isinstance(picture, bytes | memoryview) else open_regular(Path(picture)) as file,
             pillow.open(file, formats=_formats(file)) as image,
         ):
             if image.width * image.height > max_pixels:
@@ -207,15 +204,6 @@ def _upright_rgb(image: Image) -> Image:
     return image if image.mode == "RGB" else image.convert("RGB")
 
 
-def fitted(picture: np.ndarray, size: int, crop: float | None = 1.0) -> np.ndarray:
-    """Return a picture `(H, W, 3)` as a square `(size, size, 3)`; see `square`.
-
-    >>> fitted(np.zeros((40, 60, 3), np.uint8), 8).shape
-    (8, 8, 3)
-    """
-    return np.asarray(square(require_pillow().fromarray(picture), size, crop))
-
-
 def square(image: Image, size: int, crop: float | None) -> Image:
     """Return the square in the middle of an image, bicubic.
 
@@ -257,6 +245,10 @@ class Pictures(Items):
     """Pictures by their files, as bytes of a pack, or in memory: `content` holds what `decode` takes."""
 
     kind: ClassVar[str] = "picture"
+    # HEIC also where its plugin is missing: such a file is reported as unreadable, not skipped in silence.
+    extensions: ClassVar[frozenset[str]] = frozenset(
+        "avif bmp gif heic heif jfif jp2 jpe jpeg jpg pbm pgm png pnm ppm tga tif tiff webp".split()  # noqa: SIM905
+    )
 
     def load(self, i: int, min_side: int | None = None) -> np.ndarray:
         """Return picture i as uint8 `(H, W, 3)`; see `decode`."""
@@ -284,21 +276,6 @@ class Pictures(Items):
         return out
 
 
-@dataclass(frozen=True, eq=False)
-class Pack(Sequence[bytes]):
-    """Encoded pictures that lie one after the other in one array, by their first and last byte."""
-
-    data: np.ndarray
-    first: np.ndarray
-    last: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.first)
-
-    def __getitem__(self, i: Any) -> Any:
-        return bytes(self.data[self.first[i] : self.last[i]])
-
-
 def find_pictures(source: StrPath, labelled: bool = True) -> Pictures:
     """List the pictures of a source: a folder, a CSV list, an `.npz` pack, or one picture.
 
@@ -309,18 +286,17 @@ def find_pictures(source: StrPath, labelled: bool = True) -> Pictures:
     require_source(path, "give a folder of pictures, a CSV list or an .npz pack")
     if path.suffix.lower() == ".npz" and path.is_file():
         return _packed(path)
-    found = list_files(path, labelled, EXTENSIONS, "picture")
-    return Pictures(found.names, found.labels, found.splits, str(path), found.paths)
+    return list_files(Pictures, path, labelled)
 
 
 def picture_files(folder: Path) -> list[Path]:
     """Return all picture files below a folder; see `files_below`."""
-    return files_below(folder, EXTENSIONS)
+    return files_below(folder, Pictures.extensions)
 
 
 def is_picture(name: str) -> bool:
     """Return whether a file of this name counts as a picture."""
-    return is_shown(name) and Path(name).suffix.lower()[1:] in EXTENSIONS
+    return is_shown(name) and Path(name).suffix.lower()[1:] in Pictures.extensions
 
 
 def _packed(path: Path) -> Pictures:
@@ -345,7 +321,8 @@ def _packed(path: Path) -> Pictures:
         labels = [classes[int(c)] if classes else str(c) for c in codes]
         if classes:  # file names may repeat across classes
             names = [f"{label}/{name}" for label, name in zip(labels, names, strict=True)]
-    return Pictures(names, labels, None, str(path), Pack(data, offsets[:-1], offsets[1:]))
+    whole = memoryview(data.tobytes())  # whose slices are no copies
+    return Pictures(names, labels, None, str(path), [whole[a:b] for a, b in pairwise(offsets.tolist())])
 
 
 def write_pack(path: StrPath, pictures: Sequence[bytes], labels: Sequence[str], names: Sequence[str]) -> None:

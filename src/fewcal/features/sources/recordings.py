@@ -18,7 +18,6 @@ from fewcal.features.io.regular import open_regular, require_source
 from fewcal.features.sources.items import Items
 from fewcal.features.sources.listing import list_files
 
-EXTENSIONS = frozenset("aif aiff flac mp3 oga ogg opus wav".split())  # noqa: SIM905
 # A longer one takes more memory than the features are good for.
 MAX_SECONDS = 600
 # A file, its bytes, or samples in -1..1 at the rate of the extractor.
@@ -77,11 +76,11 @@ class Recordings(Items):
     """Recordings by their files."""
 
     kind: ClassVar[str] = "recording"
+    extensions: ClassVar[frozenset[str]] = frozenset("aif aiff flac mp3 oga ogg opus wav".split())  # noqa: SIM905
 
 
 def find_recordings(source: StrPath, labelled: bool = True) -> Recordings:
     """List the recordings of a source: a folder, a CSV list, or one file; see `list_files`."""
     path = Path(source)
     require_source(path, "give a folder of recordings or a CSV list")
-    found = list_files(path, labelled, EXTENSIONS, "recording")
-    return Recordings(found.names, found.labels, found.splits, str(path), found.paths)
+    return list_files(Recordings, path, labelled)
