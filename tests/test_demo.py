@@ -59,10 +59,10 @@ def test_it_prints_both_tables_with_paired_differences_and_ends_with_the_report(
     assert [p.name for p in (folder / "demo-report").iterdir()] == ["index.html"]
 
 
-def test_it_tells_what_happens_where_known_letters_do_not_help(made: tuple[Path, str]) -> None:
+def test_poor_banks_change_nothing_or_little(made: tuple[Path, str]) -> None:
     _, printed = made
     lines = [line for line in printed.splitlines() if line.startswith("- ")]
-    assert [line.split(":")[0] for line in lines] == ["- 10 of the known letters", "- all, with shuffled labels"]
+    assert [line.split(":")[0] for line in lines] == ["- 10 of the base letters", "- all, with shuffled labels"]
     few, shuffled = (dict(part.split() for part in line.split(": ")[1].split("; ")[0].split(", ")) for line in lines)
     assert float(few["hgdc"]) > float(few["support-only"]) - 0.3
     assert shuffled["hgdc"] == shuffled["support-only"]
@@ -92,8 +92,8 @@ def test_the_report_opens_in_a_browser(made: tuple[Path, str], browser: Browser,
     assert page.overflow() == []
     assert page.contrast() == []
     captions = page.text("figcaption")
-    told = [c for c in captions if c.startswith(("✓ right", "✗ wrong: "))]
-    assert len(told) == 5 * demo.SHOWN_QUERIES
+    shown = [c for c in captions if c.startswith(("✓ right", "✗ wrong: "))]
+    assert len(shown) == 5 * demo.SHOWN_QUERIES
     page.close()
 
 
@@ -113,7 +113,7 @@ def test_the_shown_task_is_the_one_that_was_evaluated(made: tuple[Path, str]) ->
     assert [str(c.label) for c in task.explanation.classes] == sorted(task.names)
 
 
-def test_a_folder_that_cannot_be_written_is_told_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_cannot_be_written_is_refused_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(SystemExit) as caught:
         demo.main(["--out", str(tmp_path / "file" / "report")])
@@ -139,7 +139,7 @@ def test_a_missing_package_is_named_with_its_extra(
     ("options", "words"),
     [(["--rows", "10"], "--rows 10 is too few"), (["--tasks", "0"], "tasks is 0"), (["--seed", "-1"], "seed is -1")],
 )
-def test_bad_options_are_told_at_once(
+def test_bad_options_are_refused_at_once(
     options: list[str], words: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     with pytest.raises(SystemExit) as caught:

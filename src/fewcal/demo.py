@@ -1,6 +1,6 @@
 """`make demo`: letters of unseen scripts from one and five examples, every method on the same tasks, and a report.
 
-Beside it, what happens where the known letters cannot help: few of them, and labels that mean nothing.
+Beside it, two banks that cannot help: of few letters, and with shuffled labels.
 
 Pictures are drawn from fonts, features come from the small network in the package; nothing is downloaded.
 """
@@ -16,7 +16,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,7 +48,7 @@ WHAT = {
     "simpleshot": "nearest centroid after centring and normalising",
     "lr_l2": "logistic regression on centred rows of unit length",
     "dc": f"distribution calibration, {DC_POINTS} sampled points a class",
-    "support-only": "what fewcal recommends without known letters",
+    "support-only": "what fewcal recommends without base letters",
     "hgdc": "HGDC, the hierarchical Gaussian model that fewcal recommends",
 }
 SHOWN_QUERIES, SHOWN_BASES = 5, 5
@@ -74,7 +74,7 @@ class SolvedTask:
 
 @dataclass(frozen=True, eq=False)
 class PoorBank:
-    """Known letters that cannot help, the methods with them on the one-shot tasks, and what fewcal says of them."""
+    """Base letters that cannot help: the methods with them on the one-shot tasks, and the warning of fewcal."""
 
     what: str
     results: Results
@@ -84,21 +84,19 @@ class PoorBank:
 def poor_banks(features: FeatureSet, protocol: Protocol) -> list[PoorBank]:
     """A bank of few letters, and one of all letters with shuffled labels."""
     base = features.split("base")
-    rng, labels = np.random.default_rng(protocol.seed), base.require_labels()
-    kept = np.sort(rng.permutation(len(base.classes))[:FEW_LETTERS])
-    rows = np.isin(labels, kept)
-    few = FeatureSplit.from_arrays(
-        base.float32()[rows], np.searchsorted(kept, labels[rows]), [base.classes[c] for c in kept]
-    )
-    mixed = FeatureSplit.from_arrays(base.float32(), rng.permutation(labels), list(base.classes))
+    x, labels, names = base.float32(), base.require_labels(), np.array(base.classes)
+    rng = np.random.default_rng(protocol.seed)
+    rows = np.isin(labels, rng.permutation(len(names))[:FEW_LETTERS])
+    few = FeatureSplit.from_arrays(x[rows], names[labels[rows]])
+    mixed = FeatureSplit.from_arrays(x, rng.permutation(names[labels]))
     found = []
-    for what, split in ((f"{len(kept)} of the known letters", few), ("all, with shuffled labels", mixed)):
+    for what, split in ((f"{len(few.classes)} of the base letters", few), ("all, with shuffled labels", mixed)):
         poor = FeatureSet(base=split, novel=features.split("novel"))
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             results = evaluate([REFERENCE, WITHOUT_BASES, "hgdc"], poor, protocol)
-        told = [str(w.message) for w in caught if issubclass(w.category, FewcalWarning)]
-        found.append(PoorBank(what, results, told[0] if told else ""))
+        messages = [str(w.message) for w in caught if issubclass(w.category, FewcalWarning)]
+        found.append(PoorBank(what, results, messages[0] if messages else ""))
     return found
 
 
@@ -145,14 +143,14 @@ def write_report(
     base, novel = pictures["base"], pictures["novel"]
     page = Page(
         "Reading letters of scripts never seen before",
-        f"fewcal demo: {len(base.glyphs)} Latin and Cyrillic letters are known; {len(novel.glyphs)} letters of "
-        "Georgian, Hebrew, Arabic, Tifinagh, Lao and N'Ko are to be told apart from one or five examples each.",
+        f"fewcal demo: {len(base.glyphs)} Latin and Cyrillic letters are the base classes; {len(novel.glyphs)} letters "
+        "of Georgian, Hebrew, Arabic, Tifinagh, Lao and N'Ko are classified from one or five examples each.",
     )
     page.heading("Results")
     page.text(
-        "Each task draws five unknown letters, shows one or five distorted pictures of each, and asks for the letter "
-        "of 15 more. All methods see the same tasks and the same features, those of a Conv-4 trained on the known "
-        "letters alone. ± is half of the 95% interval."
+        "Each task has five novel letters, one or five distorted pictures of each as support, and 15 more of each as "
+        "queries. All methods see the same tasks and the same features, those of a Conv-4 trained on the base letters "
+        "alone. ± is half of the 95% interval."
     )
     for results in runs:
         _results_table(page, results)
@@ -163,12 +161,9 @@ def write_report(
     _neighbours(page, pictures, task)
     _plane(page, features, runs[0].protocol, task.number)
     page.heading("Go on from here")
-    page.items(
-        [
-            "`python -m fewcal.demo --features glyphs` also writes these features; `fewcal evaluate glyphs` and every "
-            "other command works on them.",
-            "`fewcal evaluate DIR` does the same with features of your own.",
-        ]
+    page.text(
+        "`python -m fewcal.demo --features glyphs` also writes these features, and `fewcal evaluate glyphs` and every "
+        "other command works on them. `fewcal evaluate DIR` does the same with features of your own."
     )
     page.write(path)
 
@@ -180,14 +175,13 @@ def _results_table(page: Page, results: Results) -> None:
     rows: list[list[Value]] = []
     for name, m in summary.methods.items():
         mark = "best" if m.accuracy == summary.methods[summary.best].accuracy else ""
-        cells: list[Value] = [name, Cell(_points(m.accuracy, m.ci95), 100 * m.accuracy, mark=mark)]
-        if name == REFERENCE:
-            cells.append(Cell("–", sort=0.0))
-        else:
+        gain = Cell("–", sort=0.0)
+        if name != REFERENCE:
             d = summary.difference(name, REFERENCE)
             sign = ("good" if d.difference > 0 else "bad") if abs(d.difference) > d.ci95 else ""
-            cells.append(Cell(_points(d.difference, d.ci95, "+"), 100 * d.difference, mark=sign))
-        rows.append([*cells, None if m.ece is None else f"{m.ece:.3f}"])
+            gain = Cell(_points(d.difference, d.ci95, "+"), 100 * d.difference, mark=sign)
+        accuracy = Cell(_points(m.accuracy, m.ci95), 100 * m.accuracy, mark=mark)
+        rows.append([name, accuracy, gain, None if m.ece is None else f"{m.ece:.3f}"])
     page.table(
         ["method", "accuracy %", f"points above {REFERENCE}", "calibration error"],
         rows,
@@ -200,27 +194,21 @@ def _points(value: float, half: float, sign: str = "") -> str:
 
 
 def _poor_banks(page: Page, full: Results, poor: Sequence[PoorBank]) -> None:
-    page.heading("When the known letters do not help")
+    page.heading("Banks that do not help")
     page.text(
-        "Unknown letters share strokes with known ones, so that the known ones tell where their other pictures will "
-        f"lie: that is what hgdc gains above. {FEW_LETTERS} letters are too few for a near one among them: little but "
-        "their covariance is used, and most of the say is left to the examples. Letters whose labels were shuffled "
-        "have nothing in common with each other, and answers come from the examples alone. fewcal notices and says so. "
-        "The same one-shot tasks:"
+        "Novel letters share strokes with base letters, which show where other pictures of them will lie: that is the "
+        f"gain of hgdc above. {FEW_LETTERS} letters are too few for a near one among them: they lend little but their "
+        "covariance, and the examples get most of the weight. Letters with shuffled labels have nothing in common with "
+        "each other, and answers come from the examples alone. fewcal detects this and warns. The same one-shot tasks:"
     )
     rows: list[list[Value]] = []
     for what, results in (("all", full), *((bank.what, bank.results) for bank in poor)):
-        gap = results.summary(WITHOUT_BASES, class_intervals=False).difference("hgdc", WITHOUT_BASES)
-        figures = [f"{100 * results.accuracy(name).mean():.2f}" for name in (REFERENCE, WITHOUT_BASES, "hgdc")]
-        rows.append(
-            [
-                what,
-                *figures,
-                _points(gap.difference, gap.ci95, "+"),
-                f"{results.summary(class_intervals=False).methods['hgdc'].ece:.3f}",
-            ]
-        )
-    columns = ["known letters", REFERENCE, WITHOUT_BASES, "hgdc", f"hgdc − {WITHOUT_BASES}", "ECE of hgdc"]
+        summary = results.summary(WITHOUT_BASES, class_intervals=False)
+        gap = summary.difference("hgdc", WITHOUT_BASES)
+        figures = [f"{100 * summary.methods[name].accuracy:.2f}" for name in (REFERENCE, WITHOUT_BASES, "hgdc")]
+        ece = f"{summary.methods['hgdc'].ece:.3f}"
+        rows.append([what, *figures, _points(gap.difference, gap.ci95, "+"), ece])
+    columns = ["base letters", REFERENCE, WITHOUT_BASES, "hgdc", f"hgdc − {WITHOUT_BASES}", "ECE of hgdc"]
     page.table(columns, rows, "accuracy in %, one example of each letter", sortable=False)
     for bank in poor:
         if bank.warning:
@@ -247,31 +235,30 @@ def _task(page: Page, pictures: dict[str, GlyphPictures], task: SolvedTask, resu
         items = [(picture_png(novel.pictures[task.support[i]]), f"support picture of {name}", "the one example")]
         for q in range(min(SHOWN_QUERIES, right.shape[1])):
             answer, sure = int(task.answers[i, q]), f"{task.confidence[i, q]:.0%}"
-            said = f"✓ right, {sure}" if right[i, q] else f"✗ wrong: {answer + 1}. {task.names[answer]}, {sure}"
-            items.append((picture_png(novel.pictures[task.query[i, q]]), f"query {q + 1} of {name}", said))
-        _small_gallery(page, items)
+            caption = f"✓ right, {sure}" if right[i, q] else f"✗ wrong: {answer + 1}. {task.names[answer]}, {sure}"
+            items.append((picture_png(novel.pictures[task.query[i, q]]), f"query {q + 1} of {name}", caption))
+        page.gallery(items, small=True)
 
 
 def _neighbours(page: Page, pictures: dict[str, GlyphPictures], task: SolvedTask) -> None:
     base = {glyph.name: glyph for glyph in pictures["base"].glyphs}
-    page.heading("Which known letters shaped each class")
+    page.heading("Which base letters shaped each class")
     page.text(
-        "Calibration moves the mean of a class from its only example towards known letters that resemble it. The "
-        "percentages are shares in the new mean; the pictures of known letters are undistorted."
+        "Calibration moves the mean of a class from its only example towards base letters that resemble it. The "
+        "percentages are shares in the new mean; the pictures of base letters are undistorted."
     )
     for note in task.explanation.notes:
         page.note(note, "warning")
     by_name = {str(c.label): c for c in task.explanation.classes}
     for i, name in enumerate(task.names):
-        told = by_name[name]
+        one = by_name[name]
         page.heading(f"{i + 1}. {name}", level=4)
         own = picture_png(pictures["novel"].pictures[task.support[i]])
-        items = [(own, f"support picture of {name}", f"{told.own_share:.0%} itself")]
-        shares = [(str(label), share) for label, share in zip(told.bases, told.shares, strict=True)]
-        for letter, share in [one for one in shares if one[0] in base][:SHOWN_BASES]:  # their mean has no picture
-            items.append((picture_png(base[letter].drawings[0]), letter, f"{share:.0%} {letter}"))
-        _small_gallery(page, items)
-        if rest := told.shares[SHOWN_BASES:]:
+        shares = [(str(label), share) for label, share in zip(one.bases, one.shares, strict=True)]
+        drawn = [pair for pair in shares if pair[0] in base][:SHOWN_BASES]  # their mean has no picture
+        items = [(picture_png(base[letter].drawings[0]), letter, f"{share:.0%} {letter}") for letter, share in drawn]
+        page.gallery([(own, f"support picture of {name}", f"{one.own_share:.0%} itself"), *items], small=True)
+        if rest := one.shares[SHOWN_BASES:]:
             page.text(f"{len(rest)} more letters hold {sum(rest):.0%}.")
 
 
@@ -293,9 +280,9 @@ def _plane(page: Page, features: FeatureSet, protocol: Protocol, task: int) -> N
     )
     near = {name: sum(one["distance"]) / len(one["distance"]) for name, one in data["nearness"].items()}
     page.text(
-        "The features of the same task by t-SNE, which keeps neighbours together and says nothing about distances. The "
-        "better a method guessed a class from its one example, the better its sampled points cover the queries of that "
-        "class. Over 20 tasks the energy distance between sampled points and their class, in units of the distance "
+        "The features of the same task by t-SNE, which keeps neighbours together and no distances. The better a method "
+        "guessed a class from its one example, the better its sampled points cover the queries of that class. Over 20 "
+        "tasks the energy distance between sampled points and their class, in units of the distance "
         "between two of its rows, is "
         + ", ".join(f"{distance:.2f} with {name}" for name, distance in near.items())
         + "; it is 0 for the class itself and 1 for a single example."
@@ -314,18 +301,6 @@ def picture_png(picture: np.ndarray, side: int = 128) -> bytes:
     buffer = io.BytesIO()
     Image.fromarray(255 - picture).resize((side, side), Image.Resampling.NEAREST).save(buffer, "PNG", optimize=True)
     return buffer.getvalue()
-
-
-def _small_gallery(page: Page, items: Sequence[tuple[bytes, str, str]]) -> None:
-    """Like `Page.gallery`, six to a row, three on a phone."""
-    from fewcal.render.page import image_uri
-
-    figures = "".join(
-        f'<figure><img src="{image_uri(png)}" alt="{escape(alt)}"><figcaption>{escape(caption)}</figcaption></figure>'
-        for png, alt, caption in items
-    )
-    grid = "grid-template-columns: repeat(auto-fill, minmax(6.2rem, 1fr)); max-width: 46rem"
-    page.html(f'<div class="gallery" style="{grid}">{figures}</div>')
 
 
 # ---- the command ----------------------------------------------------------------------------------------------------
@@ -349,16 +324,16 @@ def run(tasks: int, rows: int, seed: int, out: Path, features_out: Path | None) 
     for folder in (out, features_out):
         if folder is not None:
             _check_writable(folder)  # now, not after a minute's work
-    began = time.monotonic()
-    _say("drawing letters …")
+    log, began = partial(print, file=sys.stderr, flush=True), time.monotonic()
+    log("drawing letters …")
     splits = ("base", "novel") if features_out is None else ("base", "val", "novel")
     pictures = {split: glyph_pictures(split, rows, seed) for split in splits}
-    _say(", ".join(f"{split} {len(p.glyphs)} letters" for split, p in pictures.items()) + f", {rows} pictures each")
-    _say("extracting features …")
+    log(", ".join(f"{split} {len(p.glyphs)} letters" for split, p in pictures.items()) + f", {rows} pictures each")
+    log("extracting features …")
     features = glyph_features(pictures)
     if features_out is not None:
         features.save(features_out)
-        _say(f"features written to {features_out}")
+        log(f"features written to {features_out}")
     runs = []
     for protocol in protocols:
         with ProgressBar("tasks") as progress:
@@ -366,19 +341,15 @@ def run(tasks: int, rows: int, seed: int, out: Path, features_out: Path | None) 
         print_markdown(runs[-1].summary(REFERENCE).to_markdown())
         print(flush=True)
     poor = poor_banks(features, protocols[0])
-    print("where the known letters do not help, one example of each:\n")
+    print("banks that do not help, one example of each:\n")
     for bank in poor:
-        told = [f"{name} {100 * bank.results.accuracy(name).mean():.2f}" for name in bank.results.correct]
-        print(f"- {bank.what}: {', '.join(told)}" + f"; {bank.warning}" * bool(bank.warning))
+        figures = [f"{name} {100 * bank.results.accuracy(name).mean():.2f}" for name in bank.results.correct]
+        print(f"- {bank.what}: {', '.join(figures)}" + f"; {bank.warning}" * bool(bank.warning))
     print(flush=True)
-    _say("writing the report …")
+    log("writing the report …")
     write_report(report, features, pictures, runs, poor)
-    _say(f"{time.monotonic() - began:.0f} s")
+    log(f"{time.monotonic() - began:.0f} s")
     return report
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def _check_writable(folder: Path) -> None:

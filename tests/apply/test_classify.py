@@ -13,9 +13,10 @@ import pytest
 from PIL import Image
 
 from fewcal import FewShotClassifier
-from fewcal.apply.classify import check_same_extractor, classify
+from fewcal.apply.classify import classify
 from fewcal.apply.predict import accuracy, by_doubt, in_words, write_predictions
-from fewcal.apply.saved import Reading, fit_model
+from fewcal.apply.reading import Reading, check_same_extractor
+from fewcal.apply.saved import fit_model
 from fewcal.bank import BaseBank
 from fewcal.cli import main
 from fewcal.errors import FewcalWarning, FileFormatError, InputError
@@ -203,11 +204,11 @@ def test_bad_input(album: Path) -> None:
     (album / "new" / "sky" / "0.png").write_bytes(b"x")
     with pytest.raises(InputError, match=r"sky/0.png cannot be read.*"):
         classify(album / "photos", album / "new", colours())
-    assert len(classify(album / "photos", album / "new", colours(), skip_bad=True)) == 17
+    assert len(classify(album / "photos", album / "new", colours(), reading=Reading(skip_bad=True))) == 17
     for i in range(3):
         (album / "photos" / "sky" / f"{i}.png").write_bytes(b"x")
     with pytest.raises(InputError, match="no example of class 'sky' can be read"):
-        classify(album / "photos", album / "new", colours(), skip_bad=True)
+        classify(album / "photos", album / "new", colours(), reading=Reading(skip_bad=True))
 
 
 def test_examples_that_are_classified_themselves_are_told(album: Path) -> None:
@@ -237,7 +238,7 @@ def test_command_with_pictures(
     album: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fewcal.features.extractors.get_extractor", lambda *a: colours())
-    monkeypatch.setattr("fewcal.cli.extract.MAX_PRINTED", 5)
+    monkeypatch.setattr("fewcal.cli.printing.MAX_PRINTED", 5)
     sources = ("--support", album / "photos", "--query", album / "new")
     assert run("classify", *sources, "--out", album / "p.csv", "--html", album / "s.html", "--json", album / "j") == 0
     printed = capsys.readouterr().out

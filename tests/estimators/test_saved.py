@@ -190,7 +190,8 @@ def album(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         for i in range(2):
             write_picture(tmp_path / "photos" / name / f"{i}.png", colour, i)
             write_picture(tmp_path / "new" / f"{name}-{i}.png", colour, 50 + i)
-    monkeypatch.setattr("fewcal.apply.saved.get_extractor", lambda *_: colour_extractor())
+    for module in ("reading", "saved"):
+        monkeypatch.setattr(f"fewcal.apply.{module}.get_extractor", lambda *_: colour_extractor())
     return tmp_path
 
 
@@ -233,7 +234,7 @@ def test_features_need_no_extractor(tmp_path: Path) -> None:
     fit_model(tmp_path / "S.npz").save(tmp_path / "m")
     classifier, extractor = load_model(tmp_path / "m")
     assert extractor is None
-    assert predict_source(classifier, None, tmp_path / "S.npz")["prediction"].tolist() == [*"aaabbb"]
+    assert predict_source(classifier, None, tmp_path / "S.npz")[0]["prediction"].tolist() == [*"aaabbb"]
     FeatureSplit.from_arrays(x[:, :3], None).save(tmp_path / "Q.npz")
     with pytest.raises(InputError, match="the model takes 4"):
         predict_source(classifier, None, tmp_path / "Q.npz")

@@ -15,10 +15,9 @@ from pathlib import Path
 
 from fewcal._utils.types import JSON, StrPath
 from fewcal.apply.check import FOLDS, ExampleCheck, check_examples
-from fewcal.apply.classify import load_bank
 from fewcal.apply.contact_sheet import counted, percent, thumbnail
 from fewcal.apply.predict import make_classifier, model_settings
-from fewcal.apply.saved import Reading, read_examples
+from fewcal.apply.reading import Reading, load_bank, read_examples
 from fewcal.bank import BaseBank
 from fewcal.errors import FewcalWarning
 from fewcal.features.sources.items import Items

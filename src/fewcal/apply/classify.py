@@ -18,13 +18,12 @@ import numpy as np
 
 from fewcal._utils.tables import html_table
 from fewcal._utils.text import one_line
-from fewcal._utils.types import JSON, Progress, StrPath
+from fewcal._utils.types import JSON, StrPath
 from fewcal.apply.checks import check_reject
 from fewcal.apply.contact_sheet import contact_sheet
 from fewcal.apply.predict import (
     NONE_OF_THESE,
     AnswerRow,
-    Columns,
     accuracy,
     answer_rows,
     by_doubt,
@@ -33,19 +32,19 @@ from fewcal.apply.predict import (
     in_words,
     make_classifier,
     model_settings,
+    named_rows,
     predict_features,
     rejected,
     true_classes,
     write_predictions,
 )
+from fewcal.apply.reading import Reading, check_none_lost, check_same_extractor, load_bank
 from fewcal.bank import BaseBank
-from fewcal.errors import FewcalWarning, InputError
-from fewcal.features.extract import embed
+from fewcal.errors import FewcalWarning
 from fewcal.features.extractors import EmbedFunction, Extractor, as_extractor
-from fewcal.features.sources.find import find_items, labelled_items
+from fewcal.features.sources.find import labelled_items
 from fewcal.features.sources.items import Items
 from fewcal.features.sources.kinds import default_extractor
-from fewcal.features.sources.texts import Texts
 
 if TYPE_CHECKING:
     from fewcal.estimators.base import TaskClassifier
@@ -162,14 +161,8 @@ def classify(
     reject: float | None = None,
     each: bool = False,
     names: bool = False,
-    batch: int = 32,
-    workers: int | None = None,
-    device: str | None = None,
-    skip_bad: bool = False,
     seed: int = 0,
-    allow_download: bool = False,
-    progress: Progress | None = None,
-    columns: tuple[str, str] = ("text", "label"),
+    reading: Reading | None = None,
 ) -> Answers:
     """Classify pictures or texts from a few labelled ones.
 
@@ -184,18 +177,18 @@ def classify(
     each : classify the items one by one. By default they are classified together, where each helps with the others;
         without base classes or with a preset of GDC one by one.
     names : let the names of the classes help to find near base classes
-    columns : names of the columns or keys of text and class in files of texts
+    reading : how items become features
     """
-
     check_reject(reject, preset)
     check_names(names, bank, preset)
+    how = reading or Reading()
     model_settings(settings, preset)  # refuses what is wrong before anything is read
     loaded = load_bank(bank)
     if extractor is None:
-        extractor = default_extractor(support, columns[0])
-    model = as_extractor(extractor, device=device, allow_download=allow_download)
-    examples = labelled_items(support, model.kind, columns)
-    queries = query if isinstance(query, Items) else find_items(query, model.kind, False, *columns)
+        extractor = default_extractor(support, how.columns[0])
+    model = as_extractor(extractor, device=how.device, allow_download=how.allow_download)
+    examples = labelled_items(support, model.kind, how.columns)
+    queries = how.find(query, model.kind)
     if loaded is not None:
         check_same_extractor(loaded, model)
     one_source = Path(examples.source).resolve() == Path(queries.source).resolve()
@@ -207,15 +200,16 @@ def classify(
         )
     total = len(examples) + len(queries)
 
-    def features_of(items: Items, done_before: int) -> tuple[np.ndarray, Items]:
-        report = None if progress is None else lambda done, _: progress(done_before + done, total)
-        return embed(items, model, batch=batch, workers=workers, skip_bad=skip_bad, progress=report)
+    def report(done: int, _: int) -> None:
+        if how.progress is not None:
+            how.progress(done, total)
 
     classes = examples.classes
-    x, examples = features_of(examples, 0)
+    given = len(examples)
+    x, examples = how.embed(examples, model, report)
     check_none_lost(classes, examples)
-    z, queries = features_of(queries, total - len(queries))
-    classifier = make_classifier(loaded, preset, settings, device, seed)
+    z, queries = how.embed(queries, model, lambda done, _: report(given + done, total))
+    classifier = make_classifier(loaded, preset, settings, how.device, seed)
     fit_named(classifier, x, np.array(examples.labels), names)
     each = each or preset is not None or loaded is None
     table = named_rows(predict_features(classifier, z, reject, together=not each), queries)
@@ -224,46 +218,6 @@ def classify(
     return Answers(table, examples, queries, truth, _method_name(loaded, preset), model, classifier, alone)
 
 
-def load_bank(bank: StrPath | BaseBank | None) -> BaseBank | None:
-    """A bank from its file; a bank or None as it is."""
-    return bank if bank is None or isinstance(bank, BaseBank) else BaseBank.load(bank)
-
-
-def named_rows(table: Columns, items: Items) -> Columns:
-    """A table of predictions with the texts or names of the items in place of the numbers of rows."""
-    shown = items.texts if isinstance(items, Texts) else items.names
-    return {"item": np.array(shown, object), **{k: v for k, v in table.items() if k != "row"}}
-
-
-def check_none_lost(classes: Sequence[str], kept: Items) -> None:
-    """Refuse examples of which a class has lost all, since they cannot be read: it would never be an answer."""
-    if lost := sorted(set(classes) - set(kept.classes)):
-        raise InputError(f"no example of class {lost[0]!r} can be read; add one that can")
-
-
 def _method_name(bank: BaseBank | None, preset: str | None) -> str:
     model = "HGDC" if preset is None else f"GDC, preset {preset}"
     return "support-only, no base classes" if bank is None else f"{model}, {len(bank)} base classes"
-
-
-def check_same_features(bank: BaseBank, stamp: str, dim: int) -> None:
-    """Refuse a bank of another extractor than the one with this stamp, which gives so many features."""
-    made = (bank.source or "").partition(" ")[0]
-    if "@" in made and made != stamp:
-        raise InputError(f"the bank was made with {made} and the extractor is {stamp}; use the extractor of the bank")
-    if bank.dim != dim:
-        raise InputError(
-            f"the bank has {bank.dim} features and {stamp.partition('@')[0]} gives {dim}; "
-            "extract the base classes with the same extractor"
-        )
-
-
-def check_same_extractor(bank: BaseBank, extractor: Extractor) -> None:
-    """Refuse a bank of another extractor; warn where a bank names none."""
-    check_same_features(bank, extractor.stamp, extractor.dim)
-    if "@" not in (bank.source or "").partition(" ")[0]:
-        warnings.warn(
-            f"the bank does not name its extractor; answers make sense only if it is {extractor.name}",
-            FewcalWarning,
-            stacklevel=3,
-        )

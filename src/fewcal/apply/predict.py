@@ -16,6 +16,8 @@ from fewcal._utils.types import StrPath
 from fewcal.apply.checks import checked_reject, checked_table_file
 from fewcal.bank import BaseBank
 from fewcal.errors import InputError
+from fewcal.features.sources.items import Items
+from fewcal.features.sources.texts import Texts
 from fewcal.methods import parse_settings
 
 if TYPE_CHECKING:
@@ -185,6 +187,12 @@ def predict_features(
     for c, name in enumerate(classifier.classes_):
         table[f"p({name})"] = probabilities[:, c]
     return table
+
+
+def named_rows(table: Columns, items: Items) -> Columns:
+    """A table of predictions with the texts or names of the items in place of the numbers of rows."""
+    shown = items.texts if isinstance(items, Texts) else items.names
+    return {"item": np.array(shown, object), **{k: v for k, v in table.items() if k != "row"}}
 
 
 def write_predictions(table: Columns, path: StrPath, raw: bool = False) -> None:

@@ -3,49 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
-import numpy as np
-
-from fewcal._utils.types import Progress, StrPath
+from fewcal._utils.types import StrPath
 from fewcal.apply.checks import check_reject
-from fewcal.apply.classify import check_none_lost, check_same_extractor, load_bank, named_rows
 from fewcal.apply.predict import (
     Columns,
     check_names,
     fit_named,
     in_words,
     make_classifier,
-    model_settings,
+    named_rows,
     predict_features,
     true_classes,
 )
+from fewcal.apply.reading import Reading, load_bank, read_examples
 from fewcal.bank import BaseBank
 from fewcal.errors import InputError
 from fewcal.estimators import load_classifier
 from fewcal.estimators.base import TaskClassifier
 from fewcal.estimators.saved import read_meta
 from fewcal.features import FeatureSplit, load_split
-from fewcal.features.extract import embed
 from fewcal.features.extractors import Extractor, find_entry, get_extractor
-from fewcal.features.sources.find import check_headers, find_items, labelled_items
+from fewcal.features.sources.find import check_headers
 from fewcal.features.sources.items import Items
-from fewcal.features.sources.kinds import default_extractor, kind_of
-
-
-@dataclass(frozen=True)
-class Reading:
-    """How items become features: columns of text and class, items at once, threads, whether bad ones are left out."""
-
-    columns: tuple[str, str] = ("text", "label")
-    batch: int = 32
-    workers: int | None = None
-    skip_bad: bool = False
-    device: str | None = None
-    allow_download: bool = False
-    progress: Progress | None = None
+from fewcal.features.sources.kinds import kind_of
 
 
 def fit_model(
@@ -62,38 +44,12 @@ def fit_model(
     """A classifier from labelled pictures, texts or features, with the stamp of its extractor in `extractor_`."""
     how = reading or Reading()
     check_names(names, bank, preset)
-    model_settings(settings, preset)  # refuses what is wrong before anything is read
     bank = load_bank(bank)
-    classifier = make_classifier(bank, preset, settings, how.device, seed)
+    classifier = make_classifier(bank, preset, settings, how.device, seed)  # refuses what is wrong at once
     examples = read_examples(support, extractor, bank, how)
     fit_named(classifier, examples.x, examples.names, names)
     classifier.extractor_ = examples.stamp
     return classifier
-
-
-class Examples(NamedTuple):
-    """Labelled examples: features `(R, D)`, class names `(R,)`; of pictures and texts the items and their extractor."""
-
-    x: np.ndarray
-    names: np.ndarray
-    items: Items | None = None
-    stamp: str | None = None
-
-
-def read_examples(support: StrPath | Items, extractor: str | None, bank: BaseBank | None, how: Reading) -> Examples:
-    """Read labelled pictures, texts or features; an extractor that is not that of the bank is refused."""
-    if extractor is None and not isinstance(support, Items) and kind_of(support, how.columns[0]) == "features":
-        rows = load_split(support, labelled=True)
-        # Labels that were integers in the file are integers in the answers.
-        classes = np.array(rows.classes if rows.named else [int(c) for c in rows.classes])
-        return Examples(rows.float32(), classes[rows.require_labels()])
-    model = get_extractor(extractor or default_extractor(support, how.columns[0]), how.device, how.allow_download)
-    if bank is not None:
-        check_same_extractor(bank, model)
-    items = labelled_items(support, model.kind, how.columns)
-    x, kept = embed(items, model, batch=how.batch, workers=how.workers, skip_bad=how.skip_bad, progress=how.progress)
-    check_none_lost(items.classes, kept)
-    return Examples(x, np.array(kept.labels), kept, model.stamp)
 
 
 def load_model(
@@ -134,11 +90,11 @@ def predict_with_model(
     if kind == "features":
         query = load_split(source)
     elif entry is not None and entry.kind != "either":
-        query = find_items(source, entry.kind, False, *how.columns)
+        query = how.find(source, entry.kind)
         if not how.skip_bad:
             check_headers([query])
     classifier, extractor = load_model(model, how.device, how.allow_download)
-    table, kept = _answered(classifier, extractor, query, reject, how, together)
+    table, kept = predict_source(classifier, extractor, query, reject, how, together)
     classes = [str(name) for name in classifier.classes_]
     truth = None if kept is None else true_classes(kept.labels, classes, reject is not None)
     return table, in_words(table, truth, classes)
@@ -161,7 +117,7 @@ def predict_files(
     rows = load_split(query)
     how = Reading(device=device)
     classifier = fit_model(support, bank=bank, preset=preset, settings=settings, seed=seed, reading=how)
-    return _answered(classifier, None, rows, reject, how, together)[0]
+    return predict_source(classifier, None, rows, reject, how, together)[0]
 
 
 def predict_source(
@@ -170,20 +126,10 @@ def predict_source(
     source: StrPath | Items | FeatureSplit,
     reject: float | None = None,
     reading: Reading | None = None,
-) -> Columns:
-    """Answers to the pictures, texts or rows of a source, as columns: item (or row), prediction, probabilities."""
-    return _answered(classifier, extractor, source, reject, reading or Reading())[0]
-
-
-def _answered(
-    classifier: TaskClassifier,
-    extractor: Extractor | None,
-    source: StrPath | Items | FeatureSplit,
-    reject: float | None,
-    how: Reading,
     together: bool = False,
 ) -> tuple[Columns, Items | None]:
-    """Answers, and the items that could be read; None where these are rows of features."""
+    """Answers as columns, and the items that could be read; None where these are rows of features."""
+    how = reading or Reading()
     if not isinstance(source, Items | FeatureSplit) and (
         extractor is None or kind_of(source, how.columns[0]) == "features"
     ):
@@ -194,8 +140,5 @@ def _answered(
             raise InputError(f"{source.source} has {source.dimension} features and the model takes {wanted}")
         return predict_features(classifier, source.float32(), reject, together), None
     assert extractor is not None
-    items = source if isinstance(source, Items) else find_items(source, extractor.kind, False, *how.columns)
-    x, kept = embed(
-        items, extractor, batch=how.batch, workers=how.workers, skip_bad=how.skip_bad, progress=how.progress
-    )
+    x, kept = how.embed(how.find(source, extractor.kind), extractor)
     return named_rows(predict_features(classifier, x, reject, together), kept), kept

@@ -5,13 +5,13 @@ from __future__ import annotations
 import hmac
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fewcal.errors import InputError
 
@@ -127,7 +127,10 @@ def with_headers(send: Send, headers: Mapping[str, str]) -> Send:
 
 
 class BodyTooLarge(Exception):
-    """A body went beyond the limit while it was read."""
+    """A body goes beyond the limit, as announced or while it is read."""
+
+    def __init__(self, max_bytes: int) -> None:
+        super().__init__(f"the body is too large; the limit is {max_bytes:,} bytes")
 
 
 def limited(receive: Receive, max_bytes: int) -> Receive:
@@ -139,7 +142,7 @@ def limited(receive: Receive, max_bytes: int) -> Receive:
         message = await receive()
         seen += len(message.get("body", b""))
         if seen > max_bytes:
-            raise BodyTooLarge(f"the body is too large; the limit is {max_bytes:,} bytes")
+            raise BodyTooLarge(max_bytes)
         return message
 
     return counted
@@ -150,11 +153,37 @@ def announced_too_large(length: str | None, max_bytes: int) -> bool:
     return length is not None and (not length.isdecimal() or len(length) > 18 or int(length) > max_bytes)
 
 
-async def too_large(request: Request, error: Exception) -> Response:
-    """The answer to `BodyTooLarge`."""
-    return refused(413, str(error))
+def error_answer(status: int, message: str = "") -> Callable[[Request, Exception], Awaitable[Response]]:
+    """A handler that answers with the message of an error, or with a message of its own."""
+
+    async def answer(request: Request, error: Exception) -> Response:
+        return refused(status, message or str(error))
+
+    return answer
 
 
 def refused(status: int, message: str) -> Response:
     """An error as JSON."""
     return JSONResponse({"error": message}, status)
+
+
+class Guard:
+    """An ASGI layer around an application: what is refused, the size of bodies, the headers of answers."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int, policy: str) -> None:
+        self.app, self.max_bytes = app, max_bytes
+        self.headers = SECURITY_HEADERS | {"content-security-policy": policy}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+        if scope["type"] != "http":  # no web sockets
+            return
+        refusal = self.refusal(scope, Headers(scope=scope))
+        if refusal is None and announced_too_large(Headers(scope=scope).get("content-length"), self.max_bytes):
+            refusal = refused(413, str(BodyTooLarge(self.max_bytes)))
+        await (refusal or self.app)(scope, limited(receive, self.max_bytes), with_headers(send, self.headers))
+
+    def refusal(self, scope: Scope, headers: Headers) -> Response | None:
+        """The answer to a request that is refused; None for one that the application gets."""
+        raise NotImplementedError

@@ -18,8 +18,7 @@ from fewcal._utils.memory import LEAST_ADDRESS_SPACE, address_space
 from fewcal._utils.text import printable
 from fewcal._version import __version__
 from fewcal.cli.errors import format_error
-from fewcal.cli.options import Json, Quiet
-from fewcal.cli.printing import write_json
+from fewcal.cli.options import Output, ungrouped
 from fewcal.cli.streams import flush_streams, open_streams
 
 # Module and summary of each command, in the order of the help.
@@ -81,13 +80,15 @@ def application(command: str | None = None) -> typer.Typer:
         module = import_module(f"fewcal.cli.{COMMANDS[command][0]}")
         entry = getattr(module, command)
         if isinstance(entry, typer.Typer):
+            for one in entry.registered_commands:
+                one.callback = one.callback and ungrouped(one.callback)
             app.add_typer(entry, name=command)
         else:
-            app.command(command)(entry)
+            app.command(command)(ungrouped(entry))
     else:
         for name, (_, summary) in COMMANDS.items():
             app.command(name, help=summary)(_placeholder)
-    app.command()(version)
+    app.command()(ungrouped(version))
     return app
 
 
@@ -100,7 +101,7 @@ def _placeholder() -> None:
     pass
 
 
-def version(json_file: Json = None, quiet: Quiet = False) -> None:
+def version(output: Output) -> None:
     """Print versions of fewcal and what it stands on."""
     import numpy
     import torch
@@ -112,9 +113,8 @@ def version(json_file: Json = None, quiet: Quiet = False) -> None:
         "numpy": numpy.__version__,
         "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }
-    write_json(json_file, facts)
-    if not quiet:
-        print("\n".join(f"{k} {v if v is not None else 'none'}" for k, v in facts.items()))
+    output.json(facts)
+    output.print(*(f"{k} {v if v is not None else 'none'}" for k, v in facts.items()))
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -8,19 +8,18 @@ import typer
 
 from fewcal._utils.types import StrPath
 from fewcal.apply.checks import checked_new_file
-from fewcal.cli.extract import (
-    Batch,
-    Download,
-    LabelColumn,
-    ListExtractors,
-    SkipBad,
-    TextColumn,
-    UsualExtractor,
-    Workers,
-    joined_extractors,
+from fewcal.cli.options import (
+    Device,
+    ExtractorOptions,
+    ModelOptions,
+    Names,
+    Output,
+    Quiet,
+    ReadingOptions,
+    Reject,
+    existing,
+    readable_model,
 )
-from fewcal.cli.options import Device, Json, KnownPreset, Names, Quiet, Reject, Seed, Set, existing, readable_model
-from fewcal.cli.printing import cell, table, write_json
 
 model = typer.Typer(no_args_is_help=True, help="Saved classifiers.")
 ModelFile = Annotated[
@@ -36,65 +35,36 @@ def fit(
         ),
     ],
     out: Annotated[Path, typer.Option(help="Where the classifier goes, e.g. birds.fewcal.", callback=checked_new_file)],
-    extractor: UsualExtractor = None,
-    list_extractors: ListExtractors = False,
-    bank: Annotated[
-        Path | None, typer.Option(help="Bank of base classes from the same extractor.", callback=existing)
-    ] = None,
-    text_column: TextColumn = "text",
-    label_column: LabelColumn = "label",
+    extractor: ExtractorOptions,
+    items: ReadingOptions,
+    parameters: ModelOptions,
+    output: Output,
     names: Names = False,
-    preset: KnownPreset = None,
-    set_: Set = None,
-    batch: Batch = 32,
-    workers: Workers = None,
-    skip_bad: SkipBad = False,
-    allow_download: Download = False,
-    seed: Seed = 0,
-    device: Device = "cpu",
-    json_file: Json = None,
-    quiet: Quiet = False,
 ) -> None:
     """Fit a classifier on a few examples of each class and save it."""
-    from fewcal._utils.terminal import ProgressBar
-    from fewcal.apply.saved import Reading, fit_model
+    from fewcal.apply.saved import fit_model
     from fewcal.estimators.saved import classifier_facts
     from fewcal.features.sources.find import find_pair
     from fewcal.features.sources.items import Items
     from fewcal.features.sources.kinds import kind_of
 
-    columns = (text_column, label_column)
     examples: StrPath | Items = support
-    name = joined_extractors(extractor)
-    if name is not None or kind_of(support, text_column) != "features":
-        examples, _ = find_pair(support, None, name, columns, skip_bad)
-    with ProgressBar("examples", quiet) as report:
-        classifier = fit_model(
-            examples,
-            extractor=name,
-            bank=bank,
-            preset=preset,
-            settings=set_ or [],
-            names=names,
-            seed=seed,
-            reading=Reading(columns, batch, workers, skip_bad, device, allow_download, report),
-        )
+    name = extractor.name
+    if name is not None or kind_of(support, items.text_column) != "features":
+        examples, _ = find_pair(support, None, name, items.columns, items.skip_bad)
+    with output.progress("examples") as report:
+        reading = items.reading(report)
+        classifier = fit_model(examples, extractor=name, names=names, reading=reading, **parameters.arguments)
     classifier.save(out)
-    facts = classifier_facts(out)
-    write_json(json_file, facts)
-    if not quiet:
-        table(None, [[k.replace("_", " "), cell(v)] for k, v in facts.items()])
+    output.facts(classifier_facts(out))
 
 
 @model.command("info")
-def model_info(file: ModelFile, json_file: Json = None, quiet: Quiet = False) -> None:
+def model_info(file: ModelFile, output: Output) -> None:
     """What a saved classifier is: classes, examples, extractor, base classes, size."""
     from fewcal.estimators.saved import classifier_facts
 
-    facts = classifier_facts(file)
-    write_json(json_file, facts)
-    if not quiet:
-        table(None, [[k.replace("_", " "), cell(v)] for k, v in facts.items()])
+    output.facts(classifier_facts(file))
 
 
 def export(

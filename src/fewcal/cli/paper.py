@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fewcal.cli.options import Device, Json, Quiet, Resume, Seed
-from fewcal.cli.printing import table, write_json
+from fewcal.cli.options import Device, Output, Resume, Seed
 from fewcal.errors import InputError
 
 paper = typer.Typer(help="Tables and figures of the paper, with its figures beside yours.", no_args_is_help=True)
@@ -21,45 +20,40 @@ def _complete(incomplete: str) -> list[str]:
 
 @paper.command("list")
 def list_(
+    output: Output,
     run: Annotated[
         Path | None,
         typer.Option(help="A finished run: each table and figure of the paper and what ran for it.", metavar="DIR"),
     ] = None,
-    json_file: Json = None,
-    quiet: Quiet = False,
 ) -> None:
     """Show every experiment and what the paper says; with --run, what ran as printed, where, and with what verdicts."""
     if run is not None:
         from fewcal.paper.report import HEADER, coverage, coverage_rows, read_summary
 
         covered = coverage(read_summary(run)["experiments"])
-        write_json(json_file, covered)
-        if not quiet:
-            table(HEADER, coverage_rows(covered))
+        output.json(covered)
+        output.table(HEADER, coverage_rows(covered))
         return
     from fewcal.paper.experiments import describe
 
     rows = describe()
-    write_json(json_file, rows)
-    if not quiet:
-        keys = ("name", "source", "datasets", "variants", "claim", "cost")
-        header = ["name", "paper", "datasets", "variants", "what the paper says", "two CPU cores"]
-        table(header, [[v if isinstance(v := r[k], str) else ", ".join(v) for k in keys] for r in rows])
+    output.json(rows)
+    keys = ("name", "source", "datasets", "variants", "claim", "cost")
+    header = ["name", "paper", "datasets", "variants", "what the paper says", "two CPU cores"]
+    output.table(header, [[v if isinstance(v := r[k], str) else ", ".join(v) for k in keys] for r in rows])
 
 
 @paper.command()
 def report(
     out: Annotated[Path, typer.Argument(help="Folder of a run.", metavar="OUT")],
-    json_file: Json = None,
-    quiet: Quiet = False,
+    output: Output,
 ) -> None:
     """Write a reproduction report for reviewers from a run: claims, setting, what agreed, what did not, cost."""
     from fewcal.paper.report import write_reproduction
 
     written = write_reproduction(out)
-    write_json(json_file, {"files": [str(file) for file in written]})
-    if not quiet:
-        print("reproduction report: " + ", ".join(map(str, written)))
+    output.json({"files": [str(file) for file in written]})
+    output.print("reproduction report: " + ", ".join(map(str, written)))
 
 
 @paper.command()
@@ -68,6 +62,7 @@ def run(
         list[str], typer.Argument(help="Experiments, or all.", metavar="NAME...", autocompletion=_complete)
     ],
     out: Annotated[Path, typer.Option(help="Folder for the results and the report.", metavar="DIR")],
+    output: Output,
     features: Annotated[
         list[str] | None,
         typer.Option(
@@ -86,8 +81,6 @@ def run(
     draw_only: Annotated[bool, typer.Option("--draw-only", help="Draw what is computed in --out.")] = False,
     seed: Seed = 0,
     device: Device = "cpu",
-    json_file: Json = None,
-    quiet: Quiet = False,
 ) -> None:
     """Compute experiments on your features and write one report with the paper's figures beside them."""
     if compute_only and draw_only:
@@ -102,7 +95,7 @@ def run(
     from fewcal.paper.sets import find_folders
 
     def log(line: str) -> None:
-        if not quiet:
+        if not output.quiet:
             print(line, file=sys.stderr, flush=True)
 
     experiments = choose(names)
@@ -115,8 +108,7 @@ def run(
         log(f"computed; draw with: fewcal paper run {' '.join(names)} --out {out} --draw-only")
         return
     summary = draw_report(out, left_out, log)
-    write_json(json_file, summary)
-    if not quiet:
-        for variant, counts in summary["variants"].items():
-            print(f"{variant}: {counts_text(counts)}")
-        print(f"report: {out / 'report.html'}, summary: {out / 'summary.md'}")
+    output.json(summary)
+    for variant, counts in summary["variants"].items():
+        output.print(f"{variant}: {counts_text(counts)}")
+    output.print(f"report: {out / 'report.html'}, summary: {out / 'summary.md'}")

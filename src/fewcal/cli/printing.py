@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fewcal._utils.tables import print_markdown, table
 
-__all__ = ["cell", "flat", "print_markdown", "table", "write_json"]
+__all__ = ["cell", "flat", "percent", "print_answers", "print_markdown", "table", "write_json"]
+# Rows of a table that people read; the file has all.
+MAX_PRINTED = 40
 
 
-def write_json(path: Path | None, value: Any) -> None:
+def write_json(path: Path | None, value: object) -> None:
     """Write a result to a file, or where that is called - to the output, as pipes have it."""
     from fewcal._utils.atomic import write_json
 
@@ -52,3 +54,11 @@ def flat(facts: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             out[name] = value[:12] if key == "fingerprint" else value
     return out
+
+
+def print_answers(kind: str, rows: Sequence[tuple[str, str, float, str, float]], kept: bool) -> None:
+    """Print a table of answers, the doubtful ones first; `kept`: a file has all."""
+    shown = [[i, a, percent(p, 1), b, percent(q, 1)] for i, a, p, b, q in rows[:MAX_PRINTED]]
+    table([kind, "answer", "%", "next", "%"], shown, ["left", "left", "right", "left", "right"])
+    if len(rows) > MAX_PRINTED:
+        print(f"the most doubtful first; {len(rows) - MAX_PRINTED} more" + ("" if kept else ": --out FILE keeps all"))

@@ -5,8 +5,7 @@ from typing import Annotated
 
 import typer
 
-from fewcal.cli.options import Json, Quiet, Reference, existing
-from fewcal.cli.printing import write_json
+from fewcal.cli.options import Output, Reference, existing
 from fewcal.errors import InputError
 
 
@@ -15,6 +14,7 @@ def report(
         list[Path],
         typer.Argument(help="Folders made by `fewcal evaluate --out`.", metavar="RUN...", callback=existing),
     ],
+    output: Output,
     out: Annotated[Path, typer.Option(help="The page to write.", metavar="FILE")] = Path("report.html"),
     features: Annotated[
         list[Path] | None,
@@ -25,8 +25,6 @@ def report(
     reference: Reference = None,
     title: Annotated[str, typer.Option(help="Title of the page.")] = "Few-shot evaluation",
     hardest: Annotated[int, typer.Option(help="Hardest tasks to explain for each run.", min=0)] = 3,
-    json_file: Json = None,
-    quiet: Quiet = False,
 ) -> None:
     """Show finished runs as one HTML file. It needs nothing else: tables, figures, classes, tasks, and why."""
     if out.is_dir():
@@ -36,6 +34,5 @@ def report(
 
     groups = group_runs(runs, reference, features or [])
     page_of(groups, title, hardest).write(out)
-    write_json(json_file, {group.title: group.summary.to_dict() for group in groups})
-    if not quiet:
-        print(f"wrote {out} ({out.stat().st_size / 1e6:.1f} MB)")
+    output.json({group.title: group.summary.to_dict() for group in groups})
+    output.print(f"wrote {out} ({out.stat().st_size / 1e6:.1f} MB)")

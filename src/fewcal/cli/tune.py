@@ -1,23 +1,22 @@
 """`fewcal tune`: parameters from validation classes."""
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fewcal.cli.options import Device, Json, Query, Quiet, Seed, Shot, Way, existing
-from fewcal.cli.printing import percent, table, write_json
+from fewcal.cli.options import Device, Output, TaskOptions, existing
+from fewcal.cli.printing import percent
 from fewcal.heads import HEADS
 from fewcal.tuning.search import PROTOCOLS
 from fewcal.tuning.spaces import SPACES
 
 if TYPE_CHECKING:
-    from fewcal.tuning import Tuning
+    from fewcal.tuning import Search, Tuning
     from fewcal.tuning.selection import Score
-
-NOVEL_TASKS = 1000
 
 
 def _names(entries: Collection[str]) -> Callable[[str], list[str]]:
@@ -34,79 +33,75 @@ Protocol = Annotated[str, typer.Option(help=_summaries(PROTOCOLS), autocompletio
 Head = Annotated[
     str | None, typer.Option(help="The one head of GDC; see `fewcal presets params`.", autocompletion=_names(HEADS))
 ]
-Folder = Annotated[
-    Path, typer.Argument(help="Folder with base and val files (and novel for --novel).", callback=existing)
-]
-Out = Annotated[Path, typer.Option(help="Folder for the study, its page and the parameters.", metavar="STUDY")]
-Trials = Annotated[int | None, typer.Option(help="Trials in all, those of other workers too (100; paper: 1000).")]
-Tasks = Annotated[int, typer.Option(help="Tasks of a trial, the same for all.")]
-FinalTasks = Annotated[int, typer.Option(help="Fresh validation tasks for the best trials and the default.")]
-Published = Annotated[bool, typer.Option("--published", help="Begin with the paper's setting of a space of the paper.")]
-Storage = Annotated[str | None, typer.Option(help="sqlite:///FILE or postgresql://… instead of a database in --out.")]
-Study = Annotated[str, typer.Option(help="Name of the study in its database.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Continue or join the study.")]
-Workers = Annotated[int, typer.Option(help="Worker processes on this machine.")]
-Novel = Annotated[
-    bool, typer.Option("--novel", help="Open the novel classes, once, after the choice; the study keeps it.")
-]
-NovelTasks = Annotated[int, typer.Option(help="Tasks on the novel classes.")]
+
+
+@dataclass(frozen=True)
+class SearchOptions(TaskOptions):
+    """What is searched, and how thoroughly."""
+
+    protocol: Protocol = "default"
+    space: Space = None
+    head: Head = None
+    trials: Annotated[
+        int | None, typer.Option(help="Trials in all, those of other workers too (100; paper: 1000).")
+    ] = None
+    tasks: Annotated[int, typer.Option(help="Tasks of a trial, the same for all.")] = 200
+    final_tasks: Annotated[int, typer.Option(help="Fresh validation tasks for the best trials and the default.")] = 1000
+    published: Annotated[
+        bool, typer.Option("--published", help="Begin with the paper's setting of a space of the paper.")
+    ] = False
+
+    def search(self) -> "Search":
+        from fewcal.tuning import Search
+
+        return Search(**vars(self))
 
 
 def tune(
-    folder: Folder,
-    out: Out,
-    protocol: Protocol = "default",
-    space: Space = None,
-    head: Head = None,
-    trials: Trials = None,
-    tasks: Tasks = 200,
-    final_tasks: FinalTasks = 1000,
-    way: Way = 5,
-    shot: Shot = 1,
-    query: Query = 15,
-    seed: Seed = 0,
-    published: Published = False,
-    storage: Storage = None,
-    study: Study = "fewcal",
-    resume: Resume = False,
-    workers: Workers = 1,
-    novel: Novel = False,
-    novel_tasks: NovelTasks = NOVEL_TASKS,
+    folder: Annotated[
+        Path, typer.Argument(help="Folder with base and val files (and novel for --novel).", callback=existing)
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for the study, its page and the parameters.", metavar="STUDY")],
+    options: SearchOptions,
+    output: Output,
+    storage: Annotated[
+        str | None, typer.Option(help="sqlite:///FILE or postgresql://… instead of a database in --out.")
+    ] = None,
+    study: Annotated[str, typer.Option(help="Name of the study in its database.")] = "fewcal",
+    resume: Annotated[bool, typer.Option("--resume", help="Continue or join the study.")] = False,
+    workers: Annotated[int, typer.Option(help="Worker processes on this machine.")] = 1,
+    novel: Annotated[
+        bool, typer.Option("--novel", help="Open the novel classes, once, after the choice; the study keeps it.")
+    ] = False,
+    novel_tasks: Annotated[int, typer.Option(help="Tasks on the novel classes.")] = 1000,
     device: Device = "cpu",
-    json_file: Json = None,
-    quiet: Quiet = False,
 ) -> None:
     """Search parameters of HGDC or GDC on validation classes, and compare the best with the default."""
-    from fewcal._utils.terminal import ProgressBar
     from fewcal.features import FeatureSet
-    from fewcal.tuning import Search
     from fewcal.tuning import tune as run
 
-    search = Search(
-        protocol, space, head, trials, tasks, way, shot, query, seed, final_tasks=final_tasks, published=published
-    )
+    search = options.search()
     features = FeatureSet.load(folder, ["base", "val", *(["novel"] if novel else [])])
     start = partial(run, out=out, storage=storage, study=study, resume=resume, workers=workers, device=device)
-    with ProgressBar("trials", quiet) as progress:
+    with output.progress("trials") as progress:
         result = start(features, search, novel_tasks=novel_tasks if novel else None, progress=progress)
-    write_json(json_file, result.to_dict())
-    if not quiet:
-        _print_result(result)
+    output.json(result.to_dict())
+    _print_result(result, output)
 
 
-def _print_result(result: "Tuning") -> None:
+def _print_result(result: "Tuning", output: Output) -> None:
     rows = [
         [f.name + (" ←" if f is result.chosen else ""), percent(f.searched), *_cells(f.fresh), _parameters(f.values)]
         for f in result.finalists
     ]
-    table(["model", "search tasks %", "fresh tasks %", "minus default", "parameters"], rows)
+    output.table(["model", "search tasks %", "fresh tasks %", "minus default", "parameters"], rows)
     if result.novel is not None:
-        print(f"novel classes, opened {result.novel.opened}:")
+        output.print(f"novel classes, opened {result.novel.opened}:")
         scores = result.novel.scores.items()
-        table(["model", "accuracy %", "minus default"], [[name, *_cells(score)] for name, score in scores])
-    print(result.verdict)
-    print(f"{result.trials} trials, {result.pruned} pruned")
-    print(f"parameters: {result.file}; page: {result.file.with_name('tuning.html')}")
+        output.table(["model", "accuracy %", "minus default"], [[name, *_cells(score)] for name, score in scores])
+    output.print(result.verdict)
+    output.print(f"{result.trials} trials, {result.pruned} pruned")
+    output.print(f"parameters: {result.file}; page: {result.file.with_name('tuning.html')}")
 
 
 def _cells(score: "Score") -> list[str]:

@@ -87,13 +87,13 @@ class FewShotClassifier(TaskClassifier):
     classes_ : ndarray of shape (n_classes,)
         Sorted class labels.
     prior_ : Prior or None
-        The prior that follows from the base classes; None without them.
+        The prior fitted on the base classes; None without them.
     support_ : tuple of ndarray
         The rows and labels it was fitted on, as they were given.
     unlabelled_ : ndarray or None
         Unlabelled rows, as they were given.
     priors_ : dict or None
-        Frequencies of the classes, where they are known.
+        Frequencies of the classes, where they were given.
     name_scores_ : dict or None
         How near each class is to the base classes by name, with `class_names`.
     temperature_ : float
@@ -243,7 +243,7 @@ class FewShotClassifier(TaskClassifier):
         self._outliers = batch.support[0, :, :width].cpu(), batch.labels[0].cpu()
 
     def _frequencies(self, batch: TaskBatch) -> torch.Tensor | None:
-        """Known frequencies `(N,)`; those of classes that came later are the mean of the others."""
+        """Given frequencies `(N,)`; those of classes that came later are the mean of the others."""
         if self.priors_ is None:
             return None
         return torch.tensor(self._prior_values(), dtype=batch.support.dtype, device=batch.support.device)
@@ -306,23 +306,21 @@ class FewShotClassifier(TaskClassifier):
         if ways < 2:
             raise InputError(f"calibration needs two validation classes with more than {shots} rows; add rows")
         rng = np.random.default_rng(0)
-        queries = min(CALIBRATION_QUERIES, min(map(len, members)) - shots)
+        number, queries = CALIBRATION_TASKS, min(CALIBRATION_QUERIES, min(map(len, members)) - shots)
         drawn = np.stack(
             [
                 [rng.permutation(members[c])[: shots + queries] for c in rng.permutation(len(members))[:ways]]
-                for _ in range(CALIBRATION_TASKS)
+                for _ in range(number)
             ]
         )
         method = self._method(*self.support_)
         z = map_rows(method.row_map, rows, torch.device("cpu"))
-        support, asked = z[drawn[:, :, :shots].reshape(len(drawn), -1)], z[drawn[:, :, shots:].reshape(len(drawn), -1)]
+        support, query = (z[part.reshape(number, -1)] for part in np.split(drawn, [shots], axis=2))
         order = torch.arange(ways)
-        batch = TaskBatch(
-            support, order.repeat_interleave(shots).expand(len(drawn), -1), ways, TaskRandom(0, range(len(drawn)))
-        )
+        labels = order.repeat_interleave(shots).expand(number, -1)
         with torch.inference_mode():
-            scores = method.fit(batch).logits(asked)
-        truth = order.repeat_interleave(queries).expand(len(drawn), -1)
+            scores = method.fit(TaskBatch(support, labels, ways, TaskRandom(0, range(number)))).logits(query)
+        truth = order.repeat_interleave(queries).expand(number, -1)
         return self.set_temperature(1 / calibrated_gamma(scores, truth))
 
     def set_temperature(self, temperature: float) -> Self:

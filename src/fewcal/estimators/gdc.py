@@ -15,7 +15,7 @@ from fewcal.bank import BaseBank
 from fewcal.errors import InputError
 from fewcal.estimators.base import TaskClassifier
 from fewcal.estimators.inputs import cap_k, given_params, resolve_bank, resolve_params, seed_from
-from fewcal.estimators.saved import FileMeta, FileTensors, head_from_file, transform_from_file
+from fewcal.estimators.saved import FileMeta, FileTensors, head_from_file
 from fewcal.gaussianize import Gaussianization
 from fewcal.heads.base import TaskBatch
 from fewcal.heads.linear import LinearHead
@@ -184,6 +184,6 @@ class GDCClassifier(TaskClassifier):
     def restore(self, X: np.ndarray, y: np.ndarray, meta: FileMeta, tensors: FileTensors) -> None:
         """Take the head of the file."""
         self.support_, self.classes_ = (X, y), np.unique(y)
-        self.row_map_ = transform_from_file(meta["transform"], tensors)
+        self.row_map_ = Gaussianization.from_settings(meta["transform"], tensors)
         self.head_ = head_from_file(tensors, len(self.classes_), X.shape[1])
         self.contributions_ = None

@@ -144,15 +144,10 @@ def prior_from_file(meta: FileMeta, tensors: FileTensors) -> Prior:
             raise ValueError(f"{name} has NaN or infinity")
     own: dict[str, Any] = {name: float(meta[name]) for name in ("sharpness", "share", "gamma", "weight")}
     own |= {name: tensors[name] for name in TENSORS}
-    transform = transform_from_file(meta["transform"], tensors)
+    transform = Gaussianization.from_settings(meta["transform"], tensors)
     if transform.whitening is None or transform.whitening.shape != (sizes["D"], sizes["D"]):
         raise ValueError(f"the whitening is not {sizes['D']} × {sizes['D']}")
     return Prior(transform, **own, classes=classes)
-
-
-def transform_from_file(s: FileMeta, tensors: FileTensors) -> Gaussianization:
-    """The map of features with settings `s`."""
-    return Gaussianization.from_settings(s, tensors)
 
 
 def _support(meta: FileMeta, tensors: FileTensors) -> tuple[np.ndarray, np.ndarray]:

@@ -89,10 +89,10 @@ class Method(ABC):
         """The method with `settings` in place of its defaults, checked by name, type and range; presets are for GDC."""
         if preset is not None:
             raise InputError(f"presets are for gdc; method {cls.name!r} takes its own parameters")
-        known = cls().settings
+        own = cls().settings
         for key in settings:
-            if key not in known:
-                hint = nearest_names(key, known) if known else "; it has none"
+            if key not in own:
+                hint = nearest_names(key, own) if own else "; it has none"
                 raise InputError(f"method {cls.name!r} has no parameter {key!r}{hint}")
         try:
             return cls(**settings)
@@ -105,7 +105,7 @@ class Method(ABC):
             setattr(self, name, self.accepts[name].checked(name, value))
 
     def set_space(self, transform: Gaussianization | None, bank: BaseBank, *more: Hashable) -> None:
-        """Work behind a transform fitted on the bank; `more` identifies what its settings leave open."""
+        """Work behind a transform fitted on the bank; `more` separates spaces of equal settings."""
         assert transform is not None
         self.gaussianization, self._space = transform, (bank, more)
 
@@ -127,7 +127,7 @@ class Method(ABC):
     def prepare_batches(self, tasks: int, ways: int, shots: int) -> None:  # noqa: B027  # most methods have nothing to do
         """Compute what batches of so many tasks take from the base classes as a whole, which `fit` computes once.
 
-        For many tasks, before the memory of each is estimated; a single task does not wait for all.
+        It separates the cost of all tasks from that of each; a single task does not call it.
         """
 
     def contributions(self, batch: TaskBatch) -> Contributions | None:
@@ -139,7 +139,7 @@ class Method(ABC):
         """Methods with equal `space` have equal `transform`, so that features are mapped once for all of them."""
         if self.gaussianization is None or self._space is None:
             return "raw"
-        bank, more = self._space  # a fingerprint of the whole bank, computed at its first use
+        bank, more = self._space  # the fingerprint reads the whole bank, so it is taken here and not before
         return (bank.fingerprint, *sorted(self.gaussianization.settings().items()), *more)
 
     @property

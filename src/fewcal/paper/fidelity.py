@@ -2,7 +2,7 @@
 
 `paper` and `authors` are the starting points, with the row of table 7 for the dataset. They are studied in closed form
 at unit scale, where they work on any features. Questions that only have a meaning at the features' own scale, with
-drawn points or with little shrinkage are asked there; what the paper makes a statement about is asked as printed too.
+drawn points or with little shrinkage are studied there; what the paper makes a statement about, as printed too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fewcal.paper.tables import RowTable
 from fewcal.params import GDCParams
 
 PRESETS = ("paper", "authors")
-# Where a question is asked. With α1 in the thousands Σ'ₛ is almost a·I, so questions about Σ' are asked with little
+# Where a question is studied. With α1 in the thousands Σ'ₛ is almost a·I, so questions about Σ' are asked with little
 # shrinkage too.
 OWN, DRAWN, LITTLE = "own scale, closed form", "unit scale, L-BFGS on points", "unit scale, α1 = α2 = 1"
 START = "the preset itself"
@@ -40,7 +40,7 @@ Change: TypeAlias = str | float | bool
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer to a question: the change of parameters that makes it, and where it is asked."""
+    """An answer to a question: the change of parameters that makes it, and where it is studied."""
 
     question: str
     change: Mapping[str, Change]
@@ -68,7 +68,7 @@ ANSWERS: tuple[Answer, ...] = (
     Answer(YEO_JOHNSON, {"kind": "yeo-johnson"}, PRINTED.name),
     Answer("β = 0: log(x + 1e-6)", {"beta": 0.0, "eps": 1e-6}),
     Answer("β = 0: log(x + 0.01)", {"beta": 0.0, "eps": 1e-2}),
-    Answer("k at most 10, as the script searched", {"k": 10}),
+    Answer("k up to 10, as the script searched", {"k": 10}),
     Answer("base features Gaussianized", {"transform_base": True}, OWN),
     Answer("base features not Gaussianized", {"transform_base": False}, OWN),
     Answer("L2 after the power transform", {"l2": True, "transform_base": True}, OWN),
@@ -83,7 +83,7 @@ ANSWERS: tuple[Answer, ...] = (
 
 
 def starting_point(preset: str, dataset: str, shot: int, at: str = UNIT.name) -> GDCParams:
-    """The preset where a question is asked.
+    """The preset where a question is studied.
 
     >>> starting_point("authors", "cub", 1).l2, starting_point("authors", "cub", 1, OWN).l2
     (True, False)

@@ -18,7 +18,7 @@ from fewcal.paper.measure import Case, Choice, kind
 # Values by the name of a parameter, and the values that a search may take.
 Setting: TypeAlias = dict[str, float]
 Axes: TypeAlias = Mapping[str, Sequence[float]]
-# A search of 100 trials asks for ten settings at a time.
+# A search of 100 trials takes ten settings at a time.
 BATCHES = 10
 
 
@@ -55,10 +55,10 @@ def search(case: Case, axes: Axes, make: Callable[[Setting], Method], first: Seq
 
     tried: list[tuple[float, Setting]] = []
     for start in range(0, trials, batch):
-        asked = [study.ask() for _ in range(min(batch, trials - start))]
-        settings = [suggest(trial) for trial in asked]
+        batch_trials = [study.ask() for _ in range(min(batch, trials - start))]
+        settings = [suggest(trial) for trial in batch_trials]
         found = _accuracies(case, [make(one) for one in settings], tasks)
-        for trial, setting, accuracy in zip(asked, settings, found, strict=True):
+        for trial, setting, accuracy in zip(batch_trials, settings, found, strict=True):
             if accuracy is None:
                 study.tell(trial, state=optuna.trial.TrialState.FAIL)
             else:

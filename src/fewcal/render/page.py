@@ -155,9 +155,9 @@ class Page:
         """A picture over the whole width, or as wide as it is."""
         self.html(_figure(image, alt, caption))
 
-    def gallery(self, images: Sequence[tuple[Image, str, str]]) -> None:
-        """Small pictures side by side, each `(image, alt, caption)`."""
-        self.html('<div class="gallery">' + "".join(_figure(*one) for one in images) + "</div>")
+    def gallery(self, images: Sequence[tuple[Image, str, str]], small: bool = False) -> None:
+        """Pictures side by side, each `(image, alt, caption)`; small ones six to a row, three on a phone."""
+        self.html(f'<div class="gallery{" small" * small}">' + "".join(_figure(*one) for one in images) + "</div>")
 
     @contextmanager
     def details(self, summary: str) -> Iterator[None]:

@@ -26,10 +26,10 @@ from fewcal._utils.types import JSON
 from fewcal._version import __version__
 from fewcal.apply.serve import inputs
 from fewcal.apply.serve.batching import Batcher, Overloaded
-from fewcal.apply.serve.guard import Access, Guard, Metrics
+from fewcal.apply.serve.guard import Access, Metrics, ServiceGuard
 from fewcal.apply.serve.model import Item, ServedModel
 from fewcal.apply.serve.openapi import openapi
-from fewcal.apply.web import BodyTooLarge, refused
+from fewcal.apply.web import BodyTooLarge, error_answer, refused
 from fewcal.errors import FewcalError, InputError
 
 T = TypeVar("T")
@@ -42,7 +42,7 @@ POLICY = (
 )
 
 
-def make_app(model: ServedModel, access: Access, limits: inputs.ServiceLimits | None = None) -> Guard:
+def make_app(model: ServedModel, access: Access, limits: inputs.ServiceLimits | None = None) -> ServiceGuard:
     """The service around a model."""
     allowed = limits or inputs.ServiceLimits()
     description = openapi(model, allowed, access.token is not None)
@@ -78,7 +78,7 @@ def make_app(model: ServedModel, access: Access, limits: inputs.ServiceLimits | 
         Exception: error_answer(500, "the service failed; its log has the reason"),
     }
     app = Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan)
-    return Guard(app, access, allowed, metrics, POLICY)
+    return ServiceGuard(app, access, allowed, metrics, POLICY)
 
 
 def facts(model: ServedModel) -> dict[str, JSON]:
@@ -91,15 +91,6 @@ def facts(model: ServedModel) -> dict[str, JSON]:
         "extractor": None if model.extractor is None else model.extractor.stamp,
         "kind": model.kind,
     }
-
-
-def error_answer(status: int, message: str = "") -> Callable[[Request, Exception], Awaitable[Response]]:
-    """A handler that answers with the message of an error, or with a message of its own."""
-
-    async def answer(request: Request, error: Exception) -> Response:
-        return refused(status, message or str(error))
-
-    return answer
 
 
 async def unknown_address(request: Request, error: Exception) -> Response:

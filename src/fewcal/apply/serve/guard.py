@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from starlette.datastructures import Headers
@@ -17,15 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fewcal.apply.serve.batching import Overloaded
 from fewcal.apply.serve.inputs import ServiceLimits
-from fewcal.apply.web import (
-    SECURITY_HEADERS,
-    announced_too_large,
-    has_token,
-    is_own_address,
-    limited,
-    refused,
-    with_headers,
-)
+from fewcal.apply.web import Guard, has_token, is_own_address, refused
 
 OPEN_PATHS = ("/", "/docs", "/health")  # they show nothing of the model
 
@@ -58,21 +50,17 @@ class Metrics:
         self.seconds.labels(name).observe(time.perf_counter() - began)
 
 
-@dataclass(eq=False)
-class Guard:
+class ServiceGuard(Guard):
     """The ASGI layer; see the module."""
 
-    app: ASGIApp
-    access: Access
-    limits: ServiceLimits
-    metrics: Metrics
-    policy: str
-    held: int = field(default=0, init=False)  # bytes of the bodies of all requests at work
+    def __init__(self, app: ASGIApp, access: Access, limits: ServiceLimits, metrics: Metrics, policy: str) -> None:
+        super().__init__(app, limits.max_bytes, policy)
+        self.access, self.limits, self.metrics = access, limits, metrics
+        self.held = 0  # bytes of the bodies of all requests at work
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await self.app(scope, receive, send)
-        if scope["type"] != "http":  # no web sockets
+        if scope["type"] != "http":
+            await super().__call__(scope, receive, send)
             return
         status, own, began = 0, 0, time.perf_counter()
 
@@ -91,19 +79,13 @@ class Guard:
                 raise Overloaded("bodies of other requests fill the memory; try again in a moment")
             return message
 
-        secured = with_headers(noted, SECURITY_HEADERS | {"content-security-policy": self.policy})
         try:
-            refusal = self._refusal(scope)
-            if refusal is not None:
-                await refusal(scope, receive, secured)
-            else:
-                await self.app(scope, limited(held, self.limits.max_bytes), secured)
+            await super().__call__(scope, held, noted)
         finally:
             self.held -= own
             self.metrics.count(scope["path"], status, began)
 
-    def _refusal(self, scope: Scope) -> Response | None:
-        headers = Headers(scope=scope)
+    def refusal(self, scope: Scope, headers: Headers) -> Response | None:
         host, origin, token = headers.get("host", "").lower(), headers.get("origin"), self.access.token
         if token is not None:
             if scope["path"] not in OPEN_PATHS and not has_token(headers, token):
@@ -114,6 +96,4 @@ class Guard:
             return refused(403, "this name of the server is not allowed; start it with --behind-proxy http://NAME")
         elif origin is not None and origin.lower() not in (f"http://{host}", f"https://{host}", self.access.origin):
             return refused(403, "pages of other sites may not use this service")
-        if announced_too_large(headers.get("content-length"), self.limits.max_bytes):
-            return refused(413, f"the body is too large; the limit is {self.limits.max_bytes:,} bytes")
         return None

@@ -21,10 +21,10 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from fewcal.apply.studio import exports, views
-from fewcal.apply.studio.guard import Access, Guard
+from fewcal.apply.studio.guard import Access, StudioGuard
 from fewcal.apply.studio.intake import inside, scratch_file
 from fewcal.apply.studio.project import Studio
-from fewcal.apply.web import BodyTooLarge, too_large
+from fewcal.apply.web import BodyTooLarge, error_answer
 from fewcal.errors import FewcalError, InputError
 from fewcal.features.sources.pictures import decode, encoded
 from fewcal.features.sources.texts import split_lines
@@ -37,7 +37,7 @@ NO_CLASSIFIER = "there is no classifier yet; give two classes an example each"
 Work = Callable[[Request, dict[str, views.Json]], object]
 
 
-def make_app(studio: Studio, access: Access, closed: threading.Event | None = None) -> Guard:
+def make_app(studio: Studio, access: Access, closed: threading.Event | None = None) -> StudioGuard:
     """The application around a project that is started; streams of events end once it is `closed`."""
     end = closed or threading.Event()
 
@@ -74,11 +74,8 @@ def make_app(studio: Studio, access: Access, closed: threading.Event | None = No
         *_changes(studio),
         *_views(studio),
     ]
-    return Guard(Starlette(routes=routes, exception_handlers={FewcalError: _refuse, BodyTooLarge: too_large}), access)
-
-
-async def _refuse(request: Request, error: Exception) -> Response:
-    return JSONResponse({"error": str(error)}, 400)
+    handlers = {FewcalError: error_answer(400), BodyTooLarge: error_answer(413)}
+    return StudioGuard(Starlette(routes=routes, exception_handlers=handlers), access)
 
 
 def _changes(studio: Studio) -> list[Route]:

@@ -20,18 +20,9 @@ from urllib.parse import parse_qs
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 from starlette.responses import HTMLResponse, RedirectResponse, Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Scope
 
-from fewcal.apply.web import (
-    SECURITY_HEADERS,
-    Proxy,
-    announced_too_large,
-    has_token,
-    is_own_address,
-    limited,
-    refused,
-    with_headers,
-)
+from fewcal.apply.web import Guard, Proxy, has_token, is_own_address, refused
 
 CONTENT_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src 'self'; "
@@ -62,28 +53,14 @@ class Access:
         return token is not None and hmac.compare_digest(token.encode(), self.token.encode())
 
 
-class Guard:
+class StudioGuard(Guard):
     """The ASGI layer; see the module."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
-        self.app, self.access = app, access
+        super().__init__(app, access.max_bytes, CONTENT_POLICY)
+        self.access = access
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await self.app(scope, receive, send)
-            return
-        if scope["type"] != "http":  # no web sockets
-            return
-
-        secured = with_headers(send, SECURITY_HEADERS | {"content-security-policy": CONTENT_POLICY})
-        refusal = self._refusal(scope)
-        if refusal is not None:
-            await refusal(scope, receive, secured)
-            return
-        await self.app(scope, limited(receive, self.access.max_bytes), secured)
-
-    def _refusal(self, scope: Scope) -> Response | None:
-        headers = Headers(scope=scope)
+    def refusal(self, scope: Scope, headers: Headers) -> Response | None:
         host = headers.get("host", "").lower()
         proxy = self.access.proxy
         passed = proxy is not None and host == proxy.origin.partition("://")[2]
@@ -112,6 +89,4 @@ class Guard:
             # A proxy may put our own name into Host.
             if headers.get("origin", "").lower() not in (own, proxy and proxy.origin):
                 return refused(403, f"this request comes from another page than {own}")
-        if announced_too_large(headers.get("content-length"), self.access.max_bytes):
-            return refused(413, f"too large; the limit is {self.access.max_bytes:,} bytes")
         return None

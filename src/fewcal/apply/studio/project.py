@@ -12,8 +12,8 @@ from warnings import warn
 import numpy as np
 
 from fewcal.apply.checks import check_reject
-from fewcal.apply.classify import check_same_extractor, check_same_features
 from fewcal.apply.predict import NONE_OF_THESE
+from fewcal.apply.reading import check_same_extractor, check_same_features
 from fewcal.apply.studio import intake
 from fewcal.apply.studio.answers import Recipe
 from fewcal.apply.studio.checker import Checker, check_moment, warm_up
