@@ -193,7 +193,7 @@ ERRORS = {
     "compare damaged": "damaged/config.json cannot be read",
     "compare run --reference nope": "reference 'nope' is not among ncm",
     "report damaged": "damaged/config.json cannot be read",
-    "paper list --run damaged": "damaged/config.json cannot be read",
+    "paper list --run damaged": "damaged has no summary.json yet",
     f"{CLASSIFY} -e short.safetensors": BAD_FILE,
     f"{CLASSIFY} -e bank.safetensors": "not a backbone that fewcal saved",
     "extract photos --out x -e short.safetensors": BAD_FILE,
