@@ -140,19 +140,22 @@ def test_a_folder_without_permission(not_root: None) -> None:
             folder_lock(folder).__enter__()
 
 
-def test_folder_lock_sweeps_what_killed_processes_left(tmp_path: Path) -> None:
-    dead = subprocess.run(
-        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True, check=True
-    )
-    left = tmp_path / f".a.json.{int(dead.stdout)}.0011aabb.tmp"
-    kept = [tmp_path / f".a.json.{os.getpid()}.0011aabb.tmp", tmp_path / ".mine.tmp", tmp_path / "a.json"]
-    for file in (left, *kept):
+KILLED = """
+import os, sys
+from fewcal._utils.atomic import atomic_path
+with atomic_path(sys.argv[1]) as temporary:
+    temporary.touch()
+    os.kill(os.getpid(), 9)
+"""
+
+
+def test_locks_sweep_what_killed_processes_left(tmp_path: Path) -> None:
+    own = [tmp_path / ".mine.tmp", tmp_path / "a.json"]
+    for file in own:
         file.touch()
-    with folder_lock(tmp_path):
-        assert not left.exists()
-        assert all(file.exists() for file in kept)
-    left.touch()
-    with file_lock(tmp_path / "b.json"):
-        assert left.exists()
-    with file_lock(tmp_path / "a.json"):
-        assert not left.exists()
+    for lock in (folder_lock(tmp_path), file_lock(tmp_path / "b.json")):
+        subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "c.json")], check=False)
+        assert len(list(tmp_path.glob(".c.json.*.tmp"))) == 1
+        with lock:
+            assert not list(tmp_path.glob(".c.json.*.tmp"))
+    assert all(file.exists() for file in own)

@@ -208,7 +208,7 @@ class TestLabels:
         page.wait_for("document.querySelectorAll('.examples li').length === 6")
         page.press("Escape")
         page.wait_for("!document.querySelector('#zoom').open")
-        assert page.js("document.activeElement.closest('#items .card') !== null")
+        page.wait_for("document.activeElement.closest('#items .card') !== null")
 
     def test_any_class_is_picked_by_its_name_and_a_new_one_made(self, visit: Visit) -> None:
         page = visit()

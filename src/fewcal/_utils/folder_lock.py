@@ -6,7 +6,6 @@ out. The text in the lock file only names the owner. The file goes when its owne
 
 from __future__ import annotations
 
-import glob
 import json
 import os
 import socket
@@ -20,6 +19,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from fewcal._utils.atomic import sweep
 from fewcal.errors import FewcalError, FewcalWarning, InputError
 
 LOCK_NAME = ".fewcal.lock"
@@ -105,7 +105,7 @@ def _locked(file: Path, subject: Path, wait: float) -> Iterator[OutputLock]:
     except OSError as error:
         raise InputError(f"cannot write {subject}: {error.strerror or error}; choose another place") from error
     _write_owner(file)
-    _sweep(subject)
+    sweep(subject if subject.is_dir() else subject.parent)
     held = OutputLock(file, subject)
     try:
         yield held
@@ -118,28 +118,6 @@ def _locked(file: Path, subject: Path, wait: float) -> Iterator[OutputLock]:
         if ours and os.name != "posix":  # where a file that another process has open cannot be removed
             with suppress(OSError):
                 file.unlink()
-
-
-def _sweep(subject: Path) -> None:
-    """Remove what killed processes of this machine left half-written: temporary files of `atomic_path`."""
-    folder, name = (subject, "*") if subject.is_dir() else (subject.parent, glob.escape(subject.name))
-    for left in folder.glob(f".{name}.*.tmp"):
-        parts = left.name.split(".")
-        if len(parts) > 4 and parts[-3].isdecimal() and not _is_running(int(parts[-3])):
-            with suppress(OSError):
-                left.unlink()
-
-
-def _is_running(pid: int) -> bool:
-    if os.name != "posix":  # elsewhere the question would end the process
-        return True
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        pass
-    return True
 
 
 def _acquire(lock: FileLock, file: Path, wait: float) -> None:
