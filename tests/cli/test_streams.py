@@ -93,7 +93,7 @@ def test_ctrl_c_is_one_line_at_any_moment(features: Path, moment: float) -> None
             "evaluate",
             str(features),
             "--methods",
-            "ncm,gdc",
+            "ncm,hgdc",
             "--way",
             "2",
             "--query",
